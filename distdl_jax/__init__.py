@@ -1,0 +1,1 @@
+"""Model-parallel deep learning for JAX over MPI."""
