@@ -1,0 +1,73 @@
+"""One differentiable function for every data movement.
+
+A movement is a linear map from what one worker holds to what it is to hold, written down as a plan: a hashable value
+that knows how to run, its adjoint, and itself over a batch. `move` turns any plan into a JAX operation that takes
+jit, grad of any order in reverse mode, vmap, checkpoint and control flow. Source: Hewett and Grady (2020),
+arXiv:2006.03108, the primitives as linear operators.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_batching import custom_vmap
+
+
+class Movement(Protocol):
+    """One worker's part of a linear data movement: an immutable, hashable value."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the data has derivatives: floating or complex. The same on every worker."""
+
+    def run(self, x: Array) -> Array:
+        """Carry it out; MPI operations only, in the order of the plan, tied to `x` and to the result."""
+
+    def adjoint(self) -> Movement:
+        """The movement F* with <F x, y> = <x, F* y>, summed over all workers."""
+
+    def batched(self, n: int) -> Movement:
+        """The same movement of `n` tensors, stacked in front."""
+
+
+def move(plan: Movement, x: Array) -> Array:
+    """What this worker holds after the movement, given what it holds before."""
+    return _move(plan, x) if plan.differentiable else _run(plan, x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _move(plan: Movement, x: Array) -> Array:
+    return _run(plan, x)
+
+
+def _forward(plan: Movement, x: Array) -> tuple[Array, None]:
+    return _move(plan, x), None
+
+
+def _backward(plan: Movement, _: None, dy: Array) -> tuple[Array]:
+    # The adjoint is differentiable in its turn, so that reverse over reverse works.
+    return (_move(plan.adjoint(), dy),)
+
+
+_move.defvjp(_forward, _backward)
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _run(plan: Movement, x: Array) -> Array:
+    """The movement under jit, so that eager calls with an equal plan don't compile again."""
+
+    @custom_vmap
+    def run(x: Array) -> Array:
+        return plan.run(x)
+
+    @run.def_vmap
+    def batched(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Any, bool]:
+        return _run(plan.batched(axis_size), x), True
+
+    return run(jnp.asarray(x))

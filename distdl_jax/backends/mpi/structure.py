@@ -1,0 +1,98 @@
+"""The trace-time exchange: what each worker holds, told to the workers that are to receive it.
+
+A worker outside the source partition knows neither the shape nor the dtype of what it will get. While a program is
+traced, the workers of an operation tell each other over a control communicator; the compiled program has it built in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.backends.mpi.communicators import World
+from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
+
+T = TypeVar("T")
+
+
+class Structure(NamedTuple):
+    """The shape and dtype of one worker's subtensor."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def batched(self, n: int) -> Structure:
+        """The structure of `n` of them stacked in front."""
+        return Structure((n, *self.shape), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def structure_of(name: str, x: Any) -> Structure:
+    """The structure of an argument that must be an array."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise InvalidTypeError(
+            f"`{name}` (={x!r}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
+        )
+    return Structure(tuple(x.shape), np.dtype(jnp.result_type(x.dtype)))
+
+
+def agree(world: World, team: tuple[int, ...], contribute: Callable[[], T]) -> dict[int, T]:
+    """Each worker's contribution, by world rank; collective in `team` (world ranks, the same order on all).
+
+    Where `contribute` raises on some worker, all workers of the team raise, so that none waits for another for ever.
+    """
+    mine: T | DistDLError
+    try:
+        mine = contribute()
+    except DistDLError as error:
+        mine = error
+    if team == (world.rank,):
+        everyone = [mine]
+    else:
+        everyone = world.communicator("control", team).allgather(mine)
+    for worker, theirs in zip(team, everyone, strict=True):
+        if isinstance(theirs, DistDLError):
+            raise theirs if worker == world.rank else type(theirs)(f"On worker {worker}: {theirs}")
+    return dict(zip(team, everyone, strict=True))  # type: ignore[arg-type]
+
+
+def exchange_structures(world: World, team: tuple[int, ...], name: str, x: Array) -> dict[int, Structure]:
+    """The structure of `x` on every worker of `team`, by world rank."""
+    return agree(world, team, lambda: structure_of(name, x))
+
+
+def common_structure(name: str, structures: dict[int, Structure]) -> Structure:
+    """The one structure that all of `structures` (by world rank) are; an error that lists them where they differ."""
+    found = set(structures.values())
+    if len(found) > 1:
+        listed = ", ".join(f"{structure} on worker {worker}" for worker, structure in sorted(structures.items()))
+        raise PlanError(f"`{name}` must have the same shape and dtype on all workers that are summed, but is {listed}.")
+    return found.pop()
+
+
+def checked_kinds(name: str, structures: dict[int, Structure], dtype: np.dtype) -> None:
+    """Refuse a placeholder that carries no derivative where the data does, or the other way: JAX would differentiate
+    on some workers only, and the job would hang."""
+    inexact = jnp.issubdtype(dtype, jnp.inexact)
+    for worker, structure in sorted(structures.items()):
+        if jnp.issubdtype(structure.dtype, jnp.inexact) != inexact:
+            raise PlanError(
+                f"`{name}` is {structure} on worker {worker}, but the data is {dtype}: on the workers that hold no "
+                "part of it, pass a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
+            )
+
+
+def zero_volume_shape(shape: tuple[int, ...], preserve_batch: bool) -> tuple[int, ...]:
+    """The shape of the placeholder for a subtensor of `shape`: empty, with the batch dimension kept if wanted."""
+    return (shape[0], 0) if preserve_batch and shape else (0,)

@@ -1,0 +1,183 @@
+"""The broadcast rules: which workers form a team, and which of them is its root.
+
+A broadcast copies along every dimension in which the source partition has one worker; in the other dimensions the
+two partitions agree. The source is extended with ones on the left where it has fewer dimensions. A partition that is
+transposed has its index reversed: worker (i, j) counts as (j, i).
+
+A sum-reduction is the same picture read backwards: its teams are those of the broadcast from its destination.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.plans.decomposition import index_of, rank_of
+
+Shape = tuple[int, ...]
+
+
+def shape_text(shape: Shape) -> str:
+    """A shape as people write it.
+
+    >>> shape_text((2, 3))
+    '2 x 3'
+    """
+    return " x ".join(map(str, shape)) if shape else "()"
+
+
+@dataclass(frozen=True)
+class BroadcastRule:
+    """How a partition of shape `source` broadcasts to one of shape `destination`.
+
+    Ranks are positions in the partitions, in row-major order of the index as the user gave it (not reversed).
+
+    >>> rule = BroadcastRule((1, 3), (2, 3))
+    >>> rule.destinations(1), rule.source_of(4)
+    ((1, 4), 1)
+    """
+
+    source: Shape
+    destination: Shape
+    transpose_source: bool = False
+    transpose_destination: bool = False
+
+    def __post_init__(self) -> None:
+        source, destination = self._effective_source(), self._effective_destination()
+        fits = len(source) == len(destination) and all(
+            s in (1, d) for s, d in zip(source, destination, strict=True)
+        )
+        if not fits:
+            raise InvalidArgumentError(
+                f"A partition of shape {self._side(self.source, self.transpose_source)} does not broadcast to one of "
+                f"shape {self._side(self.destination, self.transpose_destination)}: counted from the last, every "
+                "dimension of the broadcasting partition must be 1 or equal to the other's, and it must not have more "
+                "dimensions."
+            )
+
+    @staticmethod
+    def _side(shape: Shape, transposed: bool) -> str:
+        return shape_text(shape) + (f" (transposed: {shape_text(shape[::-1])})" if transposed else "")
+
+    def _effective_destination(self) -> Shape:
+        return self.destination[::-1] if self.transpose_destination else self.destination
+
+    def _effective_source(self) -> Shape:
+        shape = self.source[::-1] if self.transpose_source else self.source
+        return (1,) * (len(self.destination) - len(shape)) + shape
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every worker is the source of itself alone, where both partitions have the same team in order."""
+        return self.source == self.destination and all(
+            self.source_of(rank) == rank for rank in range(math.prod(self.source))
+        )
+
+    def source_of(self, rank: int) -> int:
+        """The rank in the source partition whose subtensor the worker `rank` of the destination receives."""
+        index = index_of(rank, self.destination)
+        if self.transpose_destination:
+            index = index[::-1]
+        extended = self._effective_source()
+        index = tuple(0 if size == 1 else i for size, i in zip(extended, index, strict=True))
+        index = index[len(index) - len(self.source) :]
+        if self.transpose_source:
+            index = index[::-1]
+        return rank_of(index, self.source)
+
+    def destinations(self, rank: int) -> tuple[int, ...]:
+        """The ranks in the destination partition, ascending, that receive the subtensor of the source's `rank`."""
+        return _destinations(self, rank)
+
+
+@lru_cache(maxsize=4096)
+def _destinations(rule: BroadcastRule, rank: int) -> tuple[int, ...]:
+    return tuple(sorted(_each_destination(rule, rank)))
+
+
+def _each_destination(rule: BroadcastRule, rank: int) -> Iterator[int]:
+    index = index_of(rank, rule.source)
+    if rule.transpose_source:
+        index = index[::-1]
+    source, destination = rule._effective_source(), rule._effective_destination()
+    index = (0,) * (len(source) - len(index)) + index
+    ranges = [range(d) if s == 1 else (i,) for s, d, i in zip(source, destination, index, strict=True)]
+    for coordinates in product(*ranges):
+        yield rank_of(coordinates[::-1] if rule.transpose_destination else coordinates, rule.destination)
+
+
+@dataclass(frozen=True)
+class Team:
+    """Workers, by world rank, that hold copies of one subtensor, and the root that holds the subtensor itself.
+
+    The root is a member only where it holds a copy too.
+    """
+
+    root: int
+    members: tuple[int, ...]
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The root, then the members that are not the root."""
+        return (self.root, *(worker for worker in self.members if worker != self.root))
+
+
+def teams_of_worker(
+    rule: BroadcastRule, source_ranks: tuple[int, ...], destination_ranks: tuple[int, ...], worker: int
+) -> tuple[Team | None, Team | None]:
+    """The team that `worker` is the root of, and the team that it holds a copy in; None where there is none.
+
+    `source_ranks` and `destination_ranks` are the world ranks of the two partitions' teams, in order.
+    """
+    as_root = as_member = None
+    if worker in source_ranks:
+        as_root = _team(rule, source_ranks, destination_ranks, source_ranks.index(worker))
+    if worker in destination_ranks:
+        as_member = _team(
+            rule, source_ranks, destination_ranks, rule.source_of(destination_ranks.index(worker))
+        )
+    return as_root, as_member
+
+
+def _team(
+    rule: BroadcastRule, source_ranks: tuple[int, ...], destination_ranks: tuple[int, ...], position: int
+) -> Team:
+    return Team(source_ranks[position], tuple(destination_ranks[rank] for rank in rule.destinations(position)))
+
+
+def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tuple[int, ...]:
+    """The dimensions that an all-sum-reduce sums along, ascending, from exactly one of the two arguments."""
+    if (axes_reduce is None) == (axes_keep is None):
+        raise InvalidArgumentError(
+            f"Exactly one of `axes_reduce` (={axes_reduce!r}) and `axes_keep` (={axes_keep!r}) must be given: the "
+            "dimensions of the partition to sum along, or the ones to keep."
+        )
+    name, axes = ("axes_reduce", axes_reduce) if axes_keep is None else ("axes_keep", axes_keep)
+    axes = (axes,) if isinstance(axes, int) else tuple(int(axis) for axis in axes)  # type: ignore[attr-defined]
+    wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
+    if wrong:
+        raise InvalidArgumentError(
+            f"`{name}` (={axes}) names dimension {wrong[0]}, but the partition (shape {shape_text(shape)}) has "
+            f"dimensions 0 to {len(shape) - 1}."
+        )
+    positive = [axis % len(shape) for axis in axes]
+    if len(set(positive)) < len(positive):
+        raise InvalidArgumentError(f"`{name}` (={axes}) names a dimension twice; name each at most once.")
+    if name == "axes_keep":
+        return tuple(axis for axis in range(len(shape)) if axis not in positive)
+    return tuple(sorted(positive))
+
+
+def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The ranks, ascending, that agree with `rank` in every index outside `axes_reduce`.
+
+    >>> reduction_team((2, 3, 2), (0, 2), 3)
+    (2, 3, 8, 9)
+    """
+    index = index_of(rank, shape)
+    ranges = [range(size) if axis in axes_reduce else (index[axis],) for axis, size in enumerate(shape)]
+    return tuple(rank_of(coordinates, shape) for coordinates in product(*ranges))
