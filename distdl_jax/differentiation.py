@@ -1,0 +1,51 @@
+"""Differentiation of what the workers' scalars sum to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+
+from distdl_jax.backends.mpi.functional import all_sum_reduce
+from distdl_jax.backends.mpi.partition import MPIPartition
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: MPIPartition | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` for a function that returns this worker's part of a scalar: the parts are summed.
+
+    What is differentiated is f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every
+    worker gets the whole value of f and the gradient with respect to its own arguments. A loss must therefore be
+    divided among the workers (each returns the part of its own samples or outputs, a worker without outputs 0), not
+    repeated by them.
+
+    **Arguments:**
+
+    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. It uses every output of every layer,
+      the zero-volume ones too (a sum over them is 0), so that all workers differentiate the same operations.
+    - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
+    - `partition`: the workers that are summed over. Default: all of COMM_WORLD.
+
+    **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
+    this worker's own.
+    """
+    local = jax.value_and_grad(fun, argnums, has_aux, **options)
+
+    @wraps(fun)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        workers = MPIPartition() if partition is None else partition
+        value, gradient = local(*args, **kwargs)
+        if has_aux:
+            value, aux = value
+            return (all_sum_reduce(value, workers, axes_keep=()), aux), gradient
+        return all_sum_reduce(value, workers, axes_keep=()), gradient
+
+    return value_and_gradient

@@ -1,0 +1,141 @@
+"""Initial weights: the same global values for one key whatever the partition, in memory of the local block alone.
+
+An initializer, PyTorch's default or any of `jax.nn.initializers`, is a function of a key and the global shape. It is
+traced for the global shape, which costs nothing, and then evaluated for the local block: random bits are made for the
+block's own global indices (threefry counts elements, so each element's bits can be had alone), and what follows is
+elementwise. So a worker's block equals that slice of `initializer(key, global_shape, dtype)`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.random import threefry_2x32
+from jax.typing import DTypeLike
+
+from distdl_jax.plans.decomposition import Box, box_shape
+
+Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
+
+_ELEMENTWISE = frozenset(
+    "abs add add_any and bitcast_convert_type clamp complex convert_element_type copy cos div eq erf erf_inv exp exp2 "
+    "expm1 ge gt imag integer_pow is_finite le log log1p lt max min mul ne neg nextafter not or pow real rem round "
+    "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sqrt square stop_gradient sub tan "
+    "tanh xor".split()
+)
+
+
+@dataclass(frozen=True)
+class UniformFanIn:
+    """PyTorch's default for linear and convolution layers: uniform in ±1/sqrt(fan_in)."""
+
+    fan_in: int
+
+    def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        bound = 1.0 / math.sqrt(self.fan_in) if self.fan_in else 0.0
+        return jax.random.uniform(key, tuple(shape), dtype, -bound, bound)
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))
+def initialize_block(
+    initializer: Initializer, key: Array, global_shape: tuple[int, ...], box: Box, dtype: np.dtype
+) -> Array:
+    """The block `box` of `initializer(key, global_shape, dtype)`.
+
+    Initializers that are not elementwise in random bits (the orthogonal ones), and keys that are not threefry's, are
+    evaluated for the whole tensor, and then cut.
+    """
+    program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
+    try:
+        (result,) = _BlockEvaluation(global_shape, box).run(program.jaxpr, program.consts, [key])
+    except _NotElementwiseError:
+        result = initializer(key, global_shape, dtype)
+    return result.block if isinstance(result, _Cut) else result[tuple(slice(*bounds) for bounds in box)]
+
+
+class _NotElementwiseError(Exception):
+    """The program does something else than elementwise arithmetic on random bits."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The block of a value that has the global shape."""
+
+    block: Array
+
+
+@dataclass(frozen=True)
+class _BlockEvaluation:
+    """Evaluates a traced initializer on the block `box` of a tensor of `global_shape`."""
+
+    global_shape: tuple[int, ...]
+    box: Box
+
+    def run(self, program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
+        for equation in program.eqns:
+            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
+            results = self._equation(equation, operands)
+            values.update(zip(equation.outvars, results, strict=True))
+        return [v.val if isinstance(v, Literal) else values[v] for v in program.outvars]
+
+    def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+        name, params = equation.primitive.name, equation.params
+        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        if isinstance(inner, ClosedJaxpr):
+            return self.run(inner.jaxpr, inner.consts, operands)
+        if any(isinstance(operand, _Cut) for operand in operands):
+            return [_Cut(self._elementwise(equation, operands))]
+        if name == "random_bits" and params["shape"] == self.global_shape:
+            return [_Cut(_random_bits(operands[0], params["bit_width"], self.global_shape, self.box))]
+        if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(operands[0]) == 1:
+            return [_Cut(jnp.broadcast_to(jnp.reshape(operands[0], ()), box_shape(self.box)))]
+        results = equation.primitive.bind(*operands, **params)
+        return list(results) if equation.primitive.multiple_results else [results]
+
+    def _elementwise(self, equation: Any, operands: list[Any]) -> Array:
+        whole = [operand for operand in operands if not isinstance(operand, _Cut)]
+        if equation.primitive.name not in _ELEMENTWISE or any(np.size(operand) != 1 for operand in whole):
+            raise _NotElementwiseError
+        values = [operand.block if isinstance(operand, _Cut) else operand for operand in operands]
+        return equation.primitive.bind(*values, **equation.params)
+
+
+def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
+    """The block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
+    if str(jax.random.key_impl(key)) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+        raise _NotElementwiseError
+    shape = box_shape(box)
+    if 0 in shape:
+        return jnp.zeros(shape, f"uint{bit_width}")
+    high, low = (counts.reshape(-1) for counts in _row_major_numbers(global_shape, box))
+    bits = threefry_2x32(jax.random.key_data(key), jnp.concatenate([high, low]))
+    high, low = bits[: high.size].reshape(shape), bits[high.size :].reshape(shape)
+    if bit_width == 64:
+        return (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
+    return (high ^ low).astype(f"uint{bit_width}")
+
+
+def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, Array]:
+    """The row-major number of each element of the block in the global tensor, as the halves of 64-bit integers."""
+    shape = box_shape(box)
+    high = low = jnp.zeros(shape, jnp.uint32)
+    for axis, (start, stop) in enumerate(box):
+        stride = math.prod(global_shape[axis + 1 :])
+        numbers = np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)
+        along = (stop - start, *(1,) * (len(shape) - axis - 1))
+        step_low = (numbers & np.uint64(0xFFFFFFFF)).astype(np.uint32).reshape(along)
+        total = low + step_low
+        carry = (total < low).astype(jnp.uint32)
+        high = high + (numbers >> np.uint64(32)).astype(np.uint32).reshape(along) + carry
+        low = total
+    return high, low
