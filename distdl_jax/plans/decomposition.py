@@ -207,6 +207,16 @@ class ProductGrid:
         """The box of cell number `cell`."""
         return tuple(ranges[i] for ranges, i in zip(self.ranges, self.index(cell), strict=True))
 
+    def line(self, cell: int, d: int) -> tuple[int, ...]:
+        """The world ranks of the cells that differ from `cell` in dimension `d` only, `cell` included, in order.
+
+        >>> ProductGrid.balanced((4, 6), (2, 3), ranks=range(10, 16)).line(4, 1)
+        (13, 14, 15)
+        """
+        stride = prod(self.shape[d + 1 :])
+        first = cell - self.index(cell)[d] * stride
+        return tuple(self.ranks[first + i * stride] for i in range(self.shape[d]))
+
     @property
     def tiles(self) -> bool:
         """Whether the ranges of each dimension follow each other from 0 on, so that the boxes tile one tensor."""
