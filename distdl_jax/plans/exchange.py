@@ -140,12 +140,12 @@ class Exchange:
     rounds by ascending k; in round k it sends to i + k and receives from i - k, with one blocking sendrecv, or with
     only a send or only a receive if there is only one to do.
 
-    *It can't deadlock.* Suppose that some workers wait for ever, and take one of them, i, that waits in the lowest
-    round, k. It waits for partners that have round k in their plans too, with i in it. No partner has passed its
-    round k, since that round waits for i; none waits in a lower round, by the choice of i. So each is in round k and
-    has posted its side of it, sendrecv posting both at once; hence i's round completes. A contradiction. The same
-    holds for several exchanges in a row, with (number of the exchange, k) in the place of k, as long as all workers
-    do the exchanges in the same order, and for the reverse plans, whose messages keep their rounds.
+    *It can't deadlock.* Suppose that some workers wait for ever. Take one of them, i, that waits in the lowest round,
+    k, for a message to or from j. That message is in round k of j too. By the choice of i, j does not wait for ever
+    in a lower round, so it comes to round k and posts both sides of it at once, as sendrecv does. Then both i and j
+    have posted the message, so it moves: a contradiction. The same holds for several exchanges in a row, with
+    (number of the exchange, k) in the place of k, as long as all workers do the exchanges in the same order; and for
+    the reverse plans, whose messages keep their rounds.
 
     Everything that is not about one worker is computed once and kept in this object, so ask one object for many plans.
 
