@@ -1,0 +1,272 @@
+"""From the boxes that workers own and the boxes that they need to one worker's messages.
+
+The overlap of an owned box with a needed box is a message. Both sides are product grids, so that overlap is the product
+of one-dimensional overlaps: a worker finds its partners dimension by dimension, by bisection, and never looks at the
+others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape, intersect_ranges
+from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
+
+
+class _Segment(NamedTuple):
+    """Part of a cell's range, within [0, n); `offset` is where it lies in the cell's block."""
+
+    start: int
+    stop: int
+    cell: int
+    offset: int
+
+
+class _Overlap(NamedTuple):
+    """A one-dimensional piece."""
+
+    source: int
+    dest: int
+    length: int
+
+
+class _Segments:
+    """The segments of all cells along one dimension, ordered so that those that overlap a range are found fast."""
+
+    def __init__(self, segments: Iterable[_Segment]) -> None:
+        self._ordered = sorted(segment for segment in segments if segment.start < segment.stop)
+        self._starts = [segment.start for segment in self._ordered]
+        # Stops need not ascend (one halo may be much wider than the next), but the furthest stop so far does.
+        self._reach = list(accumulate((segment.stop for segment in self._ordered), max))
+
+    def overlapping(self, start: int, stop: int) -> list[_Segment]:
+        """The segments that share an index with [start, stop), by ascending start."""
+        if stop <= start:
+            return []
+        first, last = bisect_right(self._reach, start), bisect_left(self._starts, stop)
+        return [segment for segment in self._ordered[first:last] if segment.stop > start]
+
+
+def _folded(wanted: Range, cell: int, n: int, periodic: bool) -> list[_Segment]:
+    """The parts of a wanted range that somebody owns, in the order in which they lie in the wanted block.
+
+    A periodic dimension repeats [0, n) without end; each turn that the range touches gives a segment. Otherwise only
+    what lies within [0, n) exists.
+
+    >>> [tuple(part) for part in _folded((-1, 5), cell=0, n=4, periodic=True)]
+    [(3, 4, 0, 0), (0, 4, 0, 1), (0, 1, 0, 5)]
+    >>> [tuple(part) for part in _folded((-1, 5), cell=0, n=4, periodic=False)]
+    [(0, 4, 0, 1)]
+    """
+    turns = range(wanted[0] // n, -(-wanted[1] // n)) if periodic and n else range(1)
+    segments = []
+    for turn in turns:
+        start, stop = intersect_ranges(wanted, (turn * n, turn * n + n))
+        if start < stop:
+            segments.append(_Segment(start - turn * n, stop - turn * n, cell, start - wanted[0]))
+    return segments
+
+
+def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
+    """`periodic` as one entry per dimension; () means that none is periodic.
+
+    >>> per_dimension((), 2)
+    (False, False)
+    """
+    if periodic and len(periodic) != ndim:
+        raise ValueError(f"`periodic` (={tuple(periodic)}) must have one entry for each of {ndim} dimensions, or none.")
+    return tuple(bool(wraps) for wraps in periodic) or (False,) * ndim
+
+
+_Corners = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # source start, dest start, shape
+_Line = dict[int, list[_Overlap]]  # along one dimension: from the other grid's index to what the two share
+
+
+def _pieces(lines: Sequence[_Line], other: ProductGrid) -> dict[int, tuple[Piece, ...]]:
+    """The pieces shared with each worker of the other grid: all products of one-dimensional overlaps.
+
+    The order of a worker's pieces is that of the receiver's block, row-major, whoever asks.
+    """
+    found: list[tuple[int, list[_Corners]]] = [(0, [((), (), ())])]
+    for line, p in zip(lines, other.shape, strict=True):
+        found = [
+            (
+                cell * p + index,  # row-major
+                [
+                    ((*source, more.source), (*dest, more.dest), (*shape, more.length))
+                    for source, dest, shape in corners
+                    for more in overlaps
+                ],
+            )
+            for cell, corners in found
+            for index, overlaps in line.items()
+        ]
+    return {other.ranks[cell]: tuple(Piece(*corners) for corners in pieces) for cell, pieces in found}
+
+
+def _sources_disjoint(lines: Sequence[_Line]) -> bool:
+    """Whether no element of the owned block is in two pieces.
+
+    The pieces are all the products of the lines' overlaps, so they are disjoint when those of each line are.
+    """
+    if not all(lines):
+        return True  # no piece at all
+    for line in lines:
+        spans = sorted((overlap.source, overlap.length) for overlaps in line.values() for overlap in overlaps)
+        if any(start + length > following for (start, length), (following, _) in pairwise(spans)):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Who owns which box and who needs which box: the same value on every worker, from which each plans its part.
+
+    - `owned`: the grid of workers that hold the tensor. Along each dimension its ranges follow each other from 0 on,
+      balanced or not, empty or not; their end is the tensor's extent.
+    - `needed`: the grid of workers that are to get something. Ranges may overlap, leave gaps, be empty, and reach
+      outside the tensor. What nobody owns stays zero there: it is padding.
+    - `periodic`: per dimension, whether indices outside the tensor wrap around, as often as it takes. Default: none.
+
+    The teams may be equal, permuted, overlapping or disjoint.
+
+    **Order.** Let n be the number of workers in the union of the teams, and number them by ascending world rank. The
+    message from worker i to worker j belongs to round k = (j - i) mod n, for i and for j alike. Each worker does its
+    rounds by ascending k; in round k it sends to i + k and receives from i - k, with one blocking sendrecv, or with
+    only a send or only a receive if there is only one to do.
+
+    *It can't deadlock.* Suppose that some workers wait for ever. Take one of them, i, that waits in the lowest round,
+    k, for a message to or from j. That message is in round k of j too. By the choice of i, j does not wait for ever
+    in a lower round, so it comes to round k and posts both sides of it at once, as sendrecv does. Then both i and j
+    have posted the message, so it moves: a contradiction. The same holds for several exchanges in a row, with
+    (number of the exchange, k) in the place of k, as long as all workers do the exchanges in the same order; and for
+    the reverse plans, whose messages keep their rounds.
+
+    Everything that is not about one worker is computed once and kept in this object, so ask one object for many plans.
+
+    >>> rows = ProductGrid.balanced((4, 4), (2, 1), ranks=(0, 1))
+    >>> columns = ProductGrid.balanced((4, 4), (1, 2), ranks=(0, 1))
+    >>> plan = Exchange(rows, columns).plan(0)
+    >>> plan.in_shape, plan.out_shape, plan.copies
+    ((2, 4), (4, 2), (Piece(source_start=(0, 0), dest_start=(0, 0), shape=(2, 2)),))
+    >>> plan.rounds[0].send
+    Message(partner=1, pieces=(Piece(source_start=(0, 2), dest_start=(0, 0), shape=(2, 2)),))
+    >>> plan.covers_output, plan.uniform
+    (True, True)
+    """
+
+    owned: ProductGrid
+    needed: ProductGrid
+    periodic: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        ndim = len(self.owned.shape)
+        if len(self.needed.shape) != ndim:
+            raise ValueError(f"`needed` (of shape {self.needed.shape}) must have {ndim} dimensions, as `owned` has.")
+        if not self.owned.tiles:
+            raise ValueError("`owned` must have, in each dimension, ranges that follow each other from 0 on.")
+        object.__setattr__(self, "periodic", per_dimension(self.periodic, ndim))
+
+    def plan(self, rank: int) -> ExchangePlan:
+        """The part of the worker of world rank `rank`. A worker in neither team has nothing to do.
+
+        Its cost grows with the number of this worker's messages, not with the number of workers.
+        """
+        in_shape = out_shape = (0,) * len(self.periodic)
+        sends: dict[int, tuple[Piece, ...]] = {}
+        recvs: dict[int, tuple[Piece, ...]] = {}
+        in_disjoint = True
+        if (cell := self.owned.cell_of.get(rank)) is not None:
+            in_shape = box_shape(self.owned.box(cell))
+            lines = [self._overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
+            sends, in_disjoint = _pieces(lines, self.needed), _sources_disjoint(lines)
+        if (cell := self.needed.cell_of.get(rank)) is not None:
+            out_shape = box_shape(self.needed.box(cell))
+            lines = [self._overlaps_of_needed(d, j) for d, j in enumerate(self.needed.index(cell))]
+            recvs = _pieces(lines, self.owned)
+        copies = sends.pop(rank, ())
+        recvs.pop(rank, None)
+        rounds = self._rounds(rank, sends, recvs)
+        return ExchangePlan(in_shape, out_shape, copies, rounds, in_disjoint, uniform=self.uniform)
+
+    def _rounds(
+        self, rank: int, sends: dict[int, tuple[Piece, ...]], recvs: dict[int, tuple[Piece, ...]]
+    ) -> tuple[Round, ...]:
+        """This worker's messages in the order of the shift schedule."""
+        if not sends and not recvs:
+            return ()
+        position, n = self._position, len(self._position)
+        here = position[rank]
+        send_in = {(position[peer] - here) % n: Message(peer, pieces) for peer, pieces in sends.items()}
+        recv_in = {(here - position[peer]) % n: Message(peer, pieces) for peer, pieces in recvs.items()}
+        return tuple(Round(send_in.get(k), recv_in.get(k)) for k in sorted(send_in.keys() | recv_in.keys()))
+
+    @cached_property
+    def team(self) -> tuple[int, ...]:
+        """The world ranks of all workers that own or need something, ascending."""
+        return tuple(sorted({*self.owned.ranks, *self.needed.ranks}))
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether each worker of the team sends as many elements, and some, to each worker of the team.
+
+        So it is when the two teams are the same workers and, in every dimension, all overlaps are equally long.
+        """
+        return set(self.owned.ranks) == set(self.needed.ranks) and all(
+            self._uniform_along(d) for d in range(len(self.owned.shape))
+        )
+
+    def _uniform_along(self, d: int) -> bool:
+        lengths: set[int] = set()
+        cells = {wanted: j for j, wanted in enumerate(self.needed.ranges[d])}  # equal ranges have equal overlaps
+        for j in cells.values():
+            overlaps = self._overlaps_of_needed(d, j)
+            lengths.update(sum(overlap.length for overlap in peer) for peer in overlaps.values())
+            if len(overlaps) != self.owned.shape[d] or len(lengths) != 1:
+                return False
+        return True
+
+    @cached_property
+    def _position(self) -> dict[int, int]:
+        return {rank: i for i, rank in enumerate(self.team)}
+
+    @cached_property
+    def _owned_segments(self) -> tuple[_Segments, ...]:
+        return tuple(
+            _Segments(_Segment(start, stop, i, 0) for i, (start, stop) in enumerate(ranges))
+            for ranges in self.owned.ranges
+        )
+
+    @cached_property
+    def _needed_segments(self) -> tuple[_Segments, ...]:
+        return tuple(
+            _Segments(part for j, wanted in enumerate(ranges) for part in _folded(wanted, j, n, wraps))
+            for ranges, n, wraps in zip(self.needed.ranges, self.owned.extent, self.periodic, strict=True)
+        )
+
+    def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[_Overlap]]:
+        """For each index j of the needed grid along dimension d: what of owned range i it needs."""
+        start, stop = self.owned.ranges[d][i]
+        overlaps: dict[int, list[_Overlap]] = {}
+        for part in self._needed_segments[d].overlapping(start, stop):
+            low, high = max(start, part.start), min(stop, part.stop)
+            overlap = _Overlap(low - start, low - part.start + part.offset, high - low)
+            overlaps.setdefault(part.cell, []).append(overlap)
+        for peer in overlaps.values():
+            peer.sort(key=lambda overlap: overlap.dest)  # the order in which the receiver finds them
+        return overlaps
+
+    def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[_Overlap]]:
+        """For each index i of the owned grid along dimension d: what of needed range j it owns."""
+        overlaps: dict[int, list[_Overlap]] = {}
+        for part in _folded(self.needed.ranges[d][j], j, self.owned.extent[d], self.periodic[d]):
+            for start, stop, i, _ in self._owned_segments[d].overlapping(part.start, part.stop):
+                low, high = max(start, part.start), min(stop, part.stop)
+                overlap = _Overlap(low - start, low - part.start + part.offset, high - low)
+                overlaps.setdefault(i, []).append(overlap)
+        return overlaps

@@ -1,0 +1,153 @@
+"""Halo exchange as a sequence of exchanges, one dimension after the other.
+
+After the exchange along dimension 0 a worker holds its needed range there and its owned range elsewhere; the exchange
+along dimension 1 then moves those longer rows, and so on. So the corners ride along, and a worker talks to the workers
+of its own line only: 2D neighbours instead of 3^D - 1 where halos are narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape
+from distdl_jax.plans.exchange import Exchange, per_dimension
+from distdl_jax.plans.messages import ExchangePlan
+
+Widths = tuple[tuple[int, int], ...]
+
+
+def widths(owned: Sequence[Range], needed: Sequence[Range]) -> Widths:
+    """How far the needed ranges reach beyond the owned ones, (left, right) per dimension; negative where short of them.
+
+    >>> widths([(4, 8), (0, 3)], [(3, 10), (1, 3)])
+    ((1, 2), (-1, 0))
+    """
+    return tuple((own[0] - want[0], want[1] - own[1]) for own, want in zip(owned, needed, strict=True))
+
+
+def needed_ranges(
+    owned: ProductGrid, halos: Sequence[Sequence[Sequence[int]]], periodic: tuple[bool, ...] = ()
+) -> tuple[tuple[Range, ...], ...]:
+    """The ranges that the workers of a grid need, from the halo widths that each of them asks for.
+
+    Each range is its owner's, wider by (left, right), and clipped to the tensor where the dimension isn't periodic.
+
+    **Arguments:**
+
+    - `owned`: the grid, which tiles the tensor.
+    - `halos`: for each cell, row-major, one pair (left, right) per dimension. Widths may differ along a dimension, but
+      cells of equal index in a dimension must ask for the same there: corners ride along with the rows.
+    - `periodic`: per dimension, whether it wraps around. Default: none does.
+
+    >>> grid = ProductGrid.balanced((9,), (3,), ranks=(0, 1, 2))
+    >>> needed_ranges(grid, [[(1, 1)], [(1, 4)], [(0, 1)]])
+    (((0, 4), (2, 9), (6, 9)),)
+    """
+    if len(halos) != len(owned.ranks):
+        raise ValueError(
+            f"`halos` (of length {len(halos)}) must have one entry for each of {len(owned.ranks)} workers."
+        )
+    found: list[dict[int, Range]] = [{} for _ in owned.shape]
+    for cell, halo in enumerate(halos):
+        if len(halo) != len(owned.shape):
+            raise ValueError(
+                f"`halos` of rank {owned.ranks[cell]} (={tuple(halo)}) must have one pair of widths for each of "
+                f"{len(owned.shape)} dimensions."
+            )
+        for d, (i, (left, right)) in enumerate(zip(owned.index(cell), halo, strict=True)):
+            if found[d].setdefault(i, (left, right)) != (left, right):
+                raise ValueError(
+                    f"`halos` of rank {owned.ranks[cell]} asks for {(left, right)} in dimension {d}, but another "
+                    f"worker of index {i} there asks for {found[d][i]}; they must be equal."
+                )
+    wraps = per_dimension(periodic, len(owned.shape))
+    return tuple(
+        tuple(_widened(owned.ranges[d][i], found[d][i], None if wraps[d] else n) for i in range(len(owned.ranges[d])))
+        for d, n in enumerate(owned.extent)
+    )
+
+
+def _widened(own: Range, halo: Range, n: int | None) -> Range:
+    """`own` with its halo, clipped to [0, n) unless `n` is None."""
+    start, stop = own[0] - halo[0], own[1] + halo[1]
+    if n is not None:
+        start, stop = min(max(start, 0), n), min(max(stop, 0), n)
+    if stop < start:
+        raise ValueError(f"`halos` holds {halo}, which takes more than there is from a block of {own[1] - own[0]}.")
+    return start, stop
+
+
+@dataclass(frozen=True)
+class Halos:
+    """A halo exchange: the same value on every worker, from which each plans its part.
+
+    - `owned`: the grid of workers, with the ranges that they own.
+    - `needed`: per dimension, the range that each index along it needs: wider than the owned range or narrower, the
+      same, empty, or somewhere else. Where it reaches outside the tensor it wraps around if the dimension is periodic,
+      and is zero if not.
+    - `periodic`: per dimension, whether it wraps around. Default: none does.
+
+    As with `Exchange`, ask one object for many plans.
+
+    >>> grid = ProductGrid.balanced((6, 4), (3, 1), ranks=(0, 1, 2))
+    >>> (plan,) = Halos(grid, (((0, 3), (1, 5), (3, 6)), ((0, 4),))).plans(rank=1)
+    >>> plan.in_shape, plan.out_shape, [message.partner for message in plan.recvs]
+    ((2, 4), (4, 4), [0, 2])
+    """
+
+    owned: ProductGrid
+    needed: tuple[tuple[Range, ...], ...]
+    periodic: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "periodic", per_dimension(self.periodic, len(self.owned.shape)))
+        shape = tuple(len(ranges) for ranges in self.needed)
+        if shape != self.owned.shape:
+            raise ValueError(f"`needed` has {shape} ranges, but `owned` is a grid of shape {self.owned.shape}.")
+
+    def plans(self, rank: int) -> tuple[ExchangePlan, ...]:
+        """The plans of the worker of world rank `rank`: one per dimension along which anything moves, in order.
+
+        Each plan takes the block that the one before left. The adjoint is the reverse plans in reverse order. All
+        workers get as many plans; a worker outside the grid gets empty ones. No plan at all means the identity.
+        """
+        cell = self.owned.cell_of.get(rank)
+        if cell is None:
+            nothing = (0,) * len(self.owned.shape)
+            return tuple(ExchangePlan(nothing, nothing, (), ()) for _ in self._moving)
+        return tuple(self._along(d, cell).plan(rank) for d in self._moving)
+
+    @cached_property
+    def _moving(self) -> tuple[int, ...]:
+        return tuple(d for d, wanted in enumerate(self.needed) if wanted != self.owned.ranges[d])
+
+    @cached_property
+    def _wanted(self) -> ProductGrid:
+        return ProductGrid(self.owned.ranks, self.needed)
+
+    @cached_property
+    def _lines(self) -> dict[tuple[int, int], Exchange]:
+        return {}
+
+    def _along(self, d: int, cell: int) -> Exchange:
+        """The exchange along dimension `d` among the workers of `cell`'s line, who hold the same in the others."""
+        line = self.owned.line(cell, d)
+        if (d, line[0]) not in self._lines:
+            held = self._wanted.box(cell)[:d] + self.owned.box(cell)[d:]
+            across = [((0, n),) for n in box_shape(held)]
+            before, after = (
+                ProductGrid(line, (*across[:d], ranges, *across[d + 1 :]))
+                for ranges in (self.owned.ranges[d], self.needed[d])
+            )
+            periodic = tuple(wraps and e == d for e, wraps in enumerate(self.periodic))
+            self._lines[d, line[0]] = Exchange(before, after, periodic)
+        return self._lines[d, line[0]]
+
+
+def halo_plans(
+    owned: ProductGrid, needed: tuple[tuple[Range, ...], ...], rank: int, periodic: tuple[bool, ...] = ()
+) -> tuple[ExchangePlan, ...]:
+    """One worker's plans of one halo exchange: `Halos(owned, needed, periodic).plans(rank)`."""
+    return Halos(owned, needed, periodic).plans(rank)

@@ -1,0 +1,164 @@
+"""What one worker does in one exchange: local copies, and messages in rounds that can't deadlock.
+
+An exchange is a linear operator F: it takes every worker's input block to every worker's output block. Each entry of
+F is 0 or 1, and a *piece* is a box of ones: `output[dest box] += input[source box]`. The transposed operator F* is
+then the same set of pieces read backwards, which is what `ExchangePlan.reverse` gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box that moves from a worker's input block to a worker's output block.
+
+    - `source_start`: where it begins, relative to the input block of the worker that sends it.
+    - `dest_start`: where it begins, relative to the output block of the worker that gets it.
+    - `shape`: the same on both sides, and never empty.
+
+    >>> piece = Piece(source_start=(4, 0), dest_start=(0, 1), shape=(1, 3))
+    >>> piece.source, piece.dest
+    ((slice(4, 5, None), slice(0, 3, None)), (slice(0, 1, None), slice(1, 4, None)))
+    """
+
+    source_start: tuple[int, ...]
+    dest_start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def source(self) -> tuple[slice, ...]:
+        """The piece as an index of the sender's input block."""
+        return tuple(slice(start, start + n) for start, n in zip(self.source_start, self.shape, strict=True))
+
+    @property
+    def dest(self) -> tuple[slice, ...]:
+        """The piece as an index of the receiver's output block."""
+        return tuple(slice(start, start + n) for start, n in zip(self.dest_start, self.shape, strict=True))
+
+    def reverse(self) -> Piece:
+        """The same piece on its way back."""
+        return Piece(self.dest_start, self.source_start, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All that goes from one worker to another in one exchange: its pieces, each row-major, one after the other.
+
+    - `partner`: the world rank of the other worker.
+    - `pieces`: one or more, in the same order on both sides. Several only where a periodic boundary folds a range.
+    """
+
+    partner: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the packed message."""
+        return sum(piece.size for piece in self.pieces)
+
+    def reverse(self) -> Message:
+        """The same message on its way back."""
+        return Message(self.partner, tuple(piece.reverse() for piece in self.pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One blocking step: a sendrecv, or only a send, or only a receive."""
+
+    send: Message | None
+    recv: Message | None
+
+    def reverse(self) -> Round:
+        """The same step with what was received sent back, and what was sent received back."""
+        return Round(
+            send=None if self.recv is None else self.recv.reverse(),
+            recv=None if self.send is None else self.send.reverse(),
+        )
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """One worker's part of an exchange: `output = 0`, then every copy and every received piece adds to it.
+
+    - `in_shape`, `out_shape`: the shapes of this worker's blocks. A worker that owns (or needs) nothing has
+      (0, ..., 0) there; a zero-volume array of any shape stands for it.
+    - `copies`: pieces from this worker's input to its own output; never sent.
+    - `rounds`: the messages, to be done in this order, each round as one blocking step.
+    - `in_disjoint`, `out_disjoint`: no element of the input (output) is in two pieces, copies and messages counted
+      together. Where `out_disjoint`, adding is the same as writing.
+    - `uniform`: every worker of the team sends one block of the same size to every worker of the team, itself
+      included, so one all-to-all could carry it. All workers agree on it.
+    """
+
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    copies: tuple[Piece, ...]
+    rounds: tuple[Round, ...]
+    in_disjoint: bool = True
+    out_disjoint: bool = True
+    uniform: bool = False
+
+    def reverse(self) -> ExchangePlan:
+        """The plan of the adjoint movement, needed blocks back to owned blocks, where pieces that meet add up.
+
+        Round for round the same with send and receive swapped, so it can't deadlock either. `reverse` undoes itself.
+
+        >>> there = Piece((0,), (2,), (1,))
+        >>> plan = ExchangePlan((1,), (3,), (), (Round(send=Message(5, (there,)), recv=None),))
+        >>> back = plan.reverse()
+        >>> back.in_shape, back.rounds[0].recv.partner, back.rounds[0].recv.pieces[0].dest_start
+        ((3,), 5, (0,))
+        >>> back.reverse() == plan
+        True
+        """
+        return ExchangePlan(
+            in_shape=self.out_shape,
+            out_shape=self.in_shape,
+            copies=tuple(piece.reverse() for piece in self.copies),
+            rounds=tuple(step.reverse() for step in self.rounds),
+            in_disjoint=self.out_disjoint,
+            out_disjoint=self.in_disjoint,
+            uniform=self.uniform,
+        )
+
+    @property
+    def sends(self) -> tuple[Message, ...]:
+        """The messages that this worker sends, in order."""
+        return tuple(step.send for step in self.rounds if step.send is not None)
+
+    @property
+    def recvs(self) -> tuple[Message, ...]:
+        """The messages that this worker receives, in order."""
+        return tuple(step.recv for step in self.rounds if step.recv is not None)
+
+    @property
+    def copied(self) -> int:
+        """The number of elements that local copies move."""
+        return sum(piece.size for piece in self.copies)
+
+    @property
+    def covers_output(self) -> bool:
+        """Whether every element of the output is in exactly one piece: write the pieces, no zero fill needed."""
+        arriving = self.copied + sum(message.size for message in self.recvs)
+        return self.out_disjoint and arriving == prod(self.out_shape)
+
+    @property
+    def covers_input(self) -> bool:
+        """Whether every element of the input is in exactly one piece: `covers_output` of the reverse plan."""
+        leaving = self.copied + sum(message.size for message in self.sends)
+        return self.in_disjoint and leaving == prod(self.in_shape)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the output is the input, and no message is due."""
+        whole = (Piece((0,) * len(self.in_shape), (0,) * len(self.in_shape), self.in_shape),)
+        copies = whole if prod(self.in_shape) else ()
+        return self.in_shape == self.out_shape and not self.rounds and self.copies == copies

@@ -1,0 +1,108 @@
+"""The input that the windows of a convolution or a pooling read, one dimension at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distdl_jax.plans.decomposition import Range, balanced_range, intersect_ranges
+
+
+def same_padding(kernel: int, dilation: int = 1) -> tuple[int, int]:
+    """The padding (low, high) that gives as many outputs as inputs at stride 1; for even spans low is the smaller one.
+
+    >>> same_padding(3), same_padding(4), same_padding(3, dilation=2)
+    ((1, 1), (1, 2), (2, 2))
+    """
+    total = dilation * (kernel - 1)
+    return total // 2, total - total // 2
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows that slide over one dimension: output j reads the inputs j * stride - low + dilation * (0 ... kernel-1).
+
+    Input indices below 0 and from `size` on are padding, unless the dimension is periodic: then they wrap around. With
+    span = dilation * (kernel - 1) + 1 there are (low + size + high - span) // stride + 1 outputs, which workers hold in
+    balanced blocks, however the input is split.
+
+    - `size`: the global extent of the input.
+    - `kernel`, `stride`, `dilation`: 1 or more. A kernel may be even: windows are placed by `padding` alone.
+    - `padding`: (low, high), each 0 or more.
+    - `periodic`: whether the padding wraps around (circular padding), once or more often.
+
+    Any arguments with one output or more are good. Else `ValueError`.
+
+    >>> windows = Windows(size=10, kernel=3, stride=2, padding=(1, 1))
+    >>> windows.outputs, windows.output_range(2, 0), windows.input_range((0, 3))
+    (5, (0, 3), (-1, 6))
+    >>> windows.clipped((-1, 6))
+    ((0, 6), (1, 0))
+    """
+
+    size: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    padding: tuple[int, int] = (0, 0)
+    periodic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"`size` (={self.size}) must be 0 or more: it is the extent of the input.")
+        for name in ("kernel", "stride", "dilation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` (={getattr(self, name)}) must be 1 or more.")
+        if len(self.padding) != 2 or min(self.padding) < 0:
+            raise ValueError(f"`padding` (={self.padding}) must be a pair (low, high), each 0 or more.")
+        padded = self.size + sum(self.padding)
+        if self.span > padded:
+            raise ValueError(
+                f"`kernel` (={self.kernel}) with dilation {self.dilation} spans {self.span} inputs, which must be at "
+                f"most the padded input's {padded} (size {self.size}, padding {self.padding}): there is no output."
+            )
+        if self.periodic and self.size == 0:
+            raise ValueError("`size` (=0) must be 1 or more in a periodic dimension: there is nothing to wrap around.")
+
+    @property
+    def span(self) -> int:
+        """The inputs from the first to the last that one window reads."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs, always 1 or more."""
+        return (self.size + sum(self.padding) - self.span) // self.stride + 1
+
+    def output_range(self, p: int, i: int) -> Range:
+        """The balanced output block of worker `i` of `p`."""
+        return balanced_range(self.outputs, p, i)
+
+    def input_range(self, outputs: Range) -> Range:
+        """From the first to beyond the last input that the windows of `outputs` read, padding included.
+
+        It may reach below 0 and above `size`. Its length is (count - 1) * stride + span, so that the windows placed on
+        it alone give `count` outputs; or 0 if `outputs` is empty.
+        """
+        start, stop = outputs
+        first = start * self.stride - self.padding[0]
+        if start >= stop:
+            first = min(max(first, 0), self.size)
+            return first, first
+        return first, (stop - 1) * self.stride - self.padding[0] + self.span
+
+    def input_ranges(self, p: int) -> tuple[Range, ...]:
+        """The input range of each of `p` workers' balanced output blocks."""
+        return tuple(self.input_range(self.output_range(p, i)) for i in range(p))
+
+    def clipped(self, wanted: Range) -> tuple[Range, tuple[int, int]]:
+        """The part of an input range to be had from workers, and the padding (low, high) to add around it.
+
+        In a periodic dimension all of it is, and there is no padding.
+        """
+        if self.periodic:
+            return wanted, (0, 0)
+        length = wanted[1] - wanted[0]
+        low = min(max(-wanted[0], 0), length)  # all of it, where the range ends below 0
+        start, stop = intersect_ranges(wanted, (0, self.size))
+        start, stop = min(start, self.size), min(stop, self.size)
+        return (start, stop), (low, length - low - (stop - start))

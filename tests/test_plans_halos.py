@@ -1,0 +1,175 @@
+"""Random halo exchanges, all workers simulated in one process, against slices of the padded global array."""
+
+import os
+from collections import Counter
+from math import prod
+
+import numpy as np
+import pytest
+from simulator import adjoint, simulate
+
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.halos import Halos, halo_plans, needed_ranges, widths
+from distdl_jax.plans.windows import Windows
+
+LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
+BATCHES = 20
+
+
+def random_owned(rng):
+    """A grid of 1 to 3 dimensions, blocks balanced or cut anywhere, workers in any order."""
+    ndim = int(rng.integers(1, 4))
+    shape = tuple(int(rng.integers(1, (13, 5, 4)[ndim - 1])) for _ in range(ndim))
+    ranges = []
+    for p in shape:
+        n = int(rng.integers(0 if rng.random() < 0.05 else 1, (25, 12, 8)[ndim - 1]))
+        cuts = [0, *sorted(int(c) for c in rng.integers(0, n + 1, p - 1)), n]
+        ranges.append(balanced_ranges(n, p) if rng.random() < 0.5 else ranges_of_sizes(np.diff(cuts).tolist()))
+    return ProductGrid(tuple(int(r) for r in rng.permutation(prod(shape) + 1)[: prod(shape)]), tuple(ranges))
+
+
+def random_windows(rng, n, periodic):
+    """Kernel, stride, dilation and padding that give an output; None where n and padding leave nothing to read."""
+    low, high = (int(rng.integers(0, 5)) if rng.random() < 0.6 else 0 for _ in range(2))
+    if n + low + high == 0:
+        return None
+    kernel, stride, dilation = (int(rng.integers(1, limit)) for limit in (6, 5, 4))
+    kernel = min(kernel, (n + low + high - 1) // dilation + 1)
+    return Windows(n, kernel, stride, dilation, (low, high), periodic)
+
+
+def random_needed(rng, owned, periodic):
+    """Per dimension what balanced outputs' windows read, or widths at random, negative ones among them."""
+    needed = []
+    for n, ranges, wraps in zip(owned.extent, owned.ranges, periodic, strict=True):
+        windows = random_windows(rng, n, wraps)
+        kind = rng.random()
+        if kind < 0.1:
+            needed.append(ranges)
+        elif kind < 0.3 or windows is None:
+            starts = [start - int(rng.integers(-2, 6)) for start, _ in ranges]
+            stops = [stop + int(rng.integers(-2, 6)) for _, stop in ranges]
+            needed.append(tuple((a, max(a, b)) for a, b in zip(starts, stops, strict=True)))
+        else:
+            wanted = windows.input_ranges(len(ranges))
+            clip = rng.random() < 0.5
+            needed.append(tuple(windows.clipped(w)[0] for w in wanted) if clip else wanted)
+    return tuple(needed)
+
+
+def padded_blocks(array, owned, needed, periodic):
+    """Each worker's needed block, cut from the global array padded with zeros or with copies of itself."""
+    low = [max(0, -min(a for a, _ in line)) for line in needed]
+    high = [max(0, max(b for _, b in line) - n) for line, n in zip(needed, array.shape, strict=True)]
+    for d, wraps in enumerate(periodic):
+        width = [(low[e], high[e]) if e == d else (0, 0) for e in range(array.ndim)]
+        array = np.pad(array, width, mode="wrap" if wraps else "constant")
+    boxes = {r: ProductGrid(owned.ranks, needed).box(cell) for r, cell in owned.cell_of.items()}
+    return {
+        r: array[tuple(slice(a + n, b + n) for (a, b), n in zip(box, low, strict=True))] for r, box in boxes.items()
+    }
+
+
+def owned_blocks(array, owned):
+    return {r: array[tuple(slice(*side) for side in owned.box(cell))] for r, cell in owned.cell_of.items()}
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_halo_exchange_gives_slices_of_the_padded_array_and_its_adjoint_is_exact(batch):
+    """5,000 halo exchanges, dimension by dimension without barriers: values, <Fx, y> = <x, F*y>, partners."""
+    for case in range(5000 * LONG // BATCHES):
+        rng = np.random.default_rng([3, batch, case])
+        owned = random_owned(rng)
+        periodic = tuple(bool(n) and bool(rng.random() < 0.4) for n in owned.extent)
+        needed = random_needed(rng, owned, periodic)
+        halos = Halos(owned, needed, periodic)
+        programs = {rank: halos.plans(rank) for rank in owned.ranks}
+        painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
+        blocks, wanted = owned_blocks(painted, owned), padded_blocks(painted, owned, needed, periodic)
+        moved = simulate(programs, blocks)
+        context = f"batch {batch}, case {case}: {halos}"
+        assert all(np.array_equal(moved[r], wanted[r]) for r in programs), context
+
+        y = {r: rng.integers(-99, 99, block.shape) for r, block in moved.items()}
+        back = simulate(adjoint(programs), y)
+        pairs = [(moved[r], y[r], blocks[r], back[r]) for r in programs]
+        assert sum(int(np.vdot(a, b)) for a, b, _, _ in pairs) == sum(int(np.vdot(a, b)) for *_, a, b in pairs), context
+        assert all(back[r].shape == blocks[r].shape for r in programs), context
+
+        assert len({len(plans) for plans in programs.values()}) == 1, context
+        outsider = halos.plans(max(owned.ranks) + 1)
+        assert len(outsider) == len(programs[owned.ranks[0]]) and not any(plan.rounds for plan in outsider), context
+        lines = {r: {p for d in range(len(owned.shape)) for p in owned.line(owned.cell_of[r], d)} for r in programs}
+        assert all(m.partner in lines[r] for r, plans in programs.items() for plan in plans for m in plan.sends), (
+            context
+        )
+
+
+def test_narrow_halos_in_three_dimensions_take_six_messages_and_carry_the_corners():
+    grid = ProductGrid.balanced((9, 9, 9), (3, 3, 3), range(27))
+    needed = needed_ranges(grid, [[(1, 1)] * 3] * 27)
+    plans = halo_plans(grid, needed, rank=13)
+    assert [len(plan.sends) for plan in plans] == [len(plan.recvs) for plan in plans] == [2, 2, 2]
+    assert [plan.out_shape for plan in plans] == [(5, 3, 3), (5, 5, 3), (5, 5, 5)]
+    assert [sum(m.size for m in plan.recvs) for plan in plans] == [2 * 9, 2 * 15, 2 * 25]
+
+
+def test_nothing_moves_where_nothing_more_is_needed():
+    grid = ProductGrid.balanced((9, 6), (3, 2), range(6))
+    assert halo_plans(grid, grid.ranges, rank=0) == ()
+    (plan,) = halo_plans(grid, (grid.ranges[0], ((0, 4), (2, 6))), rank=0)
+    assert plan.in_shape == (3, 3) and plan.out_shape == (3, 4)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_periodic_dimension_of_one_worker_has_local_copies_only(turns):
+    grid = ProductGrid.balanced((4,), (1,), (0,))
+    (plan,) = halo_plans(grid, (((-4 * turns, 4 + 4 * turns),),), 0, periodic=(True,))
+    assert not plan.rounds and len(plan.copies) == 2 * turns + 1 and plan.covers_output
+    assert not plan.reverse().out_disjoint  # the turns add up
+    out = simulate({0: (plan,)}, {0: np.arange(4)})[0]
+    assert np.array_equal(out, np.tile(np.arange(4), 2 * turns + 1))
+
+
+def test_halo_wider_than_the_neighbour_comes_from_the_second_neighbour_too():
+    grid = ProductGrid((0, 1, 2, 3), (ranges_of_sizes((3, 1, 0, 3)),))
+    (plan,) = halo_plans(grid, (((0, 3), (3, 4), (4, 4), (1, 7)),), rank=3)
+    assert {m.partner: m.size for m in plan.recvs} == {0: 2, 1: 1}
+
+
+def test_planned_elements_are_the_halos():
+    grid = ProductGrid.balanced((12, 10), (3, 2), range(6))
+    needed = needed_ranges(grid, [[(1, 2), (0, 1)]] * 6)
+    traffic = Counter()
+    blocks = owned_blocks(np.arange(120).reshape(12, 10), grid)
+    simulate({r: halo_plans(grid, needed, r) for r in grid.ranks}, blocks, traffic)
+    assert {pair: n for pair, n in traffic.items() if pair[0] != pair[1]} == {
+        **{(0, 2): 5, (2, 4): 5, (2, 0): 10, (4, 2): 10},  # rows: 1 down, 2 up, 5 columns wide
+        **{(1, 3): 5, (3, 5): 5, (3, 1): 10, (5, 3): 10},
+        **{(1, 0): 6, (3, 2): 7, (5, 4): 5},  # columns: 1 to the left, as long as the rows are by now
+    }
+
+
+def test_widths_and_needed_ranges_are_inverse_inside_the_tensor():
+    grid = ProductGrid.balanced((12, 10), (3, 2), range(6))
+    wanted = (((0, 5), (3, 8), (9, 12)), ((0, 6), (2, 10)))
+    boxes = [ProductGrid(grid.ranks, wanted).box(cell) for cell in range(6)]
+    halos = [widths(grid.box(cell), boxes[cell]) for cell in range(6)]
+    assert needed_ranges(grid, halos) == wanted
+    assert needed_ranges(grid, [[(2, 2), (1, 1)]] * 6, periodic=(True, False))[0] == ((-2, 6), (2, 10), (6, 14))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: needed_ranges(g, [[(1, 1)]]), r"`halos` \(of length 1\) must have one entry for each of 2"),
+        (lambda g: needed_ranges(g, [[(1, 1)]] * 2), "one pair of widths for each of 2 dimensions"),
+        (lambda g: needed_ranges(g, [[(0, 0), (1, 0)], [(0, 0), (2, 0)]]), "rank 1 asks for .2, 0. in dimension 1"),
+        (lambda g: needed_ranges(g, [[(-3, 0), (0, 0)]] * 2), "takes more than there is from a block of 2"),
+        (lambda g: halo_plans(g, (((0, 4),), ((0, 4),)), 0), "`needed` has"),
+        (lambda g: halo_plans(g, g.ranges, 0, periodic=(True,)), "`periodic`"),
+    ],
+)
+def test_wrong_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(ProductGrid.balanced((4, 4), (2, 1), (0, 1)))
