@@ -34,10 +34,10 @@ Nothing was installed. Do one of these, then run the same pip command again:
   * from PyPI, into an environment that is active:
         python -m pip install mpich
   * from the system:
-        sudo apt install libmpich-dev mpich       (Debian, Ubuntu)
-        brew install mpich                        (macOS)
+        sudo apt install openmpi-bin libopenmpi-dev     (Debian, Ubuntu)
+        brew install open-mpi                           (macOS)
   * on a cluster, load its MPI:
-        module load openmpi                       (`module avail mpi` lists the names)
+        module load openmpi                             (`module avail mpi` lists the names)
   * if the wrapper is elsewhere or has another name, give its full path:
         export MPI4JAX_BUILD_MPICC=/path/to/mpicc
 

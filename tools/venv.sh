@@ -125,7 +125,7 @@ find_mpicc() {
     esac
     [ -n "$mpicc" ] && [ -x "$mpicc" ] ||
         fail "MPI=system, and there is no mpicc on PATH." \
-            "Debian, Ubuntu:  sudo apt install mpich libmpich-dev" \
+            "Debian, Ubuntu:  sudo apt install openmpi-bin libopenmpi-dev" \
             "cluster:         module load openmpi    (module avail mpi lists the names)" \
             "or MPI from PyPI:  make venv MPI=mpich"
 }
@@ -138,7 +138,7 @@ $(requirements mpi4jax)"
     if [ -e "$venv/compiled-for" ] && [ "$(cat "$venv/compiled-for")" = "$key" ]; then return; fi
     if [ "$mpi" = system ]; then
         # mpi4py's wheel looks for libmpi where the loader looks; that need not be the one that mpicc links to.
-        say "compiling mpi4py with $mpicc"
+        say "compiling mpi4py with $mpicc (some minutes)"
         MPI4PY_BUILD_MPICC=$mpicc pip install --quiet --no-cache-dir --force-reinstall --no-deps --no-binary mpi4py \
             'mpi4py>=4.1'
     fi
