@@ -13,7 +13,8 @@ WORKERS ?= 4
 ARGS ?=
 
 PY := $(VENV)/bin/python
-READY := $(VENV)/ready
+# An environment holds absolute paths: its stamp is good for this directory only.
+READY := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(VENV)/bin/mpiexec)
 
 # Open MPI refuses more workers than cores, and root, unless told otherwise; MPICH knows neither flag.
@@ -37,7 +38,7 @@ help: ## List the targets
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
 $(READY): pyproject.toml tools/venv.sh
-	@PYTHON='$(PYTHON)' sh tools/venv.sh '$(VENV)' '$(MPI)'
+	@PYTHON='$(PYTHON)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $@
 
 .PHONY: venv
 venv: $(READY) ## Make the environment, MPI included, from nothing

