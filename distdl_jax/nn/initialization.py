@@ -27,10 +27,11 @@ from distdl_jax.plans.decomposition import Box, box_shape
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
 _ELEMENTWISE = frozenset(
-    "abs add add_any and bitcast_convert_type clamp complex convert_element_type copy cos div eq erf erf_inv exp exp2 "
-    "expm1 ge gt imag integer_pow is_finite le log log1p lt max min mul ne neg nextafter not or pow real rem round "
-    "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sqrt square stop_gradient sub tan "
-    "tanh xor".split()
+    {"abs", "add", "add_any", "and", "bitcast_convert_type", "clamp", "complex", "convert_element_type", "copy", "cos"}
+    | {"div", "eq", "erf", "erf_inv", "exp", "exp2", "expm1", "ge", "gt", "imag", "integer_pow", "is_finite", "le"}
+    | {"log", "log1p", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "rem", "round"}
+    | {"rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sqrt"}
+    | {"square", "stop_gradient", "sub", "tan", "tanh", "xor"}
 )
 
 
@@ -112,7 +113,8 @@ class _BlockEvaluation:
 
 def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
     """The block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
-    if str(jax.random.key_impl(key)) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+    counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
         raise _NotElementwiseError
     shape = box_shape(box)
     if 0 in shape:

@@ -48,9 +48,7 @@ class BroadcastRule:
 
     def __post_init__(self) -> None:
         source, destination = self._effective_source(), self._effective_destination()
-        fits = len(source) == len(destination) and all(
-            s in (1, d) for s, d in zip(source, destination, strict=True)
-        )
+        fits = len(source) == len(destination) and all(s in (1, d) for s, d in zip(source, destination, strict=True))
         if not fits:
             raise InvalidArgumentError(
                 f"A partition of shape {self._side(self.source, self.transpose_source)} does not broadcast to one of "
@@ -137,9 +135,7 @@ def teams_of_worker(
     if worker in source_ranks:
         as_root = _team(rule, source_ranks, destination_ranks, source_ranks.index(worker))
     if worker in destination_ranks:
-        as_member = _team(
-            rule, source_ranks, destination_ranks, rule.source_of(destination_ranks.index(worker))
-        )
+        as_member = _team(rule, source_ranks, destination_ranks, rule.source_of(destination_ranks.index(worker)))
     return as_root, as_member
 
 

@@ -194,9 +194,7 @@ def _collective_reduce(
         x = tie(jnp.zeros(structure.shape, structure.dtype), anchor)
     summable, op = _as_summable(x)
     comm = wrap_as_hashable(world.communicator("data", team))
-    results = [
-        mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)
-    ]
+    results = [mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)]
     if world.rank != team[0]:
         return tie(x, *results)
     return _assembled(results, Structure(structure.shape, np.dtype(summable.dtype))).astype(structure.dtype)

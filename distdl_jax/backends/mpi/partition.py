@@ -113,6 +113,12 @@ class MPIPartition:
         """This worker's `rank`, where there is no topology; None outside the team."""
         return self._rank
 
+    def __copy__(self) -> MPIPartition:
+        return self
+
+    def __deepcopy__(self, memo: object) -> MPIPartition:
+        return self
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MPIPartition):
             return NotImplemented
@@ -314,7 +320,9 @@ class MPICartesianPartition(MPIPartition):
             return None
         return rank_of((*index[:axis], place, *index[axis + 1 :]), self._shape)
 
-    def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> MPICartesianPartition | MPIPartition:
+    def create_cartesian_subtopology_partition(
+        self, remain_dims: Iterable[bool]
+    ) -> MPICartesianPartition | MPIPartition:
         """This worker's slice of the grid: the dimensions marked true remain, in the others its own index is fixed.
 
         Follows MPI's Cart_sub. Outside this partition: the null partition, which has no workers.

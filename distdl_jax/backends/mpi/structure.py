@@ -57,14 +57,12 @@ def agree(world: World, team: tuple[int, ...], contribute: Callable[[], T]) -> d
         mine = contribute()
     except DistDLError as error:
         mine = error
-    if team == (world.rank,):
-        everyone = [mine]
-    else:
-        everyone = world.communicator("control", team).allgather(mine)
+    alone = team == (world.rank,)
+    everyone = [mine] if alone else world.communicator("control", team).allgather(mine)
     for worker, theirs in zip(team, everyone, strict=True):
         if isinstance(theirs, DistDLError):
             raise theirs if worker == world.rank else type(theirs)(f"On worker {worker}: {theirs}")
-    return dict(zip(team, everyone, strict=True))  # type: ignore[arg-type]
+    return dict(zip(team, everyone, strict=True))
 
 
 def exchange_structures(world: World, team: tuple[int, ...], name: str, x: Array) -> dict[int, Structure]:

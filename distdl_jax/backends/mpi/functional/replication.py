@@ -209,8 +209,10 @@ def _plan(
     structures = exchange_structures(world, tuple(sorted(union.ranks)), "x", x)
     holders = P_source.ranks if spreads else P_copies.ranks
     # Every worker checks all teams, so that all raise the same where one does not fit.
-    teams = {rank: Team(rank, tuple(P_copies.ranks[i] for i in rule.destinations(place)))
-             for place, rank in enumerate(P_source.ranks)}
+    teams = {
+        rank: Team(rank, tuple(P_copies.ranks[i] for i in rule.destinations(place)))
+        for place, rank in enumerate(P_source.ranks)
+    }
     of_team = {
         rank: common_structure("x", {worker: structures[worker] for worker in ((rank,) if spreads else team.members)})
         for rank, team in teams.items()

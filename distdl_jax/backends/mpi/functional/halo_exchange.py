@@ -1,0 +1,82 @@
+"""Halo exchange: each worker's block with its neighbours' data around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax import Array
+
+from distdl_jax.backends.mpi.functional.boxes import (
+    BoxMovement,
+    common_dtype,
+    is_differentiable,
+    owned_grid,
+    run_boxes,
+)
+from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.structure import Structure, agree, structure_of
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.plans.halos import Halos, needed_ranges
+
+Halo = tuple[tuple[int, int], ...]
+
+
+def halo_exchange(
+    x: Array, P_x: MPIPartition, halo: Sequence[Sequence[int]], *, periodic: Sequence[bool] = ()
+) -> Array:
+    """Widen the blocks of a tensor on `P_x` by what their neighbours hold.
+
+    With P_x of shape p_0 x ... x p_{D-1}, a worker that owns the range [a, b) of dimension d gets the range
+    [a - left, b + right), clipped to the tensor, or wrapped around it where the dimension is periodic. The data goes
+    dimension by dimension, so that corners ride along, from as many neighbours as it takes where a block is narrower
+    than the halo. The adjoint adds each halo's cotangent back into the block that it was copied from.
+
+    **Arguments:**
+
+    - `x`: this worker's block, of D dimensions; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition.
+    - `halo`: this worker's ((left, right), ...), a pair of widths per dimension, in elements. They may differ between
+      workers, but not between workers with the same index in that dimension. A negative width leaves out data that
+      this worker does not need. Ignored outside P_x.
+    - `periodic`: per dimension, whether it wraps around. Default: none does.
+
+    **Returns:** the wider block; outside P_x, `x`.
+
+    **Raises:** `InvalidArgumentError`, on every worker of P_x, where the widths don't fit; `PlanError` where the
+    blocks don't form a grid.
+
+    Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
+    """
+    wraps = tuple(bool(flag) for flag in periodic) or (False,) * P_x.dim
+    if len(wraps) != P_x.dim:
+        raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {P_x.dim} entries, one per dimension.")
+    if not P_x.active:
+        return x
+    world = P_x.world
+    told = agree(world, P_x.ranks, lambda: (structure_of("x", x), _checked_halo(halo, P_x.dim)))
+    structures = {worker: structure for worker, (structure, _) in told.items()}
+    owned = owned_grid("x", P_x, {worker: structure.shape for worker, structure in structures.items()})
+    dtype = common_dtype("x", structures, P_x.ranks)
+    try:
+        needed = needed_ranges(owned, [told[worker][1] for worker in P_x.ranks], wraps)
+    except ValueError as error:
+        raise InvalidArgumentError(f"`halo` doesn't fit the blocks of `x`: {error}") from None
+    steps = Halos(owned, needed, wraps).plans(world.rank)
+    mine = structures[world.rank]
+    shape = steps[-1].out_shape if steps else mine.shape
+    plan = BoxMovement(
+        "halo_exchange", world, P_x.ranks, steps, mine, Structure(shape, dtype), is_differentiable(dtype)
+    )
+    return run_boxes(plan, x)
+
+
+def _checked_halo(halo: Sequence[Sequence[int]], dim: int) -> Halo:
+    try:
+        widths = tuple((int(left), int(right)) for left, right in halo)
+    except (TypeError, ValueError):
+        widths = ()
+    if len(widths) != dim:
+        raise InvalidArgumentError(
+            f"`halo` (={halo!r}) must be {dim} pairs (left, right) of integers, one for each dimension of P_x."
+        )
+    return widths

@@ -1,0 +1,24 @@
+"""The data-movement primitives as functions: they take the partitions as arguments.
+
+`distdl_jax.nn` has the same as objects with the partitions bound.
+"""
+
+from distdl_jax.backends.mpi.functional import (
+    all_gather,
+    all_sum_reduce,
+    broadcast,
+    halo_exchange,
+    reduce_scatter,
+    repartition,
+    sum_reduce,
+)
+
+__all__ = [
+    "all_gather",
+    "all_sum_reduce",
+    "broadcast",
+    "halo_exchange",
+    "reduce_scatter",
+    "repartition",
+    "sum_reduce",
+]

@@ -1,0 +1,204 @@
+"""The distributed linear layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.backends.mpi.collectives import tie
+from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
+from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_block
+from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.plans.decomposition import balanced_sizes
+from distdl_jax.tensors import TensorSpec
+from distdl_jax.zero_volume import zero_volume_tensor
+
+Params = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class DistributedLinear:
+    r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
+
+    The blocks of x go down the columns of P_W, each worker multiplies with its block of W, and the products are
+    summed along the rows of P_W into the blocks of y. Forward and gradients are block for block those of the
+    sequential layer.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | ... x n_in | P_x: 1 x P_fi |
+    | y | ... x n_out | P_y: 1 x P_fo |
+    | W (`params["weight"]`) | n_out x n_in | P_W: P_fo x P_fi |
+    | b (`params["bias"]`) | n_out | the 0th column of P_W |
+
+    Blocks are balanced; feature counts need not divide. P_x, P_y and P_W may be equal, overlap or be disjoint. Leading
+    dimensions of x, any number of them, are not split, and are the same on all of P_x.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension but the last is 1.
+    - `in_features`, `out_features`: n_in and n_out.
+    - `bias`: whether there is a b.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where the partitions don't fit each other.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> layer = DistributedLinear(P, P, P, in_features=3, out_features=2)
+    >>> params = layer.init(jax.random.key(0))
+    >>> layer(params, jax.numpy.ones((5, 3))).shape
+    (5, 2)
+
+    Source: DistDL documentation, "linear"; Hewett and Grady (2020), affine layer.
+    """
+
+    P_x: MPIPartition
+    P_y: MPIPartition
+    P_W: MPIPartition
+    in_features: int
+    out_features: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("in_features", "out_features"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"`{name}` (={getattr(self, name)}) must be 1 or more.")
+        if self.P_W.dim != 2:
+            raise InvalidArgumentError(
+                f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "
+                "features, and along the input features."
+            )
+        for name, P, workers, features in (
+            ("P_x", self.P_x, self.P_W.shape[1], "P_fi, the second of P_W"),
+            ("P_y", self.P_y, self.P_W.shape[0], "P_fo, the first of P_W"),
+        ):
+            if P.dim < 2 or P.shape[:-1] != (1,) * (P.dim - 1) or P.shape[-1] != workers:
+                raise InvalidArgumentError(
+                    f"`{name}` ({shape_text(P.shape)}) must have shape 1 x {workers}: its last dimension is {features} "
+                    f"({shape_text(self.P_W.shape)})."
+                )
+            P._check_partner("P_W", self.P_W)
+
+    def init(
+        self,
+        key: Array,
+        dtype: DTypeLike = jnp.float32,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ) -> Params:
+        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
+
+        **Arguments:**
+
+        - `key`: a JAX random key, the same on every worker.
+        - `dtype`: of the parameters.
+        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like those of `jax.nn.initializers`. They see
+          the global shape: n_out x n_in in PyTorch's layout, so pass `in_axis=-1, out_axis=-2` to those that count
+          fans. Default: uniform in ±1/sqrt(n_in), as in PyTorch.
+
+        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
+        """
+        default = UniformFanIn(self.in_features)
+        initializers = {"weight": weight_init or default, "bias": bias_init or default}
+        specs = self.param_specs()
+        keys = dict(zip(("weight", "bias"), jax.random.split(key), strict=True))
+        params = {}
+        for name, spec in specs.items():
+            if spec.box is None:
+                params[name] = zero_volume_tensor(dtype=dtype)
+            else:
+                params[name] = initialize_block(
+                    initializers[name], keys[name], spec.global_shape, spec.box, np.dtype(dtype)
+                )
+        return params
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """The global shape and the partition of each parameter: a pytree like the parameters."""
+        specs = {"weight": TensorSpec((self.out_features, self.in_features), self.P_W)}
+        if self.bias:
+            specs["bias"] = TensorSpec((self.out_features,), self._P_bias)
+        return specs
+
+    @cached_property
+    def _P_bias(self) -> MPIPartition:
+        rows, columns = self.P_W.shape
+        return self.P_W.create_partition_inclusive(
+            range(0, rows * columns, columns)
+        ).create_cartesian_topology_partition([rows])
+
+    def __call__(self, params: Params, x: Array) -> Array:
+        """Apply the layer.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block on P_x, ... x n_in/P_fi; a zero-volume array elsewhere.
+
+        **Returns:** this worker's block on P_y, ... x n_out/P_fo; elsewhere a zero-volume array.
+
+        **Raises:** `PlanError` where a block of x does not have its share of the features, or a weight its shape.
+        """
+        with jax.named_scope("DistributedLinear"):
+            copy = broadcast(x, self._P_x, self.P_W)
+            self._check_input(x, copy)
+            # Every worker's part depends on all that any worker's part depends on, so that whatever is
+            # differentiated, all of them carry a derivative into the sum, or none does.
+            part = tie(self._multiply(params, copy), *params.values())
+            return sum_reduce(part, self.P_W, self._P_y, transpose_src=True)
+
+    apply = __call__
+
+    @cached_property
+    def _P_x(self) -> MPIPartition:
+        return self.P_x.create_cartesian_topology_partition([1, self.P_W.shape[1]])
+
+    @cached_property
+    def _P_y(self) -> MPIPartition:
+        return self.P_y.create_cartesian_topology_partition([1, self.P_W.shape[0]])
+
+    def _multiply(self, params: Params, x: Array) -> Array:
+        """This worker's product; zero-volume outside P_W."""
+        weight = params["weight"]
+        dtype = jnp.result_type(x, weight)
+        if not self.P_W.active:
+            return tie(jnp.zeros((x.shape[0], 0), dtype), x)
+        expected = self.param_specs()["weight"].local_shape
+        if tuple(weight.shape) != expected:
+            raise PlanError(
+                f'`params["weight"]` has shape {tuple(weight.shape)} on worker {self.P_W.world.rank}, but its block of '
+                f"{self.out_features} x {self.in_features} on {shape_text(self.P_W.shape)} workers is {expected}."
+            )
+        y = jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), (((x.ndim - 1,), (1,)), ((), ())))
+        return y + params["bias"].astype(dtype) if self.bias and self._P_bias.active else y
+
+    def _check_input(self, x: Array, copy: Array) -> None:
+        """Refuse a block that does not have its share of the features, where it is held and where it came to."""
+        for P, block, place in ((self.P_x, x, self.P_x.rank), (self.P_W, copy, self._column)):
+            if place is None:
+                continue
+            share = balanced_sizes(self.in_features, self.P_W.shape[1])[place]
+            if block.ndim < 2 or block.shape[-1] != share:
+                raise PlanError(
+                    f"`x` has shape {tuple(block.shape)} on worker {P.world.rank}, but block {place} must be "
+                    f"... x {share}: {self.in_features} features, balanced over {self.P_W.shape[1]} workers."
+                )
+
+    @property
+    def _column(self) -> int | None:
+        """Which block of the input's features this worker of P_W multiplies."""
+        return None if self.P_W.rank is None else self.P_W.rank % self.P_W.shape[1]
+
+    def __repr__(self) -> str:
+        return (
+            f"DistributedLinear({self.in_features} -> {self.out_features}, bias={self.bias}, "
+            f"P_x {shape_text(self.P_x.shape)}, P_y {shape_text(self.P_y.shape)}, P_W {shape_text(self.P_W.shape)})"
+        )

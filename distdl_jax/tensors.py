@@ -1,0 +1,104 @@
+"""Global tensors and the local blocks that stand for them: specs, gather and scatter of whole pytrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from distdl_jax.backends.mpi.functional import repartition
+from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.plans.decomposition import Box, balanced_box, box_shape
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a distributed tensor is as a whole.
+
+    - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}.
+    - `partition`: a partition of D dimensions; its workers hold the balanced blocks, all others zero-volume arrays.
+    """
+
+    global_shape: tuple[int, ...]
+    partition: MPIPartition
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "global_shape", tuple(self.global_shape))
+        if len(self.global_shape) != self.partition.dim:
+            raise InvalidArgumentError(
+                f"`global_shape` (={self.global_shape}) must have as many dimensions as `partition` "
+                f"({shape_text(self.partition.shape)})."
+            )
+
+    @property
+    def box(self) -> Box | None:
+        """The ranges of the whole tensor that this worker's block covers; None where it holds none."""
+        rank = self.partition.rank
+        if rank is None:
+            return None
+        index = self.partition.index if isinstance(self.partition.index, tuple) else (rank,)
+        return balanced_box(self.global_shape, self.partition.shape, index)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of this worker's block; `(0,)` where it holds none."""
+        return (0,) if self.box is None else box_shape(self.box)
+
+
+def gather(tree: Any, specs: Any, root: int = 0) -> Any:
+    """Bring the blocks of every leaf together on one worker.
+
+    **Arguments:**
+
+    - `tree`: this worker's pytree of blocks: parameters, gradients, activations.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`).
+    - `root`: the rank in the world of the worker that gets the whole tensors.
+
+    **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere.
+    Collective over the workers of all partitions in `specs` and the root. Differentiable; works inside jit.
+    """
+
+    def whole(x: jax.Array, spec: TensorSpec) -> jax.Array:
+        _check_block(x, spec)
+        return repartition(x, spec.partition, _on_root(spec, root), preserve_batch=False)
+
+    return jax.tree.map(whole, tree, specs)
+
+
+def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
+    """Cut the global tensors that one worker has into the blocks that each worker is to hold.
+
+    The inverse of `gather`. **Arguments:**
+
+    - `tree`: a pytree of global tensors on the root, of zero-volume arrays of the same kinds elsewhere.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf.
+    - `root`: the rank in the world of the worker that has the whole tensors.
+
+    **Returns:** this worker's pytree of blocks, zero-volume where it holds none.
+    """
+
+    def cut(x: jax.Array, spec: TensorSpec) -> jax.Array:
+        if spec.partition.world.rank == root and tuple(x.shape) != spec.global_shape:
+            raise PlanError(f"A leaf of `tree` on the root has shape {x.shape}, but its spec says {spec.global_shape}.")
+        return repartition(x, _on_root(spec, root), spec.partition, preserve_batch=False)
+
+    return jax.tree.map(cut, tree, specs)
+
+
+def _check_block(x: jax.Array, spec: TensorSpec) -> None:
+    if spec.partition.active and tuple(x.shape) != spec.local_shape:
+        raise PlanError(
+            f"A leaf of `tree` has shape {tuple(x.shape)} on worker {spec.partition.world.rank}, but its spec "
+            f"({shape_text(spec.global_shape)} on {spec.partition}) says {spec.local_shape}."
+        )
+
+
+def _on_root(spec: TensorSpec, root: int) -> MPIPartition:
+    world = spec.partition.world
+    if not 0 <= root < world.size:
+        raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
+    one = MPIPartition._team(world, (root,))
+    return one.create_cartesian_topology_partition((1,) * len(spec.global_shape))
