@@ -66,7 +66,7 @@ class Channel:
     """
 
     def __init__(self, world: World, anchor: Array, tag: int) -> None:
-        self._comm = world.communicator("data", tuple(range(world.size)))
+        self._comm = world.messages
         self._anchor = anchor
         self._tag = tag
         self._done: list[Array] = []

@@ -26,7 +26,7 @@ class World:
     - `size`, `rank`: of the communicator; a worker's *world rank* is its rank here.
 
     Without a communicator (`World(None, rank, size)`) it plans, but cannot move data: that is how one process can
-    work out the partitions of thousands of workers.
+    work out the partitions of thousands of workers. With one, making it is collective in the communicator.
     """
 
     def __init__(self, comm: MPI.Intracomm | None, rank: int, size: int) -> None:
@@ -34,6 +34,14 @@ class World:
         self.rank = rank
         self.size = size
         self._cache: dict[tuple[Purpose, tuple[int, ...]], MPI.Intracomm] = {}
+        if comm is not None:
+            # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
+            self._cache["data", tuple(range(size))] = comm.Dup()
+
+    @property
+    def messages(self) -> MPI.Intracomm:
+        """The data communicator of the whole world, in which every worker's rank is its world rank."""
+        return self.communicator("data", tuple(range(self.size)))
 
     def communicator(self, purpose: Purpose, team: tuple[int, ...]) -> MPI.Intracomm:
         """The communicator of `team` (world ranks, in the order of its ranks); its first use is collective in it."""
@@ -58,7 +66,7 @@ _worlds: dict[int, World] = {}
 
 
 def open_world(comm: MPI.Intracomm | None = None) -> World:
-    """The world of `comm` (default: COMM_WORLD); the same object each time."""
+    """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`."""
     comm = MPI.COMM_WORLD if comm is None else comm
     handle = MPI._handleof(comm)
     if handle not in _worlds:

@@ -27,7 +27,8 @@ class MPIPartition:
 
     **Arguments:**
 
-    - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`.
+    - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
+      make their first partition of it together; everything after that takes no communication.
 
     **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
 
