@@ -1,0 +1,102 @@
+"""Which MPI this is, its command line, and the environment of the ranks."""
+
+import functools
+import importlib.metadata
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+COMMAND = "DISTDL_JAX_TEST_MPIEXEC"
+
+
+@functools.cache
+def find() -> str | None:
+    """The `mpiexec` beside this Python, else the one on PATH."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+
+
+@functools.cache
+def flavour() -> str:
+    """`"hydra"` (MPICH and its relatives), `"openmpi"`, or what `mpiexec --version` says first."""
+    path = find()
+    if path is None:
+        return "none"
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, env=clean(os.environ))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown ({error})"
+    said = done.stdout + done.stderr
+    if "HYDRA" in said or "Intel(R) MPI" in said:
+        return "hydra"
+    if any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
+        return "openmpi"
+    return f"unknown ({said.strip().splitlines()[0] if said.strip() else 'no version'})"
+
+
+def command(size: int) -> list[str]:
+    """The words in front of the program that start it on `size` ranks; raises `FileNotFoundError` without an MPI."""
+    own = shlex.split(os.environ.get(COMMAND, ""))
+    if own:
+        return [*own, "-n", str(size)]
+    path = find()
+    if path is None:
+        raise FileNotFoundError(
+            f"no mpiexec beside {sys.executable} and none on PATH. Install an MPI, or set {COMMAND} to its command"
+        )
+    flags: list[str] = []
+    if flavour() == "openmpi":
+        # Binding would press all XLA threads of a rank on one core, two ranks on the same one.
+        flags = ["--oversubscribe", "--bind-to", "none"]
+        if os.geteuid() == 0:
+            flags.append("--allow-run-as-root")
+    return [path, *flags, "-n", str(size)]
+
+
+def clean(environment: MutableMapping[str, str]) -> dict[str, str]:
+    """The environment without what an MPI process leaves in it, which makes a child mpiexec believe it is a rank."""
+    kept = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")
+    left_behind = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPIR_")
+    return {k: v for k, v in environment.items() if k.startswith(kept) or not k.startswith(left_behind)}
+
+
+def rank_environment(environment: MutableMapping[str, str]) -> None:
+    """Set, where the user has not, what a rank needs: the CPU in float64, with one thread."""
+    defaults = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "NPROC": "1",  # the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    flags = environment.get("XLA_FLAGS", "")
+    if "xla_cpu_multi_thread_eigen" not in flags:
+        environment["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+
+
+def versions() -> list[str]:
+    """The lines of pytest's header. Loads the MPI library, but does not initialise it."""
+
+    def version(package: str) -> str:
+        try:
+            return f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            return f"{package} missing"
+
+    try:
+        from mpi4py import MPI
+
+        library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+    except Exception as error:  # no MPI, or one that does not load: the header says so and plain tests still run
+        library = f"none ({type(error).__name__}: {error})"
+    started_by = os.environ.get(COMMAND) or f"{find()} ({flavour()})"
+    return [
+        f"MPI: {library}; mpiexec: {started_by}",
+        ", ".join(map(version, ("jax", "jaxlib", "mpi4jax", "mpi4py", "numpy"))),
+    ]

@@ -1,0 +1,79 @@
+"""The hooks that `conftest.py` exports."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from launcher import marks, mpiexec
+from launcher.guard import PlainGuard
+from launcher.parent import Parent
+from launcher.worker import Worker
+
+MARKERS = (
+    "world(*sizes): run the test on every rank of an MPI world of each of these sizes",
+    "limit(seconds): how long the test may take before it fails with every rank's stacks (default 120)",
+    "primitives: part of the selection that is also run under a second MPI",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("world", "tests in MPI worlds")
+    group.addoption(
+        "--in-world",
+        action="store_true",
+        help="run as one rank of a world that you started: mpiexec -n 4 python -m pytest --in-world tests/test_x.py",
+    )
+    group.addoption("--world-dir", default=None, help="where a rank that pytest started writes its reports (internal)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if config.option.in_world:
+        home = config.option.world_dir
+        config.pluginmanager.register(Worker(config, Path(home) if home else None), "world-worker")
+        return
+    if int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1:
+        raise pytest.UsageError("pytest starts its MPI worlds itself; under mpiexec it needs --in-world")
+    # Test modules import mpi4py. In this process it must not initialise MPI, which would break its children.
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+    except ImportError:
+        pass
+    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1")):
+        os.environ.setdefault(name, value)
+    config.pluginmanager.register(PlainGuard(), "world-guard")
+    config.pluginmanager.register(Parent(config), "world-parent")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("world")
+    if mark is None:
+        return
+    sizes = marks.declared(mark)
+    if marks.ARGUMENT not in metafunc.fixturenames:
+        metafunc.fixturenames.append(marks.ARGUMENT)
+    metafunc.parametrize(marks.ARGUMENT, sizes, ids=[f"world{size}" for size in sizes])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Plain tests first, then world after world, each in the order of the files."""
+    session.items.sort(key=marks.of)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [] if config.option.world_dir else mpiexec.versions()
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
+    counts = Counter(map(marks.of, items))
+    return "worlds: " + ", ".join(
+        f"{counts[size]} in {f'a world of {size}' if size else 'this process'}" for size in sorted(counts)
+    )

@@ -1,0 +1,48 @@
+"""faulthandler's output, shortened and merged."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+HIDDEN = (
+    *("/_pytest/", "/pluggy/", "/pytest/__main__.py", "<frozen runpy>", "<frozen importlib"),
+    *("/launcher/worker.py", "/launcher/examples.py", "/site-packages/hypothesis/"),
+)
+WAITING = r'/launcher/worker\.py", line \d+ in _wait$'
+OWN_THREAD = "in _leave_with_parent"
+
+
+def ranks_text(ranks: Iterable[int], size: int) -> str:
+    """`rank 2 of 4`, `ranks 0-1, 3 of 4`, `all 4 ranks`."""
+    ordered = sorted(ranks)
+    if len(ordered) == size > 1:
+        return f"all {size} ranks"
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {shown} of {size}"
+
+
+def shorten(dump: str) -> str:
+    """A dump without addresses, pytest's own frames, and the launcher's own thread."""
+    threads = []
+    for block in re.split(r"\n\s*\n|\n(?=(?:Current thread|Thread) 0x)", dump.strip()):
+        head, *frames = block.strip().splitlines() or [""]
+        if not head.startswith(("Thread", "Current thread")) or any(OWN_THREAD in frame for frame in frames):
+            continue
+        if frames and re.search(WAITING, frames[0]):
+            frames = ["  (waiting for the other ranks)"]
+        shown = [frame for frame in frames if not any(hidden in frame for hidden in HIDDEN)] or frames[:4]
+        threads.append("\n".join([re.sub(r" 0x[0-9a-f]+", "", head), *shown]))
+    return "\n\n".join(threads) or dump.strip()
+
+
+def merge(stacks: Mapping[int, str], size: int) -> str:
+    """Every distinct stack once, under the ranks that have it."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(stacks[rank], []).append(rank)
+    return "\n\n".join(f"--- stack of {ranks_text(ranks, size)} ---\n{stack}" for stack, ranks in groups.items())

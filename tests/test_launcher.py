@@ -1,0 +1,490 @@
+"""The launcher, run on small test files of its own in a process of its own.
+
+The files need MPI only. They run side by side, because most of them wait for a limit to pass.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launcher import mpiexec
+from launcher.stacks import merge, ranks_text, shorten
+
+HERE = Path(__file__).parent
+HEAD = """
+import atexit, os, signal, sys, time, warnings
+import pytest
+from hypothesis import given, strategies
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+"""
+IN_TWO = HEAD + "pytestmark = pytest.mark.world(2)\n"
+
+
+@dataclass
+class Run:
+    """What a pytest run printed, and what each test came to."""
+
+    status: int
+    text: str
+    outcomes: dict[str, str]
+    details: dict[str, str]
+
+
+def start(folder: Path, source: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+    (folder / "test_it.py").write_text(source)
+    env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(HERE), "COLUMNS": "200"} | environment
+    for name in ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "DISTDL_JAX_TEST_LIMIT", *environment):
+        if name not in environment:
+            env.pop(name, None)
+    command = [sys.executable, "-m", "pytest", "--junitxml=out.xml", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, source: str, *arguments: str, **environment: str) -> Run:
+    process = start(folder, source, *arguments, **environment)
+    text, _ = process.communicate(timeout=100)
+    outcomes, details = {}, {}
+    if (folder / "out.xml").exists():
+        for case in ET.parse(folder / "out.xml").iter("testcase"):
+            name = case.attrib["name"]
+            results = [child for child in case if child.tag in ("failure", "error", "skipped")]
+            outcomes[name] = "+".join(child.tag for child in results) or "passed"
+            details[name] = "\n".join(f"{child.attrib.get('message', '')}\n{child.text or ''}" for child in results)
+    return Run(process.returncode, text, outcomes, details)
+
+
+OUTCOMES = """
+@pytest.fixture(scope="module")
+def team():
+    return world.Dup()
+
+def test_pass(team, world_size, tmp_path):
+    assert team.allreduce(1) == world_size == 2
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_parametrised(k):
+    assert world.bcast(k) == k
+
+@pytest.mark.world(1, 2)
+def test_sizes(world_size):
+    assert world.size == world_size
+
+def test_environment():
+    assert os.environ["JAX_ENABLE_X64"] == "1" and os.environ["JAX_PLATFORMS"] == "cpu"
+
+def test_skip():
+    pytest.skip("all of us")
+
+def test_skip_on_one():
+    if world.rank == 1:
+        pytest.skip("just me")
+
+def test_fail_on_one():
+    print("I am", world.rank)
+    assert world.rank == 0
+
+def test_fail_on_all():
+    raise ValueError("together")
+
+@pytest.mark.xfail
+def test_xfail_on_one():
+    assert world.rank == 1
+
+def test_sys_exit():
+    sys.exit(3)
+
+def test_pytest_exit():
+    if world.rank == 1:
+        pytest.exit("bye")
+
+@given(strategies.integers())
+def test_same_draws(n):
+    assert world.allreduce(n) == 2 * n
+
+@given(strategies.integers())
+def test_failing_example(n):
+    assert n < 10
+
+@pytest.fixture
+def broken():
+    yield
+    assert world.rank == 0
+
+def test_teardown_fails(broken):
+    pass
+
+def test_warns():
+    warnings.warn("lukewarm")
+
+def test_last():
+    assert world.allreduce(1) == 2
+"""
+
+HANG = """
+@pytest.mark.limit(3)
+def test_hang():
+    if world.rank == 0:
+        world.recv(source=1, tag=99)
+
+def test_stuck_after_failure():
+    if world.rank == 1:
+        raise RuntimeError("without me")
+    world.barrier()
+
+def test_next():
+    pass
+"""
+
+DEATH = """
+def test_killed():
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.barrier()
+
+def test_leaves():
+    if world.rank == 1:
+        os._exit(0)
+    world.barrier()
+
+def test_abort():
+    if world.rank == 1:
+        world.Abort(5)
+    world.barrier()
+
+def test_next():
+    pass
+"""
+
+NOT_COLLECTED = """
+if MPI.Is_initialized() and world.rank == 1:
+    raise OSError("no such library here")
+
+def test_one():
+    pass
+"""
+
+ENDLESS_START = """
+if MPI.Is_initialized() and world.rank == 1:
+    time.sleep(1000)
+
+def test_one():
+    pass
+
+def test_two():
+    pass
+"""
+
+ENDLESS_END = """
+def test_one():
+    pass
+
+def test_two():
+    if world.rank == 1:
+        atexit.register(time.sleep, 1000)
+"""
+
+PLAIN = (
+    HEAD
+    + """
+def test_no_mpi_here():
+    assert not MPI.Is_initialized()
+
+@pytest.mark.limit(1)
+def test_sleeps():
+    time.sleep(1000)
+
+def test_next():
+    pass
+"""
+)
+
+PLAIN_DEAF = (
+    HEAD
+    + """
+@pytest.mark.limit(1)
+def test_deaf():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(1000)
+"""
+)
+
+CHOICE = """
+def test_one(): pass
+def test_two(): assert False
+def test_three(): pass
+@pytest.mark.primitives
+@pytest.mark.world(1, 2)
+def test_four(): pass
+"""
+
+NO_WORLD = """#!/bin/sh
+shift 2
+exec "$@"
+"""
+
+
+def by_hand(folder: Path) -> Run:
+    """The developer's way: `mpiexec` around `pytest --in-world`."""
+    start(folder, IN_TWO + CHOICE, "--collect-only", "-q").communicate(timeout=100)
+    command = [*mpiexec.command(2), sys.executable, "-m", "pytest", "--in-world", "--color=no", "-k", "one or two"]
+    env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    return Run(done.returncode, done.stdout + done.stderr, {}, {})
+
+
+def other_mpiexec(folder: Path) -> Run:
+    script = folder / "mpiexec"
+    script.write_text(NO_WORLD)
+    script.chmod(0o755)
+    return run(folder, IN_TWO + "def test_one(): pass\ndef test_two(): pass\n", DISTDL_JAX_TEST_MPIEXEC=str(script))
+
+
+SCENARIOS: dict[str, Callable[[Path], Run]] = {
+    "outcomes": lambda folder: run(folder, IN_TWO + OUTCOMES, "-rA"),
+    "hang": lambda folder: run(folder, IN_TWO + HANG),
+    "endless start": lambda folder: run(folder, IN_TWO + ENDLESS_START, DISTDL_JAX_TEST_LIMIT="6"),
+    "endless end": lambda folder: run(folder, IN_TWO + ENDLESS_END, DISTDL_JAX_TEST_LIMIT="6"),
+    "death": lambda folder: run(folder, IN_TWO + DEATH),
+    "plain": lambda folder: run(folder, PLAIN),
+    "plain and deaf": lambda folder: run(folder, PLAIN_DEAF),
+    "not collected": lambda folder: run(folder, IN_TWO + NOT_COLLECTED),
+    "stop": lambda folder: run(folder, IN_TWO + CHOICE, "-x"),
+    "choice": lambda folder: run(folder, IN_TWO + CHOICE, "-m", "primitives", "-k", "world1", "test_it.py::test_four"),
+    "list": lambda folder: run(folder, IN_TWO + CHOICE, "--collect-only", "-q"),
+    "other mpiexec": other_mpiexec,
+    "no mpiexec": lambda folder: run(folder, IN_TWO + "def test_one(): pass\n", DISTDL_JAX_TEST_MPIEXEC="./none"),
+    "by hand": by_hand,
+}
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    pool = ThreadPoolExecutor(max_workers=4)
+    futures: dict[str, Future[Run]] = {}
+    for number, (name, make) in enumerate(SCENARIOS.items()):
+        futures[name] = pool.submit(make, tmp_path_factory.mktemp(f"scenario{number}"))
+    yield lambda name: futures[name].result()
+    pool.shutdown(cancel_futures=True)
+
+
+def test_what_all_ranks_pass_passes(scenario: Callable[[str], Run]) -> None:
+    outcomes = scenario("outcomes").outcomes
+    good = ["test_pass[world2]", "test_parametrised[1-world2]", "test_parametrised[2-world2]", "test_sizes[world1]"]
+    good += ["test_sizes[world2]", "test_environment[world2]", "test_same_draws[world2]", "test_warns[world2]"]
+    assert {name: outcomes.get(name) for name in good} == dict.fromkeys(good, "passed")
+
+
+def test_what_all_ranks_skip_is_skipped_and_what_some_skip_fails(scenario: Callable[[str], Run]) -> None:
+    result = scenario("outcomes")
+    assert result.outcomes["test_skip[world2]"] == "skipped"
+    assert "all of us" in result.details["test_skip[world2]"]
+    assert result.outcomes["test_skip_on_one[world2]"] == "failure"
+    assert "passed on rank 0 of 2; skipped on rank 1 of 2" in result.details["test_skip_on_one[world2]"]
+    assert "just me" in result.details["test_skip_on_one[world2]"]
+
+
+def test_a_failure_names_its_ranks_and_shows_equal_tracebacks_once(scenario: Callable[[str], Run]) -> None:
+    result = scenario("outcomes")
+    one, everyone = result.details["test_fail_on_one[world2]"], result.details["test_fail_on_all[world2]"]
+    assert "failed on rank 1 of 2" in one
+    assert "passed on rank 0 of 2" in one
+    assert "assert 1 == 0" in one
+    assert "failed on all 2 ranks" in everyone
+    assert everyone.count('raise ValueError("together")') == 1
+    for text in ("I am 0", "I am 1", "Captured stdout call, rank 1 of 2", "lukewarm"):
+        assert text in result.text
+    assert result.status == 1
+
+
+def test_other_ways_to_fail(scenario: Callable[[str], Run]) -> None:
+    result = scenario("outcomes")
+    assert result.outcomes["test_xfail_on_one[world2]"] == "skipped"
+    assert result.outcomes["test_sys_exit[world2]"] == "failure"
+    assert result.outcomes["test_pytest_exit[world2]"] == "failure"
+    assert "bye" in result.details["test_pytest_exit[world2]"]
+    assert result.outcomes["test_teardown_fails[world2]"] == "error"
+
+
+def test_a_failing_example_fails_at_once_and_is_shown(scenario: Callable[[str], Run]) -> None:
+    details = scenario("outcomes").details["test_failing_example[world2]"]
+    assert re.search(r"failing example: test_failing_example\(n=\d+\)", details)
+    assert "failed on all 2 ranks" in details
+
+
+def test_items_after_failures_still_run_and_in_order(scenario: Callable[[str], Run]) -> None:
+    result = scenario("outcomes")
+    assert result.outcomes["test_last[world2]"] == "passed"
+    assert list(result.outcomes)[:2] == ["test_sizes[world1]", "test_pass[world2]"]
+    assert "worlds: 1 in a world of 1, 17 in a world of 2" in result.text
+
+
+def test_a_hang_fails_with_the_stacks_of_all_ranks(scenario: Callable[[str], Run]) -> None:
+    result = scenario("hang")
+    details = result.details["test_hang[world2]"]
+    assert "test_it.py::test_hang[world2] did not end within its limit of 3 s" in details
+    assert "rank 0 of 2: in the test's call" in details
+    assert "rank 1 of 2: had finished the test (passed)" in details
+    assert re.search(
+        r"stack of rank 0 of 2 ---\nCurrent thread.*\n  File .*test_it.py\", line \d+ in test_hang", details
+    )
+    assert re.search(r"stack of rank 1 of 2 ---\nCurrent thread.*\n  \(waiting for the other ranks\)", details)
+    assert result.outcomes["test_next[world2]"] == "passed"
+
+
+def test_ranks_stuck_after_a_failure_do_not_wait_for_the_limit(scenario: Callable[[str], Run]) -> None:
+    details = scenario("hang").details["test_stuck_after_failure[world2]"]
+    assert "RuntimeError: without me" in details
+    assert "others were still in the test" in details
+    assert re.search(r"stack of rank 0 of 2 ---\n.*\n  File .* in test_stuck_after_failure", details)
+
+
+def test_a_rank_that_dies_fails_its_test_alone(scenario: Callable[[str], Run]) -> None:
+    result = scenario("death")
+    for name in ("test_killed[world2]", "test_leaves[world2]", "test_abort[world2]"):
+        assert result.outcomes[name] == "failure"
+        assert "the world of 2 died" in result.details[name]
+    assert "exit status" in result.details["test_killed[world2]"]
+    assert result.outcomes["test_next[world2]"] == "passed"
+
+
+def test_a_module_that_one_rank_cannot_import(scenario: Callable[[str], Run]) -> None:
+    details = scenario("not collected").details["test_one[world2]"]
+    assert "not collected on rank 1 of 2" in details
+    assert "no such library here" in details
+
+
+def test_a_hang_at_the_start_fails_all_tests_of_the_size_once(scenario: Callable[[str], Run]) -> None:
+    result = scenario("endless start")
+    assert result.outcomes == {"test_one[world2]": "failure", "test_two[world2]": "failure"}
+    details = result.details["test_one[world2]"]
+    assert "was not ready within 6 s" in details
+    assert re.search(r"stack of rank 1 of 2 ---\n.*\n  File .*test_it.py\"", details)
+
+
+def test_a_hang_at_the_end_is_an_error_of_the_last_test(scenario: Callable[[str], Run]) -> None:
+    result = scenario("endless end")
+    assert result.outcomes == {"test_one[world2]": "passed", "test_two[world2]": "error"}
+    assert "ran all its tests and did not end within 6 s" in result.details["test_two[world2]"]
+
+
+def test_a_plain_test_has_its_limit_too(scenario: Callable[[str], Run]) -> None:
+    result = scenario("plain")
+    assert result.outcomes == {"test_no_mpi_here": "passed", "test_sleeps": "failure", "test_next": "passed"}
+    assert "test_sleeps did not end within its limit of 1 s" in result.details["test_sleeps"]
+
+
+def test_a_plain_test_that_no_signal_reaches_ends_with_its_stack(scenario: Callable[[str], Run]) -> None:
+    result = scenario("plain and deaf")
+    assert result.status != 0
+    assert re.search(r"test_it.py\", line \d+ in test_deaf", result.text)
+
+
+def test_selection(scenario: Callable[[str], Run]) -> None:
+    assert scenario("stop").outcomes == {
+        "test_four[world1]": "passed",
+        "test_one[world2]": "passed",
+        "test_two[world2]": "failure",
+    }
+    assert scenario("choice").outcomes == {"test_four[world1]": "passed"}
+    assert "test_it.py::test_four[world2]" in scenario("list").text
+
+
+def test_a_world_that_is_none_is_refused(scenario: Callable[[str], Run]) -> None:
+    result = scenario("other mpiexec")
+    assert "asked for 2 ranks" in result.details["test_one[world2]"]
+    assert result.outcomes["test_two[world2]"] == "failure"
+    assert "no world of 2 could be started" in scenario("no mpiexec").details["test_one[world2]"]
+
+
+def test_by_hand(scenario: Callable[[str], Run]) -> None:
+    text = scenario("by hand").text
+    assert "[rank 1] test_it.py::test_two[world2], call" in text
+    assert "1 failed, 1 passed" in text
+
+
+WRITES_PIDS = """
+def test_long():
+    with open(f"pid{world.rank}", "w") as file:
+        file.write(str(os.getpid()))
+    world.recv(tag=7)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_no_rank_outlives_the_parent(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(tmp_path, IN_TWO + WRITES_PIDS)
+    files = [tmp_path / "pid0", tmp_path / "pid1"]
+    try:
+        _until(lambda: all(file.exists() and file.read_text() for file in files), 60)
+        pids = [int(file.read_text()) for file in files]
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        _until(lambda: not any(map(_runs, pids)), 10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A rank whose mpiexec was killed with it may stay as a zombie where nobody collects orphans.
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or ") Z" not in status.read_text()
+
+
+def test_ranks_in_words() -> None:
+    assert ranks_text([2], 4) == "rank 2 of 4"
+    assert ranks_text([3, 0, 1], 4) == "ranks 0-1, 3 of 4"
+    assert ranks_text(range(4), 4) == "all 4 ranks"
+
+
+def test_stacks_are_shortened_and_merged() -> None:
+    dump = 'Thread 0x00007f (most recent call first):\n  File "/x/launcher/worker.py", line 9 in _leave_with_parent\n\n'
+    dump += 'Current thread 0x00008f (most recent call first):\n  File "/x/test_a.py", line 3 in test_a\n'
+    dump += '  File "/y/_pytest/python.py", line 1 in call\n'
+    short = 'Current thread (most recent call first):\n  File "/x/test_a.py", line 3 in test_a'
+    assert shorten(dump) == short
+    assert merge({0: short, 1: short, 2: "other"}, 3) == (
+        f"--- stack of ranks 0-1 of 3 ---\n{short}\n\n--- stack of rank 2 of 3 ---\nother"
+    )
+
+
+def test_the_environment_of_an_mpi_process_is_not_passed_on() -> None:
+    leaked = {"PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "x", "PRTE_X": "y"}
+    own = {"PATH": "/bin", "OMPI_MCA_btl": "self,sm", "PRTE_MCA_rmaps": "x"}
+    assert mpiexec.clean(leaked | own) == own
+    environment = {"XLA_FLAGS": "--xla_dump_to=/x", "JAX_ENABLE_X64": "0"}
+    mpiexec.rank_environment(environment)
+    assert environment["JAX_ENABLE_X64"] == "0"
+    assert environment["XLA_FLAGS"] == "--xla_dump_to=/x --xla_cpu_multi_thread_eigen=false"
