@@ -211,6 +211,11 @@ class Exchange:
         """The world ranks of all workers that own or need something, ascending."""
         return tuple(sorted({*self.owned.ranks, *self.needed.ranks}))
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether nobody needs anything but the block that it owns. Unlike the plans', all workers agree on it."""
+        return self.owned == self.needed
+
     @cached_property
     def uniform(self) -> bool:
         """Whether each worker of the team sends as many elements, and some, to each worker of the team.
