@@ -141,8 +141,8 @@ class Parent:
         starts = [rank.started[number] for rank in world.ranks.values() if number in rank.started]
         since = min(starts) if starts else world.last_sign()
         if now - since > limit:
-            title = f"{item.nodeid} did not end within its limit of {limit:g} s"
-            raise Trouble(title, f"{self._where(world, number)}\n\n{self._scene(world)}")
+            text = f"{item.nodeid} did not end within its limit of {limit:g} s"
+            raise Trouble("a hang", f"{text}\n{self._where(world, number)}\n\n{self._scene(world)}")
         failed = [rank.done[number][0] for rank in world.ranks.values() if rank.done.get(number, (0, 0))[1] == 2]
         if failed and now - min(failed) > GRACE:
             title = f"{GRACE:g} s after a rank had failed, others were still in the test"

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -127,6 +128,8 @@ class Worker:
         faulthandler.dump_traceback_later(limit + spare, exit=True, file=self.stacks)
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if "jax" in sys.modules:
+                sys.modules["jax"].effects_barrier()  # what hangs behind asynchronous dispatch hangs in its own test
         except BaseException as error:  # pytest.exit, Ctrl-C: whatever it is, the others must hear of it
             self.code = FAILED
             shown: Any = item.repr_failure(pytest.ExceptionInfo.from_exception(error))

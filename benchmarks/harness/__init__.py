@@ -1,0 +1,113 @@
+"""Times several ways to do the same work in one run, and reports ratios.
+
+The ways take turns, so that a change in the machine's speed meets all of them; a round's time is that of the slowest
+worker, and a result is the median of the rounds. Absolute times move from hour to hour: compare within a row.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from mpi4py import MPI
+
+from distdl_jax.backends.mpi.collectives import tie
+
+_comm = MPI.COMM_WORLD.Dup()
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do the work: `run()` does it `calls` times."""
+
+    name: str
+    run: Callable[[], object]
+    calls: int = 1
+
+
+@dataclass
+class Table:
+    """The rows of one benchmark; the first way of each row is what the others are compared with."""
+
+    name: str
+    rows: list[dict[str, object]] = field(default_factory=list)
+
+    def row(self, work: str, ways: Sequence[Way], rounds: int = 9) -> None:
+        """Time the ways in turn and print the row on worker 0."""
+        for way in ways:
+            way.run()  # compiles, and touches the buffers
+        times: dict[str, list[float]] = {way.name: [] for way in ways}
+        for _ in range(rounds):
+            for way in ways:
+                _comm.Barrier()
+                start = time.perf_counter()
+                way.run()
+                seconds = (time.perf_counter() - start) / way.calls
+                times[way.name].append(_comm.allreduce(seconds, op=MPI.MAX))
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        base = medians[ways[0].name]
+        self.rows.append({"work": work, "seconds": medians, "all_seconds": times})
+        if _comm.rank == 0:
+            cells = [f"{name} {1e6 * t:9.1f} us ({t / base:5.2f}x)" for name, t in medians.items()]
+            print(f"{work:<44}" + "  ".join(cells), flush=True)
+
+    def write(self) -> None:
+        """Write the rows, and what they were measured on, as JSON."""
+        if _comm.rank == 0:
+            path = Path("out/benchmarks") / f"{self.name}-{_comm.size}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            about = {
+                "workers": _comm.size,
+                "jax": jax.__version__,
+                "mpi": MPI.Get_library_version().split("\n")[0],
+                "machine": platform.processor() or platform.machine(),
+            }
+            path.write_text(json.dumps({**about, "rows": self.rows}, indent=1))
+            print(f"wrote {path}", flush=True)
+
+
+def in_one_program(name: str, function: Callable[[Array], Array], x: Array, calls: int) -> Way:
+    """`calls` applications of `function` to `x`, one after the other, in one jitted program."""
+
+    @jax.jit
+    def program(x: Array) -> Array:
+        def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+            # The result is carried, so that it has to be there in full at every step; and the next step's input
+            # depends on it, so that the work can't be taken out of the loop.
+            x, y = carry
+            y = function(tie(x, y))
+            return (x, y), None
+
+        y = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(function, x))
+        return lax.scan(step, (x, y), None, length=calls)[0][1]
+
+    return Way(name, lambda: jax.block_until_ready(program(x)), calls)
+
+
+def one_call(name: str, function: Callable[[Array], Array], x: Array, calls: int) -> Way:
+    """`calls` calls of the jitted `function`, each waited for."""
+    jitted = jax.jit(function)
+
+    def run() -> None:
+        for _ in range(calls):
+            jax.block_until_ready(jitted(x))
+
+    return Way(name, run, calls)
+
+
+def repeated(name: str, function: Callable[[], object], calls: int) -> Way:
+    """`calls` calls of a plain Python function."""
+
+    def run() -> None:
+        for _ in range(calls):
+            function()
+
+    return Way(name, run, calls)

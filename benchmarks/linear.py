@@ -1,0 +1,54 @@
+"""The linear layer, 64 x 1024 -> 1024, beside the sequential one: mpiexec -n 4 python benchmarks/linear.py"""
+
+import jax
+import jax.numpy as jnp
+from harness import Table, in_one_program
+
+import distdl_jax as dj
+
+ROWS, FEATURES, CALLS = 64, 1024, 20
+P_all = dj.Partition()
+along_output, along_input = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[P_all.size]
+P_W = P_all.create_cartesian_topology_partition([along_output, along_input])
+P_x = P_all.create_partition_inclusive(range(along_input)).create_cartesian_topology_partition([1, along_input])
+P_y = P_all.create_partition_inclusive(range(along_output)).create_cartesian_topology_partition([1, along_output])
+layer = dj.nn.DistributedLinear(P_x, P_y, P_W, FEATURES, FEATURES)
+params = layer.init(jax.random.key(0))
+x = jnp.ones((ROWS, FEATURES // along_input)) if P_x.active else dj.zero_volume_tensor(ROWS)
+whole = {"weight": jnp.ones((FEATURES, FEATURES)), "bias": jnp.ones(FEATURES)}
+X = jnp.ones((ROWS, FEATURES))
+
+
+def sequential(params, x):
+    return x @ params["weight"].T + params["bias"]
+
+
+def both_ways(apply, params):
+    """Forward, and the gradients of input and parameters."""
+
+    def run(x):
+        y, pullback = jax.vjp(apply, params, x)
+        return jax.tree.leaves(pullback(y))[-1] + sum(jnp.sum(g[:1]) for g in jax.tree.leaves(pullback(y)[0]))
+
+    return run
+
+
+def alone(way):
+    """The sequential layer runs on worker 0 only, as it would without the others."""
+    run = way.run if P_all.rank == 0 else (lambda: None)
+    return type(way)(way.name, run, way.calls)
+
+
+table = Table("linear")
+for title, of_sequential, of_layer in (
+    ("forward", lambda x: sequential(whole, x), lambda x: layer(params, x)),
+    ("forward + backward", both_ways(sequential, whole), both_ways(layer, params)),
+):
+    table.row(
+        f"linear {ROWS}x{FEATURES}->{FEATURES}, P_W {along_output}x{along_input}, {title}",
+        [
+            alone(in_one_program("sequential", of_sequential, X, CALLS)),
+            in_one_program("distributed", of_layer, x, CALLS),
+        ],
+    )
+table.write()
