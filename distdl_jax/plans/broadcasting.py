@@ -10,11 +10,12 @@ A sum-reduction is the same picture read backwards: its teams are those of the b
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans.decomposition import index_of, rank_of
 
 Shape = tuple[int, ...]
@@ -163,7 +164,7 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
             "dimensions of the partition to sum along, or the ones to keep."
         )
     name, axes = ("axes_reduce", axes_reduce) if axes_keep is None else ("axes_keep", axes_keep)
-    axes = (axes,) if isinstance(axes, int) else tuple(int(axis) for axis in axes)  # type: ignore[attr-defined]
+    axes = _integers(name, axes)
     wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
     if wrong:
         raise InvalidArgumentError(
@@ -176,6 +177,13 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
     if name == "axes_keep":
         return tuple(axis for axis in range(len(shape)) if axis not in positive)
     return tuple(sorted(positive))
+
+
+def _integers(name: str, axes: object) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, axes if isinstance(axes, Iterable) else (axes,)))
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={axes!r}) must be an integer or a sequence of integers.") from None
 
 
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:
