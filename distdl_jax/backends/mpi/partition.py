@@ -51,10 +51,10 @@ class MPIPartition:
     _rank: int | None
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
-        if comm is not None and not isinstance(comm, MPI.Intracomm):
-            raise InvalidTypeError(f"`comm` (={comm!r}) must be an mpi4py intracommunicator, or None for COMM_WORLD.")
         if comm == MPI.COMM_NULL:
             raise InvalidArgumentError("`comm` is MPI.COMM_NULL; a partition needs a communicator with workers in it.")
+        if comm is not None and not isinstance(comm, MPI.Intracomm):
+            raise InvalidTypeError(f"`comm` (={comm!r}) must be an mpi4py intracommunicator, or None for COMM_WORLD.")
         world = open_world(comm)
         self._set(world, tuple(range(world.size)), (world.size,))
 
@@ -66,6 +66,9 @@ class MPIPartition:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be deleted.")
 
     @staticmethod
     def _team(world: World, ranks: Iterable[int]) -> MPIPartition:
