@@ -40,14 +40,17 @@ def test_partitions_of_other_communicators():
     """Ranks refer to the communicator that the first partition was made from; worlds don't mix."""
     comm = MPI.COMM_WORLD
     half = comm.Split(comm.rank % 2, -comm.rank)
-    try:
-        P = dj.Partition(half)
-        assert (P.rank, P.size, P.ranks) == (half.rank, 2, (0, 1))
-        assert P.allgather_data(comm.rank) == [comm.rank % 2 + 2, comm.rank % 2]
-        with pytest.raises(dj.InvalidArgumentError, match="stands on another communicator"):
-            P.create_partition_union(dj.Partition())
-    finally:
-        comm.Barrier()
+    P = dj.Partition(half)
+    assert (P.rank, P.size, P.ranks) == (half.rank, 2, (0, 1))
+    assert P.allgather_data(comm.rank) == [comm.rank % 2 + 2, comm.rank % 2]
+    with pytest.raises(dj.InvalidArgumentError, match="stands on another communicator"):
+        P.create_partition_union(dj.Partition())
+    half.Free()
+    # What was made from a communicator outlives it, and a new one with the same handle is another world.
+    assert P.allgather_data("still here") == ["still here"] * 2
+    assert P.create_partition_inclusive([1]).allgather_data(P.rank) == ([1] if P.rank == 1 else None)
+    again = comm.Dup()
+    assert dj.Partition(again).size == 4 and dj.Partition(again) != P
     for nobody in (MPI.COMM_NULL, comm.Split(MPI.UNDEFINED)):
         with pytest.raises(dj.InvalidArgumentError, match="COMM_NULL"):
             dj.Partition(nobody)
