@@ -117,7 +117,7 @@ def add_rows(table, work, function, plans, x_shape, reshard=None, calls=10, hold
         chain = raw_chain([*plans, *back] if two else plans)
         ways = [
             repeated("raw", lambda chain=chain: chain(x_np), calls),
-            in_one_program("distdl_jax", both_ways(function) if two else function, x, calls),
+            in_one_program("distdl_jax", both_ways(function) if two else function, (x,), calls),
         ]
         if reshard is not None:
             ways.append(Way("JAX", lambda two=two: [reshard[two]() for _ in range(calls)], calls))
