@@ -52,21 +52,27 @@ def halo_exchange(
         raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {P_x.dim} entries, one per dimension.")
     if not P_x.active:
         return x
-    world = P_x.world
-    told = agree(world, P_x.ranks, lambda: (structure_of("x", x), _checked_halo(halo, P_x.dim)))
+    told = agree(P_x.world, P_x.ranks, lambda: (structure_of("x", x), _checked_halo(halo, P_x.dim)))
     structures = {worker: structure for worker, (structure, _) in told.items()}
     owned = owned_grid("x", P_x, {worker: structure.shape for worker, structure in structures.items()})
-    dtype = common_dtype("x", structures, P_x.ranks)
     try:
         needed = needed_ranges(owned, [told[worker][1] for worker in P_x.ranks], wraps)
     except ValueError as error:
         raise InvalidArgumentError(f"`halo` doesn't fit the blocks of `x`: {error}") from None
-    steps = Halos(owned, needed, wraps).plans(world.rank)
+    return exchange_ranges("halo_exchange", x, P_x, structures, Halos(owned, needed, wraps))
+
+
+def exchange_ranges(name: str, x: Array, P_x: MPIPartition, structures: dict[int, Structure], halos: Halos) -> Array:
+    """Give each worker of `P_x` the ranges that `halos` says it needs, from the `structures` that all of them told.
+
+    For workers of P_x only.
+    """
+    world = P_x.world
+    dtype = common_dtype("x", structures, P_x.ranks)
+    steps = halos.plans(world.rank)
     mine = structures[world.rank]
     shape = steps[-1].out_shape if steps else mine.shape
-    plan = BoxMovement(
-        "halo_exchange", world, P_x.ranks, steps, mine, Structure(shape, dtype), is_differentiable(dtype)
-    )
+    plan = BoxMovement(name, world, P_x.ranks, steps, mine, Structure(shape, dtype), is_differentiable(dtype))
     return run_boxes(plan, x)
 
 
