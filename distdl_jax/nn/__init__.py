@@ -15,6 +15,14 @@ from distdl_jax.nn.conv import (
     DistributedGeneralConv3d,
 )
 from distdl_jax.nn.linear import DistributedLinear
+from distdl_jax.nn.pooling import (
+    DistributedAvgPool1d,
+    DistributedAvgPool2d,
+    DistributedAvgPool3d,
+    DistributedMaxPool1d,
+    DistributedMaxPool2d,
+    DistributedMaxPool3d,
+)
 from distdl_jax.nn.primitives import (
     AllGather,
     AllSumReduce,
@@ -31,6 +39,9 @@ __all__ = [
     "AllGather",
     "AllSumReduce",
     "Broadcast",
+    "DistributedAvgPool1d",
+    "DistributedAvgPool2d",
+    "DistributedAvgPool3d",
     "DistributedChannelConv1d",
     "DistributedChannelConv2d",
     "DistributedChannelConv3d",
@@ -44,6 +55,9 @@ __all__ = [
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
     "DistributedLinear",
+    "DistributedMaxPool1d",
+    "DistributedMaxPool2d",
+    "DistributedMaxPool3d",
     "DistributedTranspose",
     "HaloExchange",
     "ReduceScatter",
