@@ -39,8 +39,8 @@ for size, calls in ((2**10, 500), (2**20, 60), (2**24, 8)):
             f"{name}, {size // 1024} KiB, {P_all.size} workers",
             [
                 repeated("raw", raw_call, calls),
-                in_one_program("in a program", function, mine, calls),
-                one_call("one jitted call", function, mine, min(calls, 50)),
+                in_one_program("in a program", function, (mine,), calls),
+                one_call("one jitted call", function, (mine,), min(calls, 50)),
             ],
         )
 table.write()
