@@ -15,7 +15,7 @@ def painted(name: str, shapes: Sequence[Any], dtype: Any, lead: tuple[int, ...] 
     rng = np.random.default_rng(zlib.crc32(f"{name} {dtype} {lead}".encode()))
     dtype = np.dtype(dtype)
     return tuple(
-        jax.tree.map(lambda shape: _numbers(rng, lead + shape, dtype), each, is_leaf=lambda s: isinstance(s, tuple))
+        jax.tree.map(lambda shape: _numbers(rng, lead + shape, dtype), each, is_leaf=is_shape)
         for each in shapes
     )
 
@@ -33,3 +33,8 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) 
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return (numbers + 1j * rng.integers(-3, 4, shape)).astype(dtype)
     return (numbers % 2 if dtype.kind == "b" else numbers).astype(dtype)
+
+
+def is_shape(shape: Any) -> bool:
+    """Whether this is a shape, for pytrees of shapes."""
+    return isinstance(shape, tuple)
