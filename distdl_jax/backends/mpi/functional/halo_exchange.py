@@ -64,9 +64,8 @@ def halo_exchange(
     steps = Halos(owned, needed, wraps).plans(world.rank)
     mine = structures[world.rank]
     shape = steps[-1].out_shape if steps else mine.shape
-    plan = BoxMovement(
-        "halo_exchange", world, P_x.ranks, steps, mine, Structure(shape, dtype), is_differentiable(dtype)
-    )
+    target = Structure(shape, dtype)
+    plan = BoxMovement("halo_exchange", world, P_x.ranks, steps, mine, target, is_differentiable(dtype), copies=True)
     return run_boxes(plan, x)
 
 
