@@ -52,7 +52,7 @@ class Case:
     - `operator`: from the partition of the whole world to the library's operator, a function of this worker's input.
     - `dense`: from all workers' inputs to all workers' outputs, in numpy. Linear, up to a constant.
     - `any_dtype`: whether integers and truth values move too.
-    - `silent`: whether it is to do without any message.
+    - `silent`: whether it has to do without any message; so does everything on one worker.
     """
 
     name: str
@@ -65,6 +65,11 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def kind(self) -> str:
+        """Which operator it is, whatever the partitions."""
+        return self.name.split(" ", 1)[0]
 
 
 def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape = (0,)) -> tuple[Shape, ...]:
@@ -152,7 +157,6 @@ def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Seq
         shapes,
         operator,
         lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
-        silent=P_x.shape == (1,) * len(P_x.shape) and not any(wraps),
     )
 
 
@@ -184,7 +188,7 @@ def linear(P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, wor
     biases = blocks(On(P_W.shape[:1], tuple(P_W.grid[:, 0].tolist())), n_out, world=world)
     params = tuple({"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True))
     xs = blocks(P_x, batch, n_in, world=world, elsewhere=(batch, 0))
-    name = f"linear {P_x} -> {P_y}, weights {P_W}, of its {'parameters' if of_params else 'input'}"
+    name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights on {P_W}"
     fixed = painted(name, xs if of_params else params, np.float64)
 
     def operator(P: dj.Partition) -> Operator:
@@ -198,7 +202,7 @@ def linear(P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, wor
         both = (fixed, arrays) if of_params else (arrays, fixed)
         return reference.linear(*both, P_x.grid, P_y.grid, P_W.grid)
 
-    return Case(name, world, params if of_params else xs, operator, dense, any_dtype=False, silent=world == 1)
+    return Case(name, world, params if of_params else xs, operator, dense, any_dtype=False)
 
 
 def _text(options: Mapping[str, bool]) -> str:
@@ -247,10 +251,10 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
     # One worker: the same programs, without MPI.
-    broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1, silent=True),
-    sum_reduce(on(1), on(1), {0: (2, 3)}, world=1, silent=True),
+    broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
+    sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
     all_sum_reduce(on(1, 1), (0, 1), {0: (2, 3)}, world=1),
-    repartition(on(1, 1), on(1, 1), ((2, 3),), silent=True),
+    repartition(on(1, 1), on(1, 1), ((2, 3),)),
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (2, 2)),
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
     all_gather(on(1, 1), (0,), ((2, 3),)),
@@ -268,6 +272,8 @@ PRIMITIVES = (
 )
 
 
-def of_world(size: int, *, any_dtype: bool = False) -> tuple[Case, ...]:
-    """The cases for a world of `size` workers."""
-    return tuple(case for case in PRIMITIVES if case.world == size and (case.any_dtype or not any_dtype))
+def of_world(size: int, *, every_partition: bool = True) -> tuple[Case, ...]:
+    """The cases for a world of `size` workers; all, or the first of each operator."""
+    cases = [case for case in PRIMITIVES if case.world == size]
+    firsts = {case.kind: case for case in reversed(cases)}
+    return tuple(case for case in cases if every_partition or firsts[case.kind] is case)
