@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-# One thread a worker, because the workers share the machine's cores. XLA reads both when jax is imported.
+# One thread a worker, because the workers share the machine's cores. JAX reads both when it is first used.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("NPROC", "1")
 
@@ -213,9 +213,8 @@ def main() -> int:
     params = network.init(jax.random.key(0), options.dtype)
     whole_params = dj.gather(params, network.param_specs())
 
-    say(
-        f"{P_world.size} workers, {options.dtype}. Images: {len(train_data[0])} to train on, {len(test_data[0])} to test."
-    )
+    training, tested = len(train_data.images), len(test_data.images)
+    say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
     for layer in network.layers:
         say(f"  {layer}: x on {layer.P_x.ranks}, W on {layer.P_W.ranks}, y on {layer.P_y.ranks}")
 

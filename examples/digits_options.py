@@ -10,12 +10,10 @@ Shape = tuple[int, int]
 
 # From a number of workers and of layers to the layers' P_fo x P_fi: workers along the outputs, along the inputs.
 LAYOUTS: dict[str, Callable[[int, int], list[Shape]]] = {
-    "mixed": lambda workers, layers: (
-        [_near_square(workers)] + [(max(workers - 1, 1), 1)] * (layers - 2) + [(1, workers)]
-    ),
-    "inputs": lambda workers, layers: [(1, workers)] * layers,
-    "outputs": lambda workers, layers: [(workers, 1)] * (layers - 1) + [(1, 1)],
-    "whole": lambda workers, layers: [(1, 1)] * layers,
+    "mixed": lambda n, layers: [_near_square(n)] + [(n if n < 3 else n - 1, 1)] * (layers - 2) + [(1, n)],
+    "inputs": lambda n, layers: [(1, n)] * layers,
+    "outputs": lambda n, layers: [(n, 1)] * (layers - 1) + [(1, 1)],
+    "whole": lambda n, layers: [(1, 1)] * layers,
 }
 PARTITION_HELP = """
 how the weights are cut, P_fo x P_fi: workers along a weight's outputs, workers along its inputs. 'mixed' (default):
@@ -30,11 +28,11 @@ def parse(workers: int, rank: int, layers: int, dtypes: list[str]) -> argparse.N
     shapes = partial(weight_shapes, workers=workers, layers=layers)
     parser.add_argument("--partition", type=shapes, default="mixed", help=PARTITION_HELP, metavar="SHAPES")
     parser.add_argument("--dtype", default=dtypes[0], choices=dtypes)
-    parser.add_argument("--epochs", type=_positive, default=30)
+    parser.add_argument("--epochs", type=_positive, default=20)
     parser.add_argument(
-        "--batch-size", type=_positive, default=64, help="images a step; the last of an epoch has fewer"
+        "--batch-size", type=_positive, default=128, help="images a step; the last of an epoch has fewer"
     )
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--out", type=Path, default=Path("out/digits_mlp.png"), help="where the training curve goes")
     return parser.parse_args()
 
