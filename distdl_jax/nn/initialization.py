@@ -9,7 +9,7 @@ elementwise. So a worker's block equals that slice of `initializer(key, global_s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,8 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from distdl_jax.plans.decomposition import Box, box_shape
+from distdl_jax.tensors import TensorSpec
+from distdl_jax.zero_volume import zero_volume_tensor
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
@@ -141,3 +143,20 @@ def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, 
         high = high + (numbers >> np.uint64(32)).astype(np.uint32).reshape(along) + carry
         low = total
     return high, low
+
+
+def initialize_params(
+    specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
+) -> dict[str, Array]:
+    """This worker's blocks of the parameters `specs`, each from a key of its own; zero-volume where it holds none."""
+    params = {}
+    for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
+        if name not in specs:
+            continue
+        spec = specs[name]
+        params[name] = (
+            zero_volume_tensor(dtype=dtype)
+            if spec.box is None
+            else initialize_block(initializers[name], its_key, spec.global_shape, spec.box, np.dtype(dtype))
+        )
+    return params

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -15,11 +14,10 @@ from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_block
+from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import balanced_sizes
 from distdl_jax.tensors import TensorSpec
-from distdl_jax.zero_volume import zero_volume_tensor
 
 Params = dict[str, Array]
 
@@ -109,17 +107,7 @@ class DistributedLinear:
         """
         default = UniformFanIn(self.in_features)
         initializers = {"weight": weight_init or default, "bias": bias_init or default}
-        specs = self.param_specs()
-        keys = dict(zip(("weight", "bias"), jax.random.split(key), strict=True))
-        params = {}
-        for name, spec in specs.items():
-            if spec.box is None:
-                params[name] = zero_volume_tensor(dtype=dtype)
-            else:
-                params[name] = initialize_block(
-                    initializers[name], keys[name], spec.global_shape, spec.box, np.dtype(dtype)
-                )
-        return params
+        return initialize_params(self.param_specs(), key, dtype, initializers)
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter: a pytree like the parameters."""

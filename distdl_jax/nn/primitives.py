@@ -106,7 +106,7 @@ class HaloExchange:
     periodic: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "halo", _pairs(self.halo))
+        object.__setattr__(self, "halo", _pairs(self.halo) if self.P_x.active else ())
         object.__setattr__(self, "periodic", tuple(self.periodic))
 
     def __call__(self, x: Array) -> Array:

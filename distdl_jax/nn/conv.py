@@ -1,0 +1,347 @@
+"""Distributed convolutions: one algorithm, of which the feature- and channel-distributed ones are cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from distdl_jax.backends.mpi.collectives import tie
+from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
+from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
+from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.nn.sliding import (
+    PADDING_MODES,
+    PaddingMode,
+    SlidingPlan,
+    SlidingWindows,
+    padding_pairs,
+    per_feature,
+    sliding_plan,
+)
+from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.plans.decomposition import balanced_sizes, index_of
+from distdl_jax.tensors import TensorSpec
+
+Params = dict[str, Array]
+Padding = int | str | Sequence[int | tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class DistributedConv:
+    """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
+
+    Forward and gradients are block for block those of the sequential layer, for every argument that is accepted.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_ci x n_{D-1} x ... x n_0 | P_x: P_n x P_ci x P_{D-1} x ... x P_0 |
+    | y | n_b x n_co x m_{D-1} x ... x m_0 | P_y: P_n x P_co x P_{D-1} x ... x P_0 |
+    | w (`params["weight"]`) | n_co x n_ci/groups x k_{D-1} x ... x k_0 | P_W's slice P_co x P_ci x 1 x ... x 1 |
+    | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x ... x 1 |
+
+    P_W has shape P_co x P_ci x P_{D-1} x ... x P_0, with P_n in front where the batch is split. What is split says
+    which algorithm it is, and `repr` shows it:
+
+    - *feature*: no channels are split, and P_y and P_W are not given. Halo exchange; w and b broadcast over P_x.
+    - *channel*: only channels (and the batch) are split. x goes along P_co, the products are summed along P_ci.
+    - *general*: both at once.
+
+    Blocks of x may be unbalanced along the features and the batch; blocks of y are balanced along the features.
+    Blocks may be empty, or smaller than the kernel.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: the partitions; teams may be equal, overlap or be disjoint.
+    - `in_channels`, `out_channels`: n_ci and n_co.
+    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" or "valid".
+    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_W
+      does not split the weight's input channels (P_ci is 1 there), and each worker has whole groups.
+    - `bias`: whether there is a b.
+    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    or a parameter doesn't.
+
+    Source: DistDL documentation, "convolution"; Hewett and Grady (2020).
+    """
+
+    dims: ClassVar[int]
+    required_kind: ClassVar[Kind | None] = None
+
+    P_x: MPIPartition
+    P_y: MPIPartition | None = None
+    P_W: MPIPartition | None = None
+    in_channels: int = field(kw_only=True)
+    out_channels: int = field(kw_only=True)
+    kernel_size: int | tuple[int, ...] = field(kw_only=True)
+    stride: int | tuple[int, ...] = field(default=1, kw_only=True)
+    padding: Padding = field(default=0, kw_only=True)
+    dilation: int | tuple[int, ...] = field(default=1, kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+    bias: bool = field(default=True, kw_only=True)
+    padding_mode: PaddingMode = field(default="zeros", kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("kernel_size", "stride", "dilation"):
+            object.__setattr__(self, name, per_feature(name, getattr(self, name), self.dims))
+        object.__setattr__(
+            self,
+            "padding",
+            padding_pairs(self.padding, self.kernel_size, self.stride, self.dilation),  # type: ignore[arg-type]
+        )
+        if self.padding_mode not in PADDING_MODES:
+            raise InvalidArgumentError(f"`padding_mode` (={self.padding_mode!r}) must be one of {PADDING_MODES}.")
+        for name in ("in_channels", "out_channels"):
+            channels = getattr(self, name)
+            if channels < 1 or self.groups < 1 or channels % self.groups:
+                raise InvalidArgumentError(
+                    f"`{name}` (={channels}) must be 1 or more, and divisible by `groups` (={self.groups})."
+                )
+        if self.required_kind not in (None, self.kind):
+            raise InvalidArgumentError(
+                f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
+            )
+
+    @cached_property
+    def _partitions(self) -> ConvPartitions:
+        return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
+
+    @cached_property
+    def _windows(self) -> SlidingWindows:
+        return SlidingWindows(self.kernel_size, self.stride, self.dilation, self.padding, self.padding_mode)  # type: ignore[arg-type]
+
+    @property
+    def kind(self) -> Kind:
+        """The algorithm that the partitions ask for."""
+        return self._partitions.kind
+
+    def init(
+        self,
+        key: Array,
+        dtype: DTypeLike = jnp.float32,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ) -> Params:
+        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
+
+        **Arguments:**
+
+        - `key`: a JAX random key, the same on every worker.
+        - `dtype`: of the parameters.
+        - `weight_init`, `bias_init`: functions of (key, global shape, dtype) like those of `jax.nn.initializers`; the
+          weight is n_co x n_ci/groups x kernel, so pass `in_axis=1, out_axis=0` to those that count fans. Default:
+          uniform in ±1/sqrt(fan_in) with fan_in = n_ci/groups * prod(kernel), as in PyTorch.
+
+        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
+        """
+        default = UniformFanIn(self.in_channels // self.groups * math.prod(self._windows.kernel))
+        initializers = {"weight": weight_init or default, "bias": bias_init or default}
+        return initialize_params(self.param_specs(), key, dtype, initializers)
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """The global shape and the partition of each parameter: a pytree like the parameters."""
+        shape = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
+        specs = {"weight": TensorSpec(shape, self._partitions.weight)}
+        if self.bias:
+            specs["bias"] = TensorSpec((self.out_channels,), self._partitions.bias)
+        return specs
+
+    def __call__(self, params: Params, x: Array) -> Array:
+        """Apply the layer.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block on P_x; a zero-volume array elsewhere.
+
+        **Returns:** this worker's block on P_y (P_x where P_y is not given); elsewhere a zero-volume array.
+        """
+        parts = self._partitions
+        if self.P_x.world.rank not in parts.team:
+            return x
+        with jax.named_scope(type(self).__name__):
+            plan = sliding_plan(x, self.P_x, self._windows, parts.team)
+            self._check_channels(plan)
+            copies = broadcast(plan.exchange(x), parts.x, parts.work)
+            weight, bias = self._parameters(params)
+            # Every worker's part depends on all that any worker's part depends on, so that whatever is
+            # differentiated, all of them carry a derivative into the sum, or none does.
+            part = tie(self._convolve(plan, copies, weight, bias), *params.values())
+            return sum_reduce(part, parts.work, parts.y)
+
+    apply = __call__
+
+    def _check_channels(self, plan: SlidingPlan) -> None:
+        held = tuple(stop - start for start, stop in plan.owned.ranges[1])
+        expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
+        if held != expected:
+            raise PlanError(
+                f"`x` has {held} channels on the workers along the channels, but {self.in_channels} channels balanced "
+                f"over {self.P_x.shape[1]} workers are {expected}."
+            )
+
+    def _parameters(self, params: Params) -> tuple[Array, Array | None]:
+        """This worker's copy of its weight and bias, which travel in one message."""
+        parts = self._partitions
+        weight, bias = params["weight"], params.get("bias")
+        expected = self.param_specs()["weight"].local_shape
+        if parts.stored.active and tuple(weight.shape) != expected:
+            raise PlanError(
+                f'`params["weight"]` has shape {tuple(weight.shape)} on worker {self.P_x.world.rank}, but its block is '
+                f"{expected}."
+            )
+        if parts.stored.ranks == parts.work.ranks:
+            return weight, bias
+        flat = [weight.reshape(-1)] if bias is None else [weight.reshape(-1), bias.reshape(-1)]
+        packed = broadcast(tie(jnp.concatenate(flat), *params.values()), parts.stored, parts.work, preserve_batch=False)
+        if not parts.work.active:
+            return packed, packed
+        shape = self._weight_shape()
+        size = math.prod(shape)
+        return packed[:size].reshape(shape), packed[size:] if self.bias else None
+
+    def _place(self) -> tuple[int, ...]:
+        """This worker's index among those that convolve: batch, output channels, input channels, features."""
+        rank = self._partitions.work.rank
+        assert rank is not None  # asked on workers that convolve only
+        return index_of(rank, self._partitions.work.shape)
+
+    def _weight_shape(self) -> tuple[int, ...]:
+        _, i, j, *_ = self._place()
+        p_co, p_ci = self._partitions.channels
+        return (
+            balanced_sizes(self.out_channels, p_co)[i],
+            balanced_sizes(self.in_channels // self.groups, p_ci)[j],
+            *self._windows.kernel,
+        )
+
+    def _convolve(self, plan: SlidingPlan, x: Array, weight: Array, bias: Array | None) -> Array:
+        """This worker's product with its block of the weight; zero-volume where it does not convolve."""
+        dtype = jnp.result_type(x, weight)
+        if not self._partitions.work.active:
+            return tie(jnp.zeros((x.shape[0], 0), dtype), x, weight)
+        _, i, j, *index = self._place()
+        counts = [stop - start for start, stop in plan.outputs(index)]
+        x, groups = self._own_groups(x, i)
+        shape = (x.shape[0], weight.shape[0], *counts)
+        if 0 in (*shape, weight.shape[1], x.shape[1]):
+            y = tie(jnp.zeros(shape, dtype), x, weight)
+        else:
+            y = lax.conv_general_dilated(
+                x.astype(dtype),
+                weight.astype(dtype),
+                self._windows.stride,
+                plan.padding(index),
+                rhs_dilation=self._windows.dilation,
+                feature_group_count=groups,
+            )
+        if bias is None or j != 0:
+            return y
+        return y + bias.astype(dtype).reshape(-1, *(1,) * self.dims)
+
+    def _own_groups(self, x: Array, i: int) -> tuple[Array, int]:
+        """The channels that this worker's output channels read, and the number of groups that they form."""
+        p_co = self._partitions.channels[0]
+        if self.groups == 1 or p_co == 1:
+            return x, self.groups
+        groups = self.groups // p_co
+        if self.P_x.shape[1] > 1:  # they are split as the groups are
+            return x, groups
+        share = self.in_channels // p_co
+        return lax.slice_in_dim(x, i * share, (i + 1) * share, axis=1), groups
+
+    def __repr__(self) -> str:
+        w = self._windows
+        shown = [f"{self.in_channels} -> {self.out_channels}", f"kernel {shape_text(w.kernel)}"]
+        shown += [f"{name} {getattr(self, name)}" for name in ("stride", "dilation") if set(getattr(self, name)) != {1}]
+        if set(w.padding) != {(0, 0)}:
+            shown.append(f"padding {w.padding} {w.mode}")
+        if self.groups > 1:
+            shown.append(f"groups {self.groups}")
+        work = self._partitions.work.shape
+        shown += [f"P_x {shape_text(self.P_x.shape)}", f"P_W {shape_text(work if work[0] > 1 else work[1:])}"]
+        return f"{type(self).__name__}[{self.kind}]({', '.join(shown)})"
+
+
+class DistributedConv1d(DistributedConv):
+    """`DistributedConv` of N x C x n_0 tensors."""
+
+    dims = 1
+
+
+class DistributedConv2d(DistributedConv):
+    """`DistributedConv` of N x C x n_1 x n_0 tensors."""
+
+    dims = 2
+
+
+class DistributedConv3d(DistributedConv):
+    """`DistributedConv` of N x C x n_2 x n_1 x n_0 tensors."""
+
+    dims = 3
+
+
+class DistributedFeatureConv1d(DistributedConv1d):
+    """`DistributedConv1d` that refuses partitions which ask for another algorithm than the feature one."""
+
+    required_kind = "feature"
+
+
+class DistributedFeatureConv2d(DistributedConv2d):
+    """`DistributedConv2d` that refuses partitions which ask for another algorithm than the feature one."""
+
+    required_kind = "feature"
+
+
+class DistributedFeatureConv3d(DistributedConv3d):
+    """`DistributedConv3d` that refuses partitions which ask for another algorithm than the feature one."""
+
+    required_kind = "feature"
+
+
+class DistributedChannelConv1d(DistributedConv1d):
+    """`DistributedConv1d` that refuses partitions which ask for another algorithm than the channel one."""
+
+    required_kind = "channel"
+
+
+class DistributedChannelConv2d(DistributedConv2d):
+    """`DistributedConv2d` that refuses partitions which ask for another algorithm than the channel one."""
+
+    required_kind = "channel"
+
+
+class DistributedChannelConv3d(DistributedConv3d):
+    """`DistributedConv3d` that refuses partitions which ask for another algorithm than the channel one."""
+
+    required_kind = "channel"
+
+
+class DistributedGeneralConv1d(DistributedConv1d):
+    """`DistributedConv1d` that refuses partitions which ask for another algorithm than the general one."""
+
+    required_kind = "general"
+
+
+class DistributedGeneralConv2d(DistributedConv2d):
+    """`DistributedConv2d` that refuses partitions which ask for another algorithm than the general one."""
+
+    required_kind = "general"
+
+
+class DistributedGeneralConv3d(DistributedConv3d):
+    """`DistributedConv3d` that refuses partitions which ask for another algorithm than the general one."""
+
+    required_kind = "general"

@@ -1,0 +1,122 @@
+"""Which workers hold, copy and sum what in a distributed convolution, from P_x, P_y and P_W."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.plans.broadcasting import shape_text
+
+Kind = Literal["feature", "channel", "general"]
+
+
+@dataclass(frozen=True)
+class ConvPartitions:
+    """The partitions of one convolution, brought to the dimensions P_n x P_co x P_ci x features where they move data.
+
+    - `kind`: the algorithm.
+    - `work`: P_n x P_co x P_ci x features, the workers that convolve.
+    - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`.
+    - `stored`: the workers that hold the weight, 1 x P_co x P_ci x 1 x ... x 1.
+    - `weight`, `bias`: the partitions of the parameters, in their own numbers of dimensions.
+    """
+
+    kind: Kind
+    work: MPIPartition
+    x: MPIPartition
+    y: MPIPartition
+    stored: MPIPartition
+    weight: MPIPartition
+    bias: MPIPartition
+
+    @property
+    def team(self) -> tuple[int, ...]:
+        """The world ranks of all workers that take part, ascending."""
+        return tuple(sorted({*self.work.ranks, *self.x.ranks, *self.y.ranks}))
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """P_co and P_ci."""
+        return self.work.shape[1], self.work.shape[2]
+
+
+def conv_partitions(
+    dims: int, P_x: MPIPartition, P_y: MPIPartition | None, P_W: MPIPartition | None, groups: int
+) -> ConvPartitions:
+    """Choose the algorithm and arrange the teams; refuses, in a sentence, what doesn't fit together."""
+    if P_x.dim != dims + 2:
+        raise InvalidArgumentError(
+            f"`P_x` ({shape_text(P_x.shape)}) must have {dims + 2} dimensions: batch, channels, and {dims} of features."
+        )
+    batch, p_ci, *features = P_x.shape
+    if (P_y is None) != (P_W is None):
+        raise InvalidArgumentError(
+            f"`P_y` (={P_y}) and `P_W` (={P_W}) must both be given, or neither where only features and batch are split."
+        )
+    if P_y is None or P_W is None:
+        if p_ci != 1:
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(P_x.shape)}) splits the channels over {p_ci} workers, so `P_y` and `P_W` must be "
+                "given too; without them dimension 1 of `P_x` must be 1."
+            )
+        work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
+        return _arranged("feature", work, work, work, dims)
+    P_x._check_partner("P_y", P_y)
+    P_x._check_partner("P_W", P_W)
+    if P_y.dim != dims + 2 or (P_y.shape[0], *P_y.shape[2:]) != (batch, *features):
+        raise InvalidArgumentError(
+            f"`P_y` ({shape_text(P_y.shape)}) must split batch and features as `P_x` ({shape_text(P_x.shape)}) does."
+        )
+    p_co = P_y.shape[1]
+    full = P_W.shape if P_W.dim == dims + 3 else (1, *P_W.shape)
+    split_groups = groups > 1 and p_ci > 1
+    expected = (batch, p_co, 1 if split_groups else p_ci, *features)
+    if full != expected or (split_groups and p_co != p_ci):
+        shown = expected if batch > 1 else expected[1:]
+        raise InvalidArgumentError(_refusal(P_x, P_y, P_W, groups, shown, split_groups))
+    if groups % p_co and groups > 1:
+        raise InvalidArgumentError(
+            f"`groups` (={groups}) must be divisible by the number of workers along the output channels ({p_co}), so "
+            "that each of them has whole groups."
+        )
+    work = P_W.create_cartesian_topology_partition(full)
+    x = P_x.create_cartesian_topology_partition(
+        [batch, p_ci, 1, *features] if split_groups else [batch, 1, p_ci, *features]
+    )
+    y = P_y.create_cartesian_topology_partition([batch, p_co, 1, *features])
+    return _arranged("general" if math.prod(features) > 1 else "channel", work, x, y, dims)
+
+
+def _refusal(
+    P_x: MPIPartition, P_y: MPIPartition, P_W: MPIPartition, groups: int, expected: tuple[int, ...], grouped: bool
+) -> str:
+    given = f"`P_W` ({shape_text(P_W.shape)})"
+    if grouped and P_y.shape[1] != P_x.shape[1]:
+        return (
+            f"With `groups` (={groups}) and input channels split over {P_x.shape[1]} workers, the output channels must "
+            f"be split over as many: `P_y` is {shape_text(P_y.shape)}, `P_x` {shape_text(P_x.shape)}."
+        )
+    why = ": each worker along the channels has whole groups, so the weight's input channels are not split"
+    return (
+        f"{given} must be {shape_text(expected)}, workers along the output channels, the input channels and the "
+        f"features{why if grouped else ''} (P_x is {shape_text(P_x.shape)}, P_y {shape_text(P_y.shape)})."
+    )
+
+
+def _arranged(kind: Kind, work: MPIPartition, x: MPIPartition, y: MPIPartition, dims: int) -> ConvPartitions:
+    _, p_co, p_ci, *features = work.shape
+    step = math.prod(features)
+    stored = work.create_partition_inclusive(range(0, p_co * p_ci * step, step))
+    first_column = stored.create_partition_inclusive(range(0, p_co * p_ci, p_ci))
+    return ConvPartitions(
+        kind,
+        work,
+        x,
+        y,
+        stored.create_cartesian_topology_partition([1, p_co, p_ci, *(1,) * dims]),
+        stored.create_cartesian_topology_partition([p_co, p_ci, *(1,) * dims]),
+        first_column.create_cartesian_topology_partition([p_co]),
+    )

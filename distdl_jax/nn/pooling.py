@@ -1,0 +1,217 @@
+"""Distributed max and average pooling."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from distdl_jax.backends.mpi.collectives import tie
+from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature, sliding_plan
+from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.plans.decomposition import index_of
+from distdl_jax.tensors import TensorSpec
+
+Sizes = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DistributedPool(ABC):
+    """A pooling over windows of a tensor whose batch, channels and features may all be split.
+
+    With P_x of shape P_n x P_c x P_{D-1} x ... x P_0 and x of n_b x n_c x n_{D-1} x ... x n_0, the output has
+    floor((n + low + high - dilation * (kernel - 1) - 1) / stride) + 1 entries along each feature dimension, in
+    balanced blocks on P_x. Only the feature dimensions need their neighbours' data. Blocks of x may be unbalanced,
+    empty, or smaller than the kernel. Use the classes for 1, 2 or 3 dimensions.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input and output.
+    - `kernel_size`, `stride`: an integer, or one for each feature dimension. The stride is the kernel size by default.
+    - `padding`: as in the convolutions, "same" excepted where the stride is not 1.
+
+    A pooling has no parameters: call it with the input alone, or `apply(params, x)` with the empty ones of `init`.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
+
+    dims: ClassVar[int]
+
+    P_x: MPIPartition
+    kernel_size: Sizes
+    stride: Sizes | None = None
+    padding: int | str | tuple[int | tuple[int, int], ...] = 0
+
+    def __post_init__(self) -> None:
+        stride = self.kernel_size if self.stride is None else self.stride
+        object.__setattr__(self, "stride", per_feature("stride", stride, self.dims))
+        object.__setattr__(self, "kernel_size", per_feature("kernel_size", self.kernel_size, self.dims))
+        windows = self._windows
+        object.__setattr__(self, "padding", windows.padding)
+        if self.P_x.dim != self.dims + 2:
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(self.P_x.shape)}) must have {self.dims + 2} dimensions: batch, channels, and "
+                f"{self.dims} of features."
+            )
+        for kernel, dilation, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
+            if max(pair) > dilation * (kernel - 1):
+                raise InvalidArgumentError(
+                    f"`padding` (={windows.padding}) must be at most {dilation * (kernel - 1)} where the kernel is "
+                    f"{kernel} and the dilation {dilation}, or windows would hold padding alone."
+                )
+
+    @property
+    def _dilation(self) -> tuple[int, ...]:
+        return (1,) * self.dims
+
+    @cached_property
+    def _windows(self) -> SlidingWindows:
+        kernel = per_feature("kernel_size", self.kernel_size, self.dims)
+        stride = per_feature("stride", kernel if self.stride is None else self.stride, self.dims)
+        return SlidingWindows(
+            kernel, stride, self._dilation, padding_pairs(self.padding, kernel, stride, self._dilation)
+        )
+
+    def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
+        """No parameters: the empty dictionary."""
+        return {}
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """No parameters: the empty dictionary."""
+        return {}
+
+    def apply(self, params: dict[str, Array], x: Array) -> Array:
+        """The layer with its (empty) parameters in front, like the layers that have some."""
+        return self(x)
+
+    def __call__(self, x: Array) -> Array:
+        """This worker's block of the output, from its block on P_x; outside P_x, `x`."""
+        if self.P_x.rank is None:
+            return x
+        with jax.named_scope(type(self).__name__):
+            plan = sliding_plan(x, self.P_x, self._windows, tuple(sorted(self.P_x.ranks)))
+            index = index_of(self.P_x.rank, self.P_x.shape)[2:]
+            block = plan.exchange(x)
+            counts = [stop - start for start, stop in plan.outputs(index)]
+            shape = (*block.shape[:2], *counts)
+            if 0 in shape:
+                return tie(jnp.zeros(shape, x.dtype), block)
+            return self._pool(block, plan, index)
+
+    @abstractmethod
+    def _pool(self, x: Array, plan: SlidingPlan, index: tuple[int, ...]) -> Array:
+        """The windows of this worker's outputs, over the block that they read."""
+
+
+def _over_features(windows: SlidingWindows, padding: Pairs) -> dict[str, tuple]:
+    """The arguments of `lax.reduce_window` for an N x C x features block."""
+    return {
+        "window_dimensions": (1, 1, *windows.kernel),
+        "window_strides": (1, 1, *windows.stride),
+        "padding": ((0, 0), (0, 0), *padding),
+    }
+
+
+@dataclass(frozen=True)
+class DistributedMaxPool(DistributedPool):
+    """`DistributedPool` that takes the maximum of each window; `dilation` spreads a window's entries, as in PyTorch."""
+
+    dilation: Sizes = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dilation", per_feature("dilation", self.dilation, self.dims))
+        super().__post_init__()
+
+    @property
+    def _dilation(self) -> tuple[int, ...]:
+        return per_feature("dilation", self.dilation, self.dims)
+
+    def _pool(self, x: Array, plan: SlidingPlan, index: tuple[int, ...]) -> Array:
+        padding = plan.padding(index)
+        least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+        if set(self._windows.dilation) == {1}:
+            return lax.reduce_window(x, np.asarray(least, x.dtype), lax.max, **_over_features(self._windows, padding))
+        x = lax.pad(x, jnp.asarray(least, x.dtype), [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
+        # JAX does not differentiate dilated windows; their entries side by side, the first largest is taken.
+        entries = jnp.stack([self._entry(x, offset) for offset in product(*map(range, self._windows.kernel))])
+        return jnp.take_along_axis(entries, jnp.argmax(entries, axis=0)[None], axis=0)[0]
+
+    def _entry(self, x: Array, offset: tuple[int, ...]) -> Array:
+        """The entry at `offset` of every window."""
+        w = self._windows
+        starts, stops = [0, 0], list(x.shape[:2])
+        for d, (k, o) in enumerate(zip(w.kernel, offset, strict=True)):
+            starts.append(o * w.dilation[d])
+            stops.append(x.shape[d + 2] - (k - 1 - o) * w.dilation[d])
+        return lax.slice(x, starts, stops, (1, 1, *w.stride))
+
+
+@dataclass(frozen=True)
+class DistributedAvgPool(DistributedPool):
+    """`DistributedPool` that takes the mean of each window, of its entries inside the tensor or, with
+    `count_include_pad`, the padding's zeros too, as in PyTorch."""
+
+    count_include_pad: bool = True
+
+    def _pool(self, x: Array, plan: SlidingPlan, index: tuple[int, ...]) -> Array:
+        padding = plan.padding(index)
+        total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, **_over_features(self._windows, padding))
+        if self.count_include_pad:
+            return total / math.prod(self._windows.kernel)
+        counts = np.ones((1,) * (self.dims + 2))
+        for d, (low, high) in enumerate(padding):
+            inside = np.pad(np.ones(x.shape[d + 2]), (low, high))
+            starts = range(0, inside.size - self._windows.kernel[d] + 1, self._windows.stride[d])
+            along = np.array([inside[start : start + self._windows.kernel[d]].sum() for start in starts])
+            counts = counts * along.reshape(-1, *(1,) * (self.dims - d - 1))
+        return total / counts.astype(x.dtype)
+
+
+class DistributedMaxPool1d(DistributedMaxPool):
+    """`DistributedMaxPool` of N x C x n_0 tensors."""
+
+    dims = 1
+
+
+class DistributedMaxPool2d(DistributedMaxPool):
+    """`DistributedMaxPool` of N x C x n_1 x n_0 tensors."""
+
+    dims = 2
+
+
+class DistributedMaxPool3d(DistributedMaxPool):
+    """`DistributedMaxPool` of N x C x n_2 x n_1 x n_0 tensors."""
+
+    dims = 3
+
+
+class DistributedAvgPool1d(DistributedAvgPool):
+    """`DistributedAvgPool` of N x C x n_0 tensors."""
+
+    dims = 1
+
+
+class DistributedAvgPool2d(DistributedAvgPool):
+    """`DistributedAvgPool` of N x C x n_1 x n_0 tensors."""
+
+    dims = 2
+
+
+class DistributedAvgPool3d(DistributedAvgPool):
+    """`DistributedAvgPool` of N x C x n_2 x n_1 x n_0 tensors."""
+
+    dims = 3
