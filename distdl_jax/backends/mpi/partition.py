@@ -37,7 +37,8 @@ class MPIPartition:
     - `ranks`: the team's world ranks (ranks in the communicator that the first partition was made from), in order.
     - `rank`, `index`: this worker's place in the team.
 
-    >>> P_world = Partition()
+    >>> import distdl_jax as dj
+    >>> P_world = dj.Partition()
     >>> P_world.create_partition_inclusive([0])
     Partition(1 worker: 0; I am 0)
     """
@@ -270,7 +271,8 @@ class MPICartesianPartition(MPIPartition):
 
     Made by `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
 
-    >>> P = Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
     >>> P
     CartesianPartition(1 x 1, worker 0; I am (0, 0))
     """
