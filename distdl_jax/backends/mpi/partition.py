@@ -176,6 +176,8 @@ class MPIPartition:
 
         The workers that agree in every index outside those dimensions form one team, in ascending order. Outside
         this partition: the null partition, which has no workers.
+
+        **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of this partition's.
         """
         axes = broadcasting.reduction_axes(self._shape, axes_reduce, axes_keep)
         if self._rank is None:
@@ -242,9 +244,9 @@ class MPIPartition:
         return self._control().bcast(data, root=self._ranks.index(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
-        """Give every worker's `data`, any object that pickles, to all workers: a list in the order of the ranks.
+        """Give every worker's `data`, any object that pickles, to all workers of this partition.
 
-        None outside this partition. Collective in this partition.
+        **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
         """
         return self._control().allgather(data) if self.active else None
 
