@@ -16,7 +16,7 @@ from pathlib import Path
 from mpi4py import MPI
 for path in sys.argv[1:]:
     if MPI.COMM_WORLD.rank == 0:
-        print(f"== {Path(path).name}", flush=True)
+        print(f"=====> {Path(path).name}", flush=True)
     sys.argv = [path]
     sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")
@@ -62,5 +62,5 @@ def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) 
     """What each of several programs prints, by file name, run one after the other in one world."""
     status, output = run(size, "-c", ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd)
     assert status == 0, output
-    parts = output.split("== ")[1:]
+    parts = output.split("=====> ")[1:]
     return dict(part.split("\n", 1) for part in parts)  # type: ignore[misc]
