@@ -38,7 +38,8 @@ class MPIPartition:
     - `ranks`: the team's world ranks (ranks in the communicator that the first partition was made from), in order.
     - `rank`, `index`: this worker's place in the team.
 
-    >>> P_world = Partition()
+    >>> import distdl_jax as dj
+    >>> P_world = dj.Partition()
     >>> P_world.create_partition_inclusive([0])
     Partition(1 worker: 0; I am 0)
     """
@@ -183,6 +184,8 @@ class MPIPartition:
 
         The workers that agree in every index outside those dimensions form one team, in ascending order. Outside
         this partition: the null partition, which has no workers.
+
+        **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of this partition's.
         """
         axes = broadcasting.reduction_axes(self._shape, axes_reduce, axes_keep)
         if self._rank is None:
@@ -247,9 +250,9 @@ class MPIPartition:
         return self._control().bcast(data, root=self._ranks.index(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
-        """Give every worker's `data`, any object that pickles, to all workers: a list in the order of the ranks.
+        """Give every worker's `data`, any object that pickles, to all workers of this partition.
 
-        None outside this partition. Collective in this partition.
+        **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
         """
         return self._control().allgather(data) if self.active else None
 
@@ -282,7 +285,8 @@ class MPICartesianPartition(MPIPartition):
 
     Made by `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
 
-    >>> P = Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
     >>> P
     CartesianPartition(1 x 1, worker 0; I am (0, 0))
     """
