@@ -78,7 +78,7 @@ def test_pooling(batch: int) -> None:
         assert not differing(played.dx, cuts(want.dx, pool.x_boxes)), context
 
 
-@pytest.mark.parametrize("case", range(0, 300, 12))
+@pytest.mark.parametrize("case", range(0, 160, 10))
 def test_reference_of_convolution(case: int) -> None:
     """The numpy reference is what `lax.conv_general_dilated` gives on the whole array, with all its gradients."""
     conv, (x, w, b, dy) = drawn_conv(case)
@@ -88,13 +88,13 @@ def test_reference_of_convolution(case: int) -> None:
         assert np.array_equal(getattr(by_lax, name), getattr(by_numpy, name)), f"{name} of {conv}"
 
 
-@pytest.mark.parametrize("case", range(0, 300, 12))
+@pytest.mark.parametrize("case", range(0, 160, 10))
 def test_reference_of_pooling(case: int) -> None:
     """The numpy reference is what `lax.reduce_window` gives on the whole array, ties of the maximum included."""
     pool, (x, dy) = drawn_pool(case)
     of_sums = dy if pool.kind == "Max" else dy / whole.entries(pool)
     by_lax, by_numpy = whole.pool_by_lax(pool, x, dy), whole.pool_by_numpy(pool, x, of_sums)
-    assert np.array_equal(by_lax.y, by_numpy.y, equal_nan=True), pool
+    np.testing.assert_allclose(by_lax.y, by_numpy.y, rtol=1e-15, err_msg=str(pool))  # XLA divides by multiplying
     np.testing.assert_allclose(by_lax.dx, by_numpy.dx, rtol=1e-14, atol=1e-14, err_msg=str(pool))
 
 
@@ -134,8 +134,8 @@ def traits(drawn: Drawn) -> set[str]:
 
 @pytest.mark.parametrize(("draw", "least"), [(drawn_conv, 40), (drawn_pool, 20)])
 def test_draws_hold_every_kind_of_case(draw, least: int) -> None:
-    """The first 800 cases hold what is to be tested, each at least so often."""
+    """The first 800 cases hold each kind that is to be tested, at least so often."""
     counts = Counter(trait for case in range(800) for trait in traits(draw(case)[0]))
-    expected = 23 if draw is drawn_conv else 16
+    expected = 24 if draw is drawn_conv else 16
     rare = {name: count for name, count in counts.items() if count < least}
     assert len(counts) == expected and not rare, counts

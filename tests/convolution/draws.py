@@ -178,12 +178,14 @@ class Draw:
         return *self._teams((batch, 1, *features)), None, None
 
     def _channel_split(self, dims: int, groups: int) -> tuple[On, ...]:
-        while True:
+        if groups == 1:
             batch, p_co, p_ci, *features = self._grid(dims + 3)
-            if self._chance(0.3):
-                features = [1] * dims
-            if groups == 1 or (groups % p_co == 0 and p_ci in (1, p_co)):
-                break
+        else:
+            p_co = self._one_of(*(p for p in range(1, self.workers + 1) if groups % p == 0))
+            p_ci = self._one_of(1, p_co)
+            batch, *features = self._grid(dims + 1, self.workers // p_co)
+        if self._chance(0.3):
+            features = [1] * dims
         P_W = (p_co, p_ci if groups == 1 else 1, *features)
         P_W = (batch, *P_W) if batch > 1 or self._chance(0.3) else P_W
         return self._teams((batch, p_ci, *features), (batch, p_co, *features), P_W)
@@ -235,9 +237,10 @@ class Draw:
             return balanced(n, p)
         return list(pairwise([0, *sorted(int(c) for c in self.rng.integers(0, n + 1, p - 1)), n]))
 
-    def _grid(self, dims: int) -> list[int]:
-        """A shape for at most as many workers as there are; a dimension is often not split."""
-        shape, left = [1] * dims, self.workers
+    def _grid(self, dims: int, most: int | None = None) -> list[int]:
+        """A shape for at most `most` workers, by default all; a dimension is often not split."""
+        left = self.workers if most is None else most
+        shape = [1] * dims
         for d in self.rng.permutation(dims):
             if self._chance(0.6):
                 shape[d] = self._upto(min(left, self._one_of(2, 3, 4, self.workers)))
