@@ -84,7 +84,8 @@ def exchange_ranges(name: str, x: Array, P_x: MPIPartition, structures: dict[int
     steps = halos.plans(world.rank)
     mine = structures[world.rank]
     shape = steps[-1].out_shape if steps else mine.shape
-    plan = BoxMovement(name, world, P_x.ranks, steps, mine, Structure(shape, dtype), is_differentiable(dtype))
+    target = Structure(shape, dtype)
+    plan = BoxMovement(name, world, P_x.ranks, steps, mine, target, is_differentiable(dtype), copies=True)
     return run_boxes(plan, x)
 
 
