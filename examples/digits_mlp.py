@@ -139,6 +139,7 @@ def accuracy(network: Callable, params: Params, data: Data) -> jax.Array:
 def train(
     value_and_grad: Callable, accuracy: Callable, params: Params, train_data: Data, test_data: Data, options: Namespace
 ) -> Training:
+    """Train with adam; all that makes it distributed or sequential is in `value_and_grad` and `accuracy`."""
     optimiser = optax.adam(options.learning_rate)
 
     @jax.jit
