@@ -6,15 +6,10 @@ mpiexec -n 4 python benchmarks/exchange.py
 identity between two shardings over gloo, one process a worker.
 """
 
-import os
-import socket
-
-os.environ.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import Table, Way, in_one_program, repeated
+from harness import Table, Way, in_one_program, jax_sharding, repeated
 from mpi4py import MPI
 
 import distdl_jax as dj
@@ -26,16 +21,6 @@ from distdl_jax.plans.halos import Halos, needed_ranges
 P_all = dj.Partition()
 N, rank = P_all.size, P_all.rank
 raw = MPI.COMM_WORLD.Dup()
-
-
-def start_jax_processes():
-    """Make the workers one JAX program too, so that JAX can reshard between them."""
-    address = None
-    if rank == 0:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{s.getsockname()[1]}"
-    jax.distributed.initialize(raw.bcast(address), N, rank)
 
 
 def grid(shape):
@@ -78,7 +63,7 @@ def raw_chain(plans):
     return run
 
 
-def both_ways(function):
+def there_and_back(function):
     def run(x):
         y, pullback = jax.vjp(function, x)
         return pullback(y)[0]
@@ -87,25 +72,11 @@ def both_ways(function):
 
 
 def jax_reshard(shape, before, after):
-    """JAX's own movement between two grids over all workers, forward, and there and back."""
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    names = tuple("abcdef"[: len(shape)])
-
-    def sharding(partition):
-        mesh = Mesh(np.asarray(jax.devices()).reshape(partition), names)
-        return NamedSharding(mesh, PartitionSpec(*(n if p > 1 else None for n, p in zip(names, partition, strict=True))))
-
-    source, target = sharding(before), sharding(after)
-    local = np.ones(tuple(n // p for n, p in zip(shape, before, strict=True)), np.float32)
-    x = jax.make_array_from_process_local_data(source, local, shape)
-    there = jax.jit(lambda x: x + 0, out_shardings=target)
-    back = jax.jit(lambda x: x + 0, out_shardings=source)
-
-    def forward():
-        return jax.block_until_ready(there(x))
-
-    return forward, lambda: jax.block_until_ready(back(there(x)))
+    """JAX's own movement between two grids over all workers: forward, and there and back."""
+    x = jax_sharding.ones(shape, before)
+    there = jax.jit(lambda x: x + 0, out_shardings=jax_sharding.sharding(after))
+    back = jax.jit(lambda x: x + 0, out_shardings=jax_sharding.sharding(before))
+    return lambda: jax.block_until_ready(there(x)), lambda: jax.block_until_ready(back(there(x)))
 
 
 def add_rows(table, work, function, plans, x_shape, reshard=None, calls=10, holds=True):
@@ -117,7 +88,7 @@ def add_rows(table, work, function, plans, x_shape, reshard=None, calls=10, hold
         chain = raw_chain([*plans, *back] if two else plans)
         ways = [
             repeated("raw", lambda chain=chain: chain(x_np), calls),
-            in_one_program("distdl_jax", both_ways(function) if two else function, (x,), calls),
+            in_one_program("distdl_jax", there_and_back(function) if two else function, (x,), calls),
         ]
         if reshard is not None:
             ways.append(Way("JAX", lambda two=two: [reshard[two]() for _ in range(calls)], calls))
@@ -151,8 +122,7 @@ def halo_rows(table, work, shape, partition, width, calls=10):
     add_rows(table, work, lambda x: functional.halo_exchange(x, P, halo), plans, local, calls=calls)
 
 
-if N > 1:
-    start_jax_processes()
+jax_sharding.start()
 table = Table("exchange")
 one = (1,) * 2
 pencils = {1: ((1, 1, 1), (1, 1, 1)), 2: ((2, 1, 1), (1, 2, 1)), 4: ((2, 2, 1), (1, 2, 2))}[N]

@@ -9,7 +9,7 @@ import pytest
 from simulator import adjoint, simulate
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
-from distdl_jax.plans.halos import Halos, halo_plans, needed_ranges, widths
+from distdl_jax.plans.halos import Halos, halo_plans, needed_ranges, own_box, widths
 from distdl_jax.plans.windows import Windows
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
@@ -150,6 +150,19 @@ def test_planned_elements_are_the_halos():
     }
 
 
+def test_workers_of_equal_index_exchange_the_widest_and_each_has_its_own_box_in_it():
+    grid = ProductGrid.balanced((8, 6), (2, 2), ranks=range(4))
+    halos = [[(0, 1), (0, 2)], [(0, 3), (1, 0)], [(2, 0), (0, 0)], [(1, 0), (3, 0)]]
+    needed = needed_ranges(grid, halos)
+    assert needed == (((0, 7), (2, 8)), ((0, 5), (0, 6)))
+    assert [own_box(grid, cell, halo) for cell, halo in enumerate(halos)] == [
+        ((0, 5), (0, 5)),
+        ((0, 7), (2, 6)),
+        ((2, 8), (0, 3)),
+        ((3, 8), (0, 6)),
+    ]
+
+
 def test_widths_and_needed_ranges_are_inverse_inside_the_tensor():
     grid = ProductGrid.balanced((12, 10), (3, 2), range(6))
     wanted = (((0, 5), (3, 8), (9, 12)), ((0, 6), (2, 10)))
@@ -164,7 +177,6 @@ def test_widths_and_needed_ranges_are_inverse_inside_the_tensor():
     [
         (lambda g: needed_ranges(g, [[(1, 1)]]), r"`halos` \(of length 1\) must have one entry for each of 2"),
         (lambda g: needed_ranges(g, [[(1, 1)]] * 2), "one pair of widths for each of 2 dimensions"),
-        (lambda g: needed_ranges(g, [[(0, 0), (1, 0)], [(0, 0), (2, 0)]]), "rank 1 asks for .2, 0. in dimension 1"),
         (lambda g: needed_ranges(g, [[(-3, 0), (0, 0)]] * 2), "takes more than there is from a block of 2"),
         (lambda g: halo_plans(g, (((0, 4),), ((0, 4),)), 0), "`needed` has"),
         (lambda g: halo_plans(g, g.ranges, 0, periodic=(True,)), "`periodic`"),

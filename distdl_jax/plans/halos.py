@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.plans.decomposition import Box, ProductGrid, Range, box_shape
 from distdl_jax.plans.exchange import Exchange, per_dimension
 from distdl_jax.plans.messages import ExchangePlan
 
@@ -30,15 +31,16 @@ def widths(owned: Sequence[Range], needed: Sequence[Range]) -> Widths:
 def needed_ranges(
     owned: ProductGrid, halos: Sequence[Sequence[Sequence[int]]], periodic: tuple[bool, ...] = ()
 ) -> tuple[tuple[Range, ...], ...]:
-    """The ranges that the workers of a grid need, from the halo widths that each of them asks for.
+    """The ranges to exchange, per dimension and index, from the halo widths that the workers of a grid ask for.
 
     Each range is its owner's, wider by (left, right), and clipped to the tensor where the dimension isn't periodic.
+    Corners ride along with the rows, so workers of equal index in a dimension get equal ranges there: the widest that
+    any of them asks for, of which `own_box` is what one of them wants.
 
     **Arguments:**
 
     - `owned`: the grid, which tiles the tensor.
-    - `halos`: for each cell, row-major, one pair (left, right) per dimension. Widths may differ along a dimension, but
-      cells of equal index in a dimension must ask for the same there: corners ride along with the rows.
+    - `halos`: for each cell, row-major, one pair (left, right) per dimension.
     - `periodic`: per dimension, whether it wraps around. Default: none does.
 
     >>> grid = ProductGrid.balanced((9,), (3,), ranks=(0, 1, 2))
@@ -46,36 +48,48 @@ def needed_ranges(
     (((0, 4), (2, 9), (6, 9)),)
     """
     if len(halos) != len(owned.ranks):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"`halos` (of length {len(halos)}) must have one entry for each of {len(owned.ranks)} workers."
         )
-    found: list[dict[int, Range]] = [{} for _ in owned.shape]
+    widest: list[dict[int, tuple[int, int]]] = [{} for _ in owned.shape]
     for cell, halo in enumerate(halos):
         if len(halo) != len(owned.shape):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"`halos` of rank {owned.ranks[cell]} (={tuple(halo)}) must have one pair of widths for each of "
                 f"{len(owned.shape)} dimensions."
             )
         for d, (i, (left, right)) in enumerate(zip(owned.index(cell), halo, strict=True)):
-            if found[d].setdefault(i, (left, right)) != (left, right):
-                raise ValueError(
-                    f"`halos` of rank {owned.ranks[cell]} asks for {(left, right)} in dimension {d}, but another "
-                    f"worker of index {i} there asks for {found[d][i]}; they must be equal."
-                )
+            before, after = widest[d].get(i, (left, right))
+            widest[d][i] = max(before, left), max(after, right)
     wraps = per_dimension(periodic, len(owned.shape))
     return tuple(
-        tuple(_widened(owned.ranges[d][i], found[d][i], None if wraps[d] else n) for i in range(len(owned.ranges[d])))
+        tuple(_widened(own, widest[d][i], None if wraps[d] else n) for i, own in enumerate(owned.ranges[d]))
         for d, n in enumerate(owned.extent)
     )
 
 
-def _widened(own: Range, halo: Range, n: int | None) -> Range:
+def own_box(owned: ProductGrid, cell: int, halo: Sequence[Sequence[int]], periodic: tuple[bool, ...] = ()) -> Box:
+    """The ranges that one cell asks for with its own widths.
+
+    >>> own_box(ProductGrid.balanced((9,), (3,), ranks=(0, 1, 2)), 1, [(1, 4)])
+    ((2, 9),)
+    """
+    wraps = per_dimension(periodic, len(owned.shape))
+    return tuple(
+        _widened(own, (left, right), None if wrap else n)
+        for own, (left, right), wrap, n in zip(owned.box(cell), halo, wraps, owned.extent, strict=True)
+    )
+
+
+def _widened(own: Range, halo: tuple[int, int], n: int | None) -> Range:
     """`own` with its halo, clipped to [0, n) unless `n` is None."""
     start, stop = own[0] - halo[0], own[1] + halo[1]
     if n is not None:
         start, stop = min(max(start, 0), n), min(max(stop, 0), n)
     if stop < start:
-        raise ValueError(f"`halos` holds {halo}, which takes more than there is from a block of {own[1] - own[0]}.")
+        raise InvalidArgumentError(
+            f"`halos` holds {halo}, which takes more than there is from a block of {own[1] - own[0]}."
+        )
     return start, stop
 
 

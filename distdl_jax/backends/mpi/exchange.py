@@ -70,7 +70,12 @@ def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tup
         arrived = [item for item in arrived if item is not whole]
     for piece, block in arrived:
         place = y.at[_whole(lead) + piece.dest]
-        y = place.set(block) if plan.out_disjoint else place.add(block.astype(wide))
+        if plan.out_disjoint:
+            y = place.set(block)
+        elif wide == jnp.bool_:
+            y = place.max(block)
+        else:
+            y = place.add(block.astype(wide))
     return y.astype(dtype)
 
 

@@ -116,5 +116,7 @@ def _run(
         structures[P_x.world.rank],
         Structure(step.out_shape, dtype),
         is_differentiable(dtype),
+        copies=name == "all_gather",
+        adds=name == "reduce_scatter",
     )
     return run_boxes(plan, x)

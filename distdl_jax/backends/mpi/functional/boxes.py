@@ -32,6 +32,9 @@ class BoxMovement:
     - `team`: the world ranks that take part.
     - `steps`: the exchanges, in order; each takes the block that the one before left.
     - `source`, `target`: what this worker holds before and after, zero-volume where it owns or needs nothing.
+    - `copies`: whether several workers may get the same element. Then the adjoint adds.
+    - `adds`: whether elements may be sums of several. Then everything moves in the dtype of sums, on all workers: one
+      that has nothing to add itself cannot know that its partner has.
     - `lead`: the sizes of the batch dimensions in front of the blocks.
     """
 
@@ -42,6 +45,8 @@ class BoxMovement:
     source: Structure
     target: Structure
     differentiable: bool
+    copies: bool = False
+    adds: bool = False
     lead: tuple[int, ...] = ()
 
     def adjoint(self) -> BoxMovement:
@@ -50,6 +55,8 @@ class BoxMovement:
             steps=tuple(step.reverse() for step in reversed(self.steps)),
             source=self.target,
             target=self.source,
+            copies=self.adds,
+            adds=self.copies,
         )
 
     def batched(self, n: int) -> BoxMovement:
@@ -64,12 +71,11 @@ class BoxMovement:
         with jax.named_scope(self.name):
             channel = Channel(self.world, x, zlib.crc32(repr((self.name, self.team)).encode()) % 32768)
             y = x
-            adds = not all(step.out_disjoint for step in self.steps)
-            if adds:
+            if self.adds:
                 y = y.astype(accumulation_dtype(np.dtype(x.dtype)))
             for step in self.steps:
                 y = exchange(channel, step, y, self.lead)
-            if y.size == 0 or tuple(y.shape) != self.target.shape:
+            if y.size == 0:
                 # This worker needs nothing, so its placeholder stands for the block.
                 y = tie(jnp.zeros(self.target.shape, self.target.dtype), x)
             return channel.finish(y.astype(self.target.dtype))

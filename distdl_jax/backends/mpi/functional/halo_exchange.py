@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax import Array
+from jax import Array, lax
 
 from distdl_jax.backends.mpi.functional.boxes import (
     BoxMovement,
@@ -16,7 +16,8 @@ from distdl_jax.backends.mpi.functional.boxes import (
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.backends.mpi.structure import Structure, agree, structure_of
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.halos import Halos, needed_ranges
+from distdl_jax.plans.decomposition import Box, ProductGrid, Range
+from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 
 Halo = tuple[tuple[int, int], ...]
 
@@ -36,8 +37,8 @@ def halo_exchange(
     - `x`: this worker's block, of D dimensions; blocks may be uneven and empty. Zero-volume outside P_x.
     - `P_x`: the partition.
     - `halo`: this worker's ((left, right), ...), a pair of widths per dimension, in elements. They may differ between
-      workers, but not between workers with the same index in that dimension. A negative width leaves out data that
-      this worker does not need. Ignored outside P_x.
+      workers; those with the same index in a dimension exchange what the widest of them needs. A negative width
+      leaves out data that this worker does not need. Ignored outside P_x.
     - `periodic`: per dimension, whether it wraps around. Default: none does.
 
     **Returns:** the wider block; outside P_x, `x`.
@@ -59,7 +60,18 @@ def halo_exchange(
         needed = needed_ranges(owned, [told[worker][1] for worker in P_x.ranks], wraps)
     except ValueError as error:
         raise InvalidArgumentError(f"`halo` doesn't fit the blocks of `x`: {error}") from None
-    return exchange_ranges("halo_exchange", x, P_x, structures, Halos(owned, needed, wraps))
+    widest = exchange_ranges("halo_exchange", x, P_x, structures, Halos(owned, needed, wraps))
+    return _cropped(
+        widest, P_x, owned, needed, own_box(owned, owned.cell_of[P_x.world.rank], told[P_x.world.rank][1], wraps)
+    )
+
+
+def _cropped(x: Array, P_x: MPIPartition, owned: ProductGrid, needed: tuple[tuple[Range, ...], ...], box: Box) -> Array:
+    """What this worker asked for, of the widest that a worker of the same index did; `x` itself where that is all."""
+    index = owned.index(owned.cell_of[P_x.world.rank])
+    starts = [want[0] - ranges[i][0] for want, ranges, i in zip(box, needed, index, strict=True)]
+    stops = [start + want[1] - want[0] for start, want in zip(starts, box, strict=True)]
+    return x if tuple(stops) == tuple(x.shape) and not any(starts) else lax.slice(x, starts, stops)
 
 
 def exchange_ranges(name: str, x: Array, P_x: MPIPartition, structures: dict[int, Structure], halos: Halos) -> Array:
@@ -72,7 +84,8 @@ def exchange_ranges(name: str, x: Array, P_x: MPIPartition, structures: dict[int
     steps = halos.plans(world.rank)
     mine = structures[world.rank]
     shape = steps[-1].out_shape if steps else mine.shape
-    plan = BoxMovement(name, world, P_x.ranks, steps, mine, Structure(shape, dtype), is_differentiable(dtype))
+    target = Structure(shape, dtype)
+    plan = BoxMovement(name, world, P_x.ranks, steps, mine, target, is_differentiable(dtype), copies=True)
     return run_boxes(plan, x)
 
 

@@ -1,0 +1,102 @@
+"""Convolutions and a max pool beside the sequential layer, and JAX's own partitioning of it (GSPMD over gloo).
+
+mpiexec -n 4 python benchmarks/conv.py
+
+"sequential" is the whole layer on worker 0 alone. With NPROC=1 every process has one thread.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import Table, Way, in_one_program, jax_sharding
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+P_all = dj.Partition()
+N = P_all.size
+CALLS = 3
+
+
+def grid(*shape):
+    return P_all.create_partition_inclusive(range(int(np.prod(shape)))).create_cartesian_topology_partition(shape)
+
+
+def both_ways(apply):
+    """Forward, and the gradients of input and parameters."""
+
+    def run(params, x):
+        y, pullback = jax.vjp(apply, params, x)
+        return y, pullback(y)
+
+    return run
+
+
+def conv(params, x):
+    y = lax.conv_general_dilated(x, params["weight"], (1,) * (x.ndim - 2), [(1, 1)] * (x.ndim - 2))
+    return y + params["bias"].reshape(-1, *(1,) * (x.ndim - 2))
+
+
+def max_pool(params, x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+def rows(title, layer, sequential, shape, channels, mesh_shape, x_spec, w_spec):
+    """Rows for one layer; for JAX, x and the weight are cut as `x_spec` and `w_spec` say along a mesh (a, b)."""
+    mesh = Mesh(np.asarray(jax.devices()).reshape(mesh_shape), ("a", "b"))
+
+    def shared(shape, spec):
+        where = NamedSharding(mesh, spec)
+        return jax.make_array_from_callback(shape, where, lambda index: np.ones(shape, np.float32)[index])
+
+    kernel = (channels, shape[1], *(3,) * (len(shape) - 2))
+    whole = {"weight": jnp.ones(kernel), "bias": jnp.ones(channels)} if channels else {}
+    spread = {"weight": shared(kernel, w_spec), "bias": shared((channels,), Spec(*w_spec[:1]))} if channels else {}
+    x = jnp.ones(dj.TensorSpec(shape, layer.P_x).local_shape)  # zero-volume outside P_x
+    params = layer.init(jax.random.key(0))
+    for direction, wrap in (("forward", lambda f: f), ("forward + backward", both_ways)):
+        alone = in_one_program("sequential", wrap(sequential), (whole, jnp.ones(shape)), CALLS, unrolled=True)
+        if P_all.rank > 0:
+            alone = Way(alone.name, lambda: None, CALLS)
+        partitioned, x_shared = jax.jit(wrap(sequential)), shared(shape, x_spec)
+        table.row(
+            f"{title}, {direction}",
+            [
+                alone,
+                in_one_program("distdl_jax", wrap(layer.apply), (params, x), CALLS, unrolled=True),
+                Way(
+                    "GSPMD",
+                    lambda f=partitioned, x=x_shared: [jax.block_until_ready(f(spread, x)) for _ in range(CALLS)],
+                    CALLS,
+                ),
+            ],
+            rounds=5,
+        )
+
+
+jax_sharding.start()
+table = Table("conv")
+image, volume = (4, 16, 256, 256), (1, 8, 96, 96, 96)
+same = {"kernel_size": 3, "padding": 1}
+co, ci = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[N]
+layer = nn.DistributedConv2d(grid(1, 1, N, 1), in_channels=16, out_channels=16, **same)
+rows(f"conv 4x16x256x256 k3, rows over {N}", layer, conv, image, 16, (N, 1), Spec(None, None, "a"), Spec())
+layer = nn.DistributedConv2d(
+    grid(1, ci, 1, 1), grid(1, co, 1, 1), grid(co, ci, 1, 1), in_channels=16, out_channels=16, **same
+)
+rows(f"conv 4x16x256x256 k3, channels {co}x{ci}", layer, conv, image, 16, (co, ci), Spec(None, "b"), Spec("a", "b"))
+if N == 4:
+    layer = nn.DistributedConv2d(
+        grid(1, 1, 2, 1), grid(1, 2, 2, 1), grid(2, 1, 2, 1), in_channels=16, out_channels=16, **same
+    )
+    rows(
+        "conv 4x16x256x256 k3, rows and channels 2x2", layer, conv, image, 16, (2, 2), Spec(None, None, "b"), Spec("a")
+    )
+layer = nn.DistributedConv3d(grid(1, 1, N, 1, 1), in_channels=8, out_channels=8, **same)
+rows(f"conv 1x8x96^3 k3, planes over {N}", layer, conv, volume, 8, (N, 1), Spec(None, None, "a"), Spec())
+pool = nn.DistributedMaxPool2d(grid(1, 1, N, 1), 2)
+rows(f"max pool 4x16x256x256 k2, rows over {N}", pool, max_pool, image, 0, (N, 1), Spec(None, None, "a"), Spec())
+table.write()

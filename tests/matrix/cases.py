@@ -1,0 +1,279 @@
+"""`PRIMITIVES`: the operators that every test of the matrix runs, each on given partitions and block shapes.
+
+An entry is one call of a function below (`broadcast(...)`, ...), which puts together the library's operator, as every
+worker builds it, and the reference on all workers' blocks. An operator of a new kind takes a `Case` of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from matrix import reference
+from matrix.painting import painted
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+Shape = tuple[int, ...]
+Operator = Callable[[Any], Any]
+
+
+class On(NamedTuple):
+    """A partition: its shape, and the world ranks of its workers in order."""
+
+    shape: Shape
+    ranks: tuple[int, ...]
+
+    @property
+    def grid(self) -> np.ndarray:
+        return np.reshape(self.ranks, self.shape)
+
+    def partition(self, world: dj.Partition) -> dj.CartesianPartition:
+        return world.create_partition_inclusive(self.ranks).create_cartesian_topology_partition(self.shape)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))}@{','.join(map(str, self.ranks))}"
+
+
+def on(*shape: int, ranks: Sequence[int] | None = None) -> On:
+    """A partition of `shape`; by default of the first workers of the world."""
+    return On(shape, tuple(range(prod(shape)) if ranks is None else ranks))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator on one choice of partitions and shapes.
+
+    - `world`: the number of workers.
+    - `shapes`: for each worker the shape of its input, or a dictionary of shapes.
+    - `operator`: from the partition of the whole world to the library's operator, a function of this worker's input.
+    - `dense`: from all workers' inputs to all workers' outputs, in numpy. Linear, up to a constant.
+    - `any_dtype`: whether integers and truth values move too.
+    - `silent`: whether it has to do without any message; so does everything on one worker.
+    """
+
+    name: str
+    world: int
+    shapes: tuple[Any, ...]
+    operator: Callable[[dj.Partition], Operator]
+    dense: Callable[[list[Any]], list[Any]]
+    any_dtype: bool = True
+    silent: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def kind(self) -> str:
+        """Which operator it is, whatever the partitions."""
+        return self.name.split(" ", 1)[0]
+
+
+def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape = (0,)) -> tuple[Shape, ...]:
+    """The shape of each worker's block: per dimension a length, cut evenly, or the lengths of the blocks."""
+    lines = [
+        [len(part) for part in np.array_split(np.arange(n), p)] if isinstance(n, int) else list(n)
+        for n, p in zip(sizes, P.shape, strict=True)
+    ]
+    held = {
+        worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
+        for index, worker in np.ndenumerate(P.grid)
+    }
+    return tuple(held.get(worker, elsewhere) for worker in range(world))
+
+
+def held(P: On, shapes: Shape | Mapping[int, Shape], world: int) -> tuple[Shape, ...]:
+    """The shape of each worker's block, where it is the same for all of P, or given by worker."""
+    given = shapes if isinstance(shapes, Mapping) else dict.fromkeys(P.ranks, shapes)
+    return tuple(given[worker] if worker in P.ranks else (0,) for worker in range(world))
+
+
+def broadcast(
+    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
+) -> Case:
+    return Case(
+        f"broadcast {P_x} -> {P_y}{_text(options)}",
+        world,
+        held(P_x, shapes, world),
+        lambda P: nn.Broadcast(P_x.partition(P), P_y.partition(P), **options),
+        lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
+        silent=silent,
+    )
+
+
+def sum_reduce(
+    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
+) -> Case:
+    return Case(
+        f"sum_reduce {P_x} -> {P_y}{_text(options)}",
+        world,
+        held(P_x, shapes, world),
+        lambda P: nn.SumReduce(P_x.partition(P), P_y.partition(P), **options),
+        lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
+        silent=silent,
+    )
+
+
+def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
+    return Case(
+        f"all_sum_reduce {P_x} along {tuple(axes)}",
+        world,
+        held(P_x, shapes, world),
+        lambda P: nn.AllSumReduce(P_x.partition(P), tuple(axes)),
+        lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = False, **options: bool) -> Case:
+    return Case(
+        f"repartition {_listed(shapes)} {P_x} -> {P_y}{_text(options)}",
+        len(shapes),
+        shapes,
+        lambda P: nn.Repartition(P_x.partition(P), P_y.partition(P), **options),
+        lambda xs: reference.repartition(xs, P_x.grid, P_y.grid, **options),
+        silent=silent,
+    )
+
+
+def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Sequence[bool] = ()) -> Case:
+    """`halos`: per dimension one pair (left, right) for all, or one for each index."""
+    widths = [
+        [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
+    ]
+    wraps = tuple(periodic) or (False,) * len(widths)
+
+    def operator(P: dj.Partition) -> Operator:
+        P_here = P_x.partition(P)
+        mine = tuple(line[i] for line, i in zip(widths, P_here.index, strict=True)) if P_here.active else ()
+        return nn.HaloExchange(P_here, mine, periodic)
+
+    return Case(
+        f"halo_exchange {_listed(shapes)} {P_x} {halos}{' periodic' * any(wraps)}",
+        len(shapes),
+        shapes,
+        operator,
+        lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
+    )
+
+
+def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+    return Case(
+        f"all_gather {_listed(shapes)} {P_x} along {tuple(axes)}",
+        len(shapes),
+        shapes,
+        lambda P: nn.AllGather(P_x.partition(P), tuple(axes)),
+        lambda xs: reference.all_gather(xs, P_x.grid, axes),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+    return Case(
+        f"reduce_scatter {_listed(shapes)} {P_x} along {tuple(axes)}",
+        len(shapes),
+        shapes,
+        lambda P: nn.ReduceScatter(P_x.partition(P), tuple(axes)),
+        lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+def linear(P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False) -> Case:
+    """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
+    weights = blocks(P_W, n_out, n_in, world=world)
+    biases = blocks(On(P_W.shape[:1], tuple(P_W.grid[:, 0].tolist())), n_out, world=world)
+    params = tuple({"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True))
+    xs = blocks(P_x, batch, n_in, world=world, elsewhere=(batch, 0))
+    name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights on {P_W}"
+    fixed = painted(name, xs if of_params else params, np.float64)
+
+    def operator(P: dj.Partition) -> Operator:
+        layer = nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), n_in, n_out)
+        mine = fixed[P.rank]
+        if of_params:
+            return lambda params: layer(params, mine.astype(params["weight"].dtype))
+        return lambda x: layer(jax.tree.map(lambda p: p.astype(x.dtype), mine), x)
+
+    def dense(arrays: list[Any]) -> list[Any]:
+        both = (fixed, arrays) if of_params else (arrays, fixed)
+        return reference.linear(*both, P_x.grid, P_y.grid, P_W.grid)
+
+    return Case(name, world, params if of_params else xs, operator, dense, any_dtype=False)
+
+
+def _text(options: Mapping[str, bool]) -> str:
+    return "".join(f" {name}={value}" for name, value in options.items())
+
+
+def _listed(shapes: Sequence[Shape]) -> str:
+    return "+".join("x".join(map(str, shape)) for shape in shapes)
+
+
+_BLOCK = (2, 3)
+
+PRIMITIVES = (
+    broadcast(on(1, 2, ranks=(1, 3)), on(2, 2), {1: (2, 3), 3: (1, 4)}),
+    broadcast(on(1, ranks=(3,)), on(3), {3: (2, 2)}),
+    broadcast(on(1, 2, ranks=(2, 0)), on(2, 2, ranks=(3, 1, 0, 2)), {2: (5,), 0: (0,)}, preserve_batch=False),
+    broadcast(on(2, 1, ranks=(3, 0)), on(2, 2), {3: (2, 3), 0: (2, 2)}, transpose_src=True),
+    broadcast(on(2, 2), on(2, 2), _BLOCK, transpose_dest=True),
+    broadcast(on(2, 2), on(2, 2), _BLOCK, silent=True),
+    sum_reduce(on(2, 2), on(1, 2, ranks=(1, 3)), {0: (2, 3), 1: (1, 4), 2: (2, 3), 3: (1, 4)}),
+    sum_reduce(on(3), on(1, ranks=(3,)), _BLOCK),
+    sum_reduce(on(2, 2, ranks=(3, 1, 0, 2)), on(1, 2, ranks=(2, 0)), _BLOCK, preserve_batch=False),
+    sum_reduce(on(2, 2), on(2, 1, ranks=(3, 0)), _BLOCK, transpose_dest=True),
+    sum_reduce(on(2, 2), on(2, 2), _BLOCK, silent=True),
+    all_sum_reduce(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    all_sum_reduce(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
+    all_sum_reduce(on(2, 2), (), _BLOCK),
+    repartition(on(4, 1), on(1, 4), blocks(on(4, 1), 5, 3)),
+    repartition(on(2, 2, ranks=(2, 0, 3, 1)), on(3, 1, ranks=(1, 3, 0)), blocks(on(2, 2, ranks=(2, 0, 3, 1)), 4, 5)),
+    repartition(on(2, 1), on(1, 2, ranks=(2, 3)), blocks(on(2, 1), 3, 3), preserve_batch=False),
+    repartition(on(1, 1, ranks=(2,)), on(2, 2), blocks(on(1, 1, ranks=(2,)), 3, 5)),
+    repartition(on(2, 2), on(1, 1, ranks=(1,)), blocks(on(2, 2), (1, 3), (0, 4))),
+    repartition(on(4), on(4), blocks(on(4), (0, 5, 1, 3))),
+    repartition(on(2, 2), on(2, 2, ranks=(1, 0, 3, 2)), blocks(on(2, 2), 0, 4)),
+    repartition(on(2, 2), on(2, 2), blocks(on(2, 2), 5, 3), silent=True),
+    halo_exchange(on(2, 2), blocks(on(2, 2), 4, 5), (1, 1), (2, 1)),
+    halo_exchange(on(4), blocks(on(4), (3, 1, 0, 4)), ((0, 3), (2, 1), (1, 2), (5, 0))),
+    halo_exchange(on(1, 3, ranks=(3, 1, 2)), blocks(on(1, 3, ranks=(3, 1, 2)), 2, 7), (0, 0), ((0, -1), (-1, 2), (1, 0))),
+    halo_exchange(on(2, 2), blocks(on(2, 2), 3, 4), (1, 2), (1, 1), periodic=(True, False)),
+    halo_exchange(on(3), blocks(on(3), (2, 1, 1)), (5, 1), periodic=(True,)),
+    all_gather(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 0))),
+    all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
+    reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
+    reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), held(on(3, ranks=(2, 3, 0)), (2,), 4)),
+    linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
+    linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
+    linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
+    # One worker: the same programs, without MPI.
+    broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
+    sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
+    all_sum_reduce(on(1, 1), (0, 1), {0: (2, 3)}, world=1),
+    repartition(on(1, 1), on(1, 1), ((2, 3),)),
+    halo_exchange(on(1, 1), ((2, 3),), (1, 0), (2, 2)),
+    halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
+    all_gather(on(1, 1), (0,), ((2, 3),)),
+    reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
+    linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
+    linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1, of_params=True),
+    # Twelve workers: the documentation's examples.
+    broadcast(on(1, 3, ranks=(4, 5, 6)), on(4, 3), _BLOCK, world=12),
+    sum_reduce(on(2, 3, 2), on(1, 3, 1, ranks=(2, 3, 4)), _BLOCK, world=12),
+    all_sum_reduce(on(2, 3, 2), (0, 2), _BLOCK, world=12),
+    repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
+    halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
+    reduce_scatter(on(1, 12), (1,), held(on(1, 12), (1, 14), 12)),
+    linear(on(1, 4, ranks=(4, 5, 6, 7)), on(1, 3), on(3, 4), 5, 4, world=12),
+)
+
+
+def of_world(size: int, *, every_partition: bool = True) -> tuple[Case, ...]:
+    """The cases for a world of `size` workers; all, or the first of each operator."""
+    cases = [case for case in PRIMITIVES if case.world == size]
+    firsts = {case.kind: case for case in reversed(cases)}
+    return tuple(case for case in cases if every_partition or firsts[case.kind] is case)

@@ -1,0 +1,157 @@
+"""The primitives on all workers' blocks at once, in numpy: what the tests compare with.
+
+`blocks` holds one array per world rank; a *grid* is an array of world ranks in the shape of a partition. Nothing here
+comes from the library: numpy's broadcasting finds the sources of a broadcast, `array_split` the balanced blocks.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+Blocks = list[Any]
+Grid = np.ndarray
+
+
+def sources(source: Grid, copies: Grid, transpose_source: bool = False, transpose_copies: bool = False) -> Grid:
+    """For each worker of `copies`, the worker of `source` whose block it gets."""
+    found = np.broadcast_to(source.T if transpose_source else source, (copies.T if transpose_copies else copies).shape)
+    return found.T if transpose_copies else found
+
+
+def broadcast(
+    blocks: Blocks,
+    P_x: Grid,
+    P_y: Grid,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+) -> Blocks:
+    """Every worker of P_y gets its source's block."""
+    roots = sources(P_x, P_y, transpose_src, transpose_dest)
+    copies = {worker: blocks[root] for worker, root in zip(P_y.flat, roots.flat, strict=True)}
+    return with_placeholders(blocks, P_x, copies, preserve_batch)
+
+
+def sum_reduce(
+    blocks: Blocks,
+    P_x: Grid,
+    P_y: Grid,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+) -> Blocks:
+    """Every worker of P_y gets the sum over the workers of P_x that it would broadcast to."""
+    roots = sources(P_y, P_x, transpose_dest, transpose_src)
+    sums = {
+        root: total(blocks[worker] for worker, its in zip(P_x.flat, roots.flat, strict=True) if its == root)
+        for root in P_y.flat
+    }
+    return with_placeholders(blocks, P_x, sums, preserve_batch)
+
+
+def all_sum_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
+    """Every worker gets the sum over those that agree with it outside `axes`."""
+    return on_teams(blocks, P_x, axes, lambda team: [total(blocks[w] for w in team.flat)] * team.size)
+
+
+def repartition(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = True) -> Blocks:
+    """Every worker of P_y gets its balanced block of the whole tensor."""
+    return with_placeholders(blocks, P_x, cut(assembled(blocks, P_x), P_y), preserve_batch)
+
+
+def halo_exchange(blocks: Blocks, P_x: Grid, halos: Sequence[Any], periodic: Sequence[bool]) -> Blocks:
+    """Every worker gets a slice of the whole tensor; `halos` has the widths (left, right) by dimension and index."""
+    whole = assembled(blocks, P_x)
+    wider = {}
+    for index, worker in np.ndenumerate(P_x):
+        block = whole
+        for d, (i, wraps) in enumerate(zip(index, periodic, strict=True)):
+            start, stop = list(ranges(blocks, P_x, d))[i]
+            left, right = halos[d][i]
+            places = np.arange(start - left, stop + right)
+            if not wraps:
+                places = places[(places >= 0) & (places < whole.shape[d])]
+            block = np.take(block, places, axis=d, mode="wrap")
+        wider[worker] = block
+    return with_placeholders(blocks, P_x, wider)
+
+
+def all_gather(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
+    """Every worker gets the blocks of those that agree with it outside `axes`, side by side."""
+    return on_teams(blocks, P_x, axes, lambda team: [assembled(blocks, team)] * team.size)
+
+
+def reduce_scatter(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
+    """Every worker gets its balanced block, along `axes`, of the sum over those that agree with it outside them."""
+
+    def pieces(team: Grid) -> Blocks:
+        mine = cut(total(blocks[worker] for worker in team.flat), team)
+        return [mine[worker] for worker in team.flat]
+
+    return on_teams(blocks, P_x, axes, pieces)
+
+
+def linear(blocks: Blocks, params: Blocks, P_x: Grid, P_y: Grid, P_W: Grid) -> Blocks:
+    """x W^T + b of the assembled tensors, cut into the blocks of y; the partitions have two dimensions."""
+    x = np.concatenate([blocks[worker] for worker in P_x.flat], axis=-1)
+    weight = assembled([p["weight"] for p in params], P_W)
+    y = x @ weight.T
+    if "bias" in params[0]:
+        y = y + np.concatenate([params[worker]["bias"] for worker in P_W[:, 0]])
+    held = dict(zip(P_y.flat, np.array_split(y, P_y.size, axis=-1), strict=True))
+    return [held.get(worker, y[..., :0]) for worker in range(len(blocks))]
+
+
+def with_placeholders(blocks: Blocks, P_x: Grid, held: dict[int, Any], preserve_batch: bool = True) -> Blocks:
+    """What each worker has in the end: what it holds, a zero-volume array on the rest of P_x, elsewhere what it had."""
+    result = []
+    for worker, x in enumerate(blocks):
+        if worker in held:
+            result.append(held[worker])
+        elif worker in P_x:
+            result.append(np.zeros((x.shape[0], 0) if preserve_batch and x.ndim else (0,), x.dtype))
+        else:
+            result.append(x)
+    return result
+
+
+def on_teams(blocks: Blocks, P_x: Grid, axes: Sequence[int], team_result: Callable[[Grid], Blocks]) -> Blocks:
+    """`team_result`, a list in the order of the team, for each slice of the grid along `axes`."""
+    result = list(blocks)
+    for index in np.ndindex(*(1 if d in axes else p for d, p in enumerate(P_x.shape))):
+        team = P_x[tuple(slice(None) if d in axes else slice(i, i + 1) for d, i in enumerate(index))]
+        for worker, y in zip(team.flat, team_result(team), strict=True):
+            result[worker] = y
+    return result
+
+
+def total(terms: Iterable[Any]) -> Any:
+    """The sum; of truth values, their "or"."""
+    return reduce(np.add, terms)
+
+
+def assembled(blocks: Blocks, grid: Grid) -> Any:
+    """The whole tensor: the blocks side by side in the order of the grid."""
+    rows = [blocks[worker] for worker in grid.flat]
+    for d in reversed(range(grid.ndim)):
+        p = grid.shape[d]
+        rows = [np.concatenate(rows[start : start + p], axis=d) for start in range(0, len(rows), p)]
+    return rows[0]
+
+
+def cut(whole: Any, grid: Grid) -> dict[int, Any]:
+    """The balanced blocks, by worker."""
+    pieces = [whole]
+    for d, p in enumerate(grid.shape):
+        pieces = [piece for each in pieces for piece in np.array_split(each, p, axis=d)]
+    return dict(zip(grid.flat, pieces, strict=True))
+
+
+def ranges(blocks: Blocks, P_x: Grid, d: int) -> Iterable[tuple[int, int]]:
+    """The range that each index along dimension `d` owns."""
+    line = np.moveaxis(P_x, d, 0).reshape(P_x.shape[d], -1)[:, 0]
+    sizes = [blocks[worker].shape[d] for worker in line]
+    return ((stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True))

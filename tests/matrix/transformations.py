@@ -1,0 +1,141 @@
+"""`TRANSFORMATIONS`: what a program may do with an operator, each a function of it.
+
+The same function runs on every worker, with the library's operator and that worker's arrays, and in one process, with
+the reference and one vector of all workers' numbers. What is differentiated is in both the sum over all workers.
+
+Arguments: the operator F, its input x, the weights c of its output, and the number 3, unknown to the compiler. Results
+are named: "y..." has the shape of F's output, "dx..." that of its input, both with the dimensions of `lead` in front.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+class Operator(Protocol):
+    """An operator, on one worker or on all at once."""
+
+    def __call__(self, x: Any) -> Any: ...
+
+    def coupled(self, x: Any, y: Any) -> Any:
+        """Each worker's x, scaled by what it finds in its y."""
+
+
+class Transformation(NamedTuple):
+    """`lead` are the dimensions that the operator's input has in front."""
+
+    function: Callable[[Operator, Any, Any, Array], dict[str, Any]]
+    lead: tuple[int, ...] = ()
+
+
+def bent(x: Any) -> Any:
+    """Something that is not linear."""
+    return jax.tree.map(lambda a: a / (1 + a * a), x)
+
+
+def inner(c: Any, y: Any) -> Array:
+    """The inner product."""
+    return sum((jnp.sum(a * b) for a, b in zip(jax.tree.leaves(c), jax.tree.leaves(y), strict=True)), jnp.zeros(()))
+
+
+def loss(F: Callable[[Any], Any], c: Any) -> Callable[[Any], Array]:
+    """Not linear before and behind the operator."""
+    return lambda x: inner(c, bent(F(bent(x))))
+
+
+def _two_calls(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    G = jax.jit(F)
+    return {"y inner": jax.jit(lambda x: G(x))(x), "y outer": G(bent(x))}
+
+
+def _last_axis(F: Operator) -> Callable[[Any], Any]:
+    def moved(x: Any, source: int, target: int) -> Any:
+        return jax.tree.map(lambda a: jnp.moveaxis(a, source, target), x)
+
+    return lambda x: moved(jax.vmap(F, in_axes=-1, out_axes=-1)(moved(x, 0, -1)), -1, 0)
+
+
+def _vmap(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    first = jax.tree.map(lambda a: a[0], x)
+    unbatched = jax.vmap(lambda scale: scale * F(first))(jnp.arange(3.0))
+    return {"y": jax.vmap(F)(x), "y along the last axis": _last_axis(F)(x), "y unbatched": unbatched}
+
+
+def _step(F: Operator, total: Any, x: Any) -> tuple[Any, Any]:
+    """One step of a loop: what a worker gives to the operator depends on what it got before."""
+    y = F(F.coupled(x, total))
+    return bent(total) + y, y
+
+
+def _scan(step: Callable[[Any, Any], tuple[Any, Any]], x: Any, c: Any) -> tuple[Any, Any]:
+    return lax.scan(step, jnp.zeros_like(c), x)
+
+
+def _scan_grad(step: Callable[[Any, Any], tuple[Any, Any]], c: Any) -> Callable[[Any], Any]:
+    def scalar(x: Any) -> Array:
+        total, ys = _scan(step, x, c)
+        return inner(c, total) + jnp.sum(c * bent(ys))
+
+    return jax.grad(scalar)
+
+
+def _while_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    def body(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        return state[0] + 1, _step(F, state[1], x)[0]
+
+    return {"y": lax.while_loop(lambda state: state[0] < n, body, (jnp.zeros_like(n), jnp.zeros_like(c)))[1]}
+
+
+def _fori_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    def loop(x: Any) -> Any:
+        return lax.fori_loop(0, 3, lambda i, total: _step(F, total, x)[0], jnp.zeros_like(c))
+
+    return {"y": loop(x), "dx": jax.grad(lambda x: inner(c, loop(x)))(x)}
+
+
+def _cond(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    def branches(x: Any, n: Array) -> Any:
+        return lax.cond(n > 2, lambda x: F(bent(x)), lambda x: F(x) ** 2, x)
+
+    return {"y": branches(x, n), "y other": branches(x, n - 1), "dx": jax.grad(lambda x: inner(c, branches(x, n)))(x)}
+
+
+def _reverse_over_reverse(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    def norm(x: Any) -> Array:
+        gradient = jax.grad(loss(F, c))(x)
+        return inner(gradient, gradient)
+
+    return {"dx": jax.grad(norm)(x)}
+
+
+def _deepest(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    return {"dx": jax.vmap(_scan_grad(jax.checkpoint(partial(_step, F)), c))(x)}
+
+
+TRANSFORMATIONS = {
+    "eager": Transformation(lambda F, x, c, n: {"y": F(x)}),
+    "jit": Transformation(lambda F, x, c, n: {"y": F(x)}),
+    "jit of jit": Transformation(_two_calls),
+    "grad": Transformation(lambda F, x, c, n: {"dx": jax.grad(loss(F, c))(x)}),
+    "vmap": Transformation(_vmap, (3,)),
+    "vmap of vmap": Transformation(lambda F, x, c, n: {"y": jax.vmap(jax.vmap(F))(x)}, (2, 3)),
+    "vmap of grad": Transformation(lambda F, x, c, n: {"dx": jax.vmap(jax.grad(loss(F, c)))(x)}, (3,)),
+    "grad of vmap": Transformation(
+        lambda F, x, c, n: {"dx": jax.grad(lambda x: jnp.sum(c * bent(jax.vmap(F)(bent(x)))))(x)}, (3,)
+    ),
+    "checkpoint": Transformation(lambda F, x, c, n: {"dx": jax.grad(jax.checkpoint(loss(F, c)))(x)}),
+    "scan": Transformation(lambda F, x, c, n: {"y": _scan(partial(_step, F), x, c)[1]}, (3,)),
+    "grad of scan": Transformation(lambda F, x, c, n: {"dx": _scan_grad(partial(_step, F), c)(x)}, (3,)),
+    "grad of scan of checkpoint": Transformation(
+        lambda F, x, c, n: {"dx": _scan_grad(jax.checkpoint(partial(_step, F)), c)(x)}, (3,)
+    ),
+    "while_loop": Transformation(_while_loop),
+    "fori_loop": Transformation(_fori_loop),
+    "cond": Transformation(_cond),
+    "reverse over reverse": Transformation(_reverse_over_reverse),
+    "vmap of grad of scan of checkpoint": Transformation(_deepest, (2, 3)),
+}

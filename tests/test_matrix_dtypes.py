@@ -1,0 +1,153 @@
+"""Every primitive moves every dtype exactly, and differentiates the floating and complex ones: adjoint and dtype.
+
+The data are small integers, so that nothing is rounded in any dtype, and equal means equal.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matrix.cases import Case, blocks, of_world, on
+from matrix.dense import Reference, shapes_out
+from matrix.painting import painted, smooth
+from matrix.programs import compare, library, named, run
+from mpi4py import MPI
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
+INEXACT = ["float16", "bfloat16", "float32", "complex64"]
+EXACT_TO_ROUNDING = ["float64", "complex128"]
+
+
+def cotangents(case: Case, dtype: Any) -> tuple[Any, ...]:
+    return painted(f"{case.name} dy", shapes_out(case), dtype)
+
+
+def moved(cases: tuple[Case, ...], xs: dict[str, Any], dys: dict[str, Any] | None) -> dict[str, Any]:
+    """Outputs and, where there are cotangents, input cotangents; checks that no argument is overwritten."""
+    operators = library(cases)
+    before = jax.tree.map(np.array, (xs, dys))
+
+    def one(case: Case, xs: Any, dys: Any) -> dict[str, Any]:
+        if dys is None:
+            return {"y": operators[case.name](xs[case.name])}
+        y, pullback = jax.vjp(operators[case.name], xs[case.name])
+        return {"y": y, "dx": pullback(dys[case.name])[0]}
+
+    def program(xs: Any, dys: Any) -> dict[str, Any]:
+        return {case.name: named(case, one, case, xs, dys) for case in cases}
+
+    arrays = jax.tree.map(jnp.asarray, (xs, dys))
+    results = run(program, *arrays)
+    jax.tree.map(np.testing.assert_array_equal, arrays, before)
+    return jax.tree.map(np.asarray, results)
+
+
+def adjoint_matrix(case: Case) -> np.ndarray:
+    return Reference((case,)).matrix.T
+
+
+@pytest.mark.primitives
+@pytest.mark.world(1, 4)
+@pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT])
+def test_moves_exactly(dtype: str, world_size: int) -> None:
+    """Values, shapes and dtypes, zero-volume results included, forward and, where there is one, adjoint."""
+    rank, inexact = MPI.COMM_WORLD.rank, dtype in INEXACT
+    cases = tuple(case for case in of_world(world_size, every_partition=False) if inexact or case.any_dtype)
+    blocks = {case.name: painted(case.name, case.shapes, jnp.dtype(dtype)) for case in cases}
+    dys = {case.name: cotangents(case, jnp.dtype(dtype)) for case in cases}
+    mine = {name: each[rank] for name, each in blocks.items()}
+    got = moved(cases, mine, {name: each[rank] for name, each in dys.items()} if inexact else None)
+    for case in cases:
+        want: dict[str, Any] = {"y": case.dense(list(blocks[case.name]))[rank]}
+        if inexact:
+            want["dx"] = adjoint_of(case, dys[case.name], rank)
+        for leaf in jax.tree.leaves(got[case.name]):
+            assert leaf.dtype == jnp.dtype(dtype), f"{case}: {leaf.dtype}"
+        compare({case.name: got[case.name]}, {case.name: want}, 0.0)
+
+
+def adjoint_of(case: Case, dys: tuple[Any, ...], rank: int) -> Any:
+    """The worker's part of the transposed matrix times all workers' cotangents."""
+    wide = np.complex128 if np.iscomplexobj(dys[0]) else np.float64
+    vector = np.concatenate([np.asarray(dy).astype(wide).reshape(-1) for dy in dys])
+    return Reference((case,)).inputs[0].of(adjoint_matrix(case) @ vector, rank)
+
+
+@pytest.mark.primitives
+@pytest.mark.world(1, 3, 4, 12)
+@pytest.mark.parametrize("dtype", EXACT_TO_ROUNDING)
+def test_adjoint(dtype: str, world_size: int) -> None:
+    """<F x, y> = <x, F* y>, summed over all workers, and both equal to the reference's, on every worker."""
+    rank = MPI.COMM_WORLD.rank
+    cases = of_world(world_size)
+
+    def numbers(kind: str, shapes: Any) -> Any:
+        real, imaginary = (smooth(f"{kind} {part}", shapes) for part in ("real", "imaginary"))
+        return jax.tree.map(lambda a, b: a + 1j * b, real, imaginary) if dtype == "complex128" else real
+
+    xs = {case.name: numbers(f"{case.name} x", case.shapes) for case in cases}
+    dys = {case.name: numbers(f"{case.name} dy", shapes_out(case)) for case in cases}
+    got = moved(cases, *({name: each[rank] for name, each in part.items()} for part in (xs, dys)))
+    constants = {case.name: Reference((case,)).outputs[0].of(Reference((case,)).constant, rank) for case in cases}
+    products = {}
+    for case in cases:
+        compare({case.name: got[case.name]["dx"]}, {case.name: adjoint_of(case, dys[case.name], rank)}, 1e-13)
+        forward = [(got[case.name]["y"] - constants[case.name], dys[case.name][rank])]
+        backward = list(
+            zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True)
+        )
+        products[case.name] = tuple(sum(np.sum(a * b) for a, b in side) for side in (forward, backward))
+    for name in products:
+        one, other = (complex(sum(side)) for side in zip(*MPI.COMM_WORLD.allgather(products[name]), strict=True))
+        assert abs(one - other) <= 1e-13 * max(1.0, abs(one)), f"{name}: <Fx, y> is {one}, <x, F*y> is {other}"
+
+
+@pytest.mark.world(4)
+@pytest.mark.parametrize(("dtype", "large", "rounded"), [("float16", 2048.0, 2052.0), ("bfloat16", 256.0, 260.0)])
+def test_half_precision_sums_round_once(dtype: str, large: float, rounded: float) -> None:
+    """large + 1 + 1 + 1 is in the middle of two numbers; adding in half precision would lose the ones.
+
+    Every sum of the library, forward and adjoint: each operator adds up four workers' numbers somewhere.
+    """
+    P = dj.Partition()
+    line, grid, first = (each.partition(P) for each in (on(4), on(2, 2), on(1)))
+    mine = jnp.full((1,), large if P.rank == 0 else 1.0, dtype)
+    forward = {
+        "sum_reduce": (nn.SumReduce(line, first), mine),
+        "all_sum_reduce": (nn.AllSumReduce(grid, (0, 1)), mine),
+        "reduce_scatter": (nn.ReduceScatter(line, (0,)), jnp.tile(mine, 4)),
+    }
+    summing = {
+        "broadcast": (nn.Broadcast(first, line), mine if P.rank == 0 else mine[:0], mine),
+        "all_gather": (nn.AllGather(line, (0,)), mine, jnp.tile(mine, 4)),
+        "halo_exchange": (nn.HaloExchange(line, ((P.rank, 3 - P.rank),)), mine, jnp.tile(mine, 4)),
+    }
+
+    def program() -> dict[str, Any]:
+        sums = {name: F(x) for name, (F, x) in forward.items()}
+        return sums | {name: jax.vjp(F, x)[1](dy)[0] for name, (F, x, dy) in summing.items()}
+
+    for name, total in run(program).items():
+        assert total.dtype == jnp.dtype(dtype)
+        holds_it = name not in ("sum_reduce", "broadcast") or P.rank == 0
+        assert total.shape[-1] == holds_it
+        assert np.all(np.asarray(total, np.float64) == rounded), f"{name}: {total}"
+
+
+@pytest.mark.world(4)
+def test_widths_of_dtypes_mix_in_one_program() -> None:
+    """Messages of different dtypes between the same workers, in one program, do not get mixed up."""
+    P = dj.Partition()
+    move = nn.Repartition(on(4).partition(P), on(4, ranks=(1, 2, 3, 0)).partition(P))
+    dtypes = ["float16", "int64", "bool", "complex64", "uint8", "bfloat16"]
+    shapes = blocks(on(4), 8)
+    given = [painted(name, shapes, jnp.dtype(name)) for name in dtypes]
+    got = run(lambda xs: [move(x) for x in xs], [jnp.asarray(each[P.rank]) for each in given])
+    for name, x, y in zip(dtypes, given, got, strict=True):
+        assert y.dtype == jnp.dtype(name)
+        np.testing.assert_array_equal(np.asarray(y), x[(P.rank + 3) % 4])

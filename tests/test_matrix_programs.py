@@ -1,0 +1,87 @@
+"""What else a program may ask of every primitive: shapes without running, donation, silence, one compilation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matrix.cases import of_world
+from matrix.dense import shapes_out
+from matrix.painting import painted
+from matrix.programs import compare, library, named, run
+from mpi4py import MPI
+
+
+def blocks_of(world_size: int) -> dict[str, Any]:
+    return {case.name: painted(case.name, case.shapes, np.float64) for case in of_world(world_size)}
+
+
+def mine(world_size: int) -> dict[str, Any]:
+    return {name: jax.tree.map(jnp.asarray, each[MPI.COMM_WORLD.rank]) for name, each in blocks_of(world_size).items()}
+
+
+@pytest.mark.primitives
+@pytest.mark.world(1, 4)
+def test_eval_shape(world_size: int) -> None:
+    """The shape and dtype of every worker's output are known without running anything."""
+    xs, operators = mine(world_size), library(of_world(world_size))
+    for case in of_world(world_size):
+        y = named(case, jax.eval_shape, operators[case.name], xs[case.name])
+        assert (y.shape, y.dtype) == (shapes_out(case)[MPI.COMM_WORLD.rank], np.float64), case.name
+
+
+@pytest.mark.primitives
+@pytest.mark.world(1, 4)
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_donated_inputs(world_size: int) -> None:
+    """Donating the inputs gives the compiler their memory and changes no result."""
+    cases, xs, operators = of_world(world_size), mine(world_size), library(of_world(world_size))
+    got = run(lambda xs: {name: F(xs[name]) for name, F in operators.items()}, xs, donate_argnums=0)
+    assert any(x.is_deleted() for x in jax.tree.leaves(xs))
+    blocks = blocks_of(world_size)
+    compare(got, {case.name: case.dense(list(blocks[case.name]))[MPI.COMM_WORLD.rank] for case in cases}, 0.0)
+
+
+@pytest.mark.world(1, 4)
+def test_no_message_where_nothing_moves(world_size: int) -> None:
+    """Between equal partitions, along no dimension, and on one worker, a program holds no MPI operation."""
+    xs, operators = mine(world_size), library(of_world(world_size))
+    for case in of_world(world_size):
+        F, x = operators[case.name], xs[case.name]
+        gradient = jax.make_jaxpr(jax.grad(lambda x, F=F: jnp.sum(F(x))))(x)
+        talks = "_mpi" in str(jax.make_jaxpr(F)(x)) or "_mpi" in str(gradient)
+        anyone = MPI.COMM_WORLD.allreduce(talks, MPI.LOR)
+        moves = not case.silent and world_size > 1 and any(np.size(block) for block in blocks_of(world_size)[case.name])
+        assert anyone == moves, f"{case}: messages {anyone}"
+
+
+@pytest.mark.world(4)
+def test_eager_calls_compile_once() -> None:
+    """A second eager call of an operator, and of an equal one made anew, compiles nothing."""
+    xs, compilations = mine(4), []
+    for operators in (library(of_world(4)), library(of_world(4))):
+        for name, F in operators.items():
+            jax.block_until_ready((F(xs[name]), F(xs[name])))
+        if not compilations:
+            jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compilations.append(event))
+    assert not [event for event in compilations if "backend_compile" in event]
+    jax.block_until_ready(jax.jit(lambda x: x + 41)(jnp.ones(3)))
+    assert [event for event in compilations if "backend_compile" in event]  # the listener would have heard
+
+
+@pytest.mark.world(4)
+def test_a_jitted_program_is_traced_once() -> None:
+    """A second call of a jitted program, with equal shapes, does not come back to Python."""
+    traced, operators = [], library(of_world(4, every_partition=False))
+
+    @jax.jit
+    def program(xs: Any) -> Any:
+        traced.append(True)
+        return {name: F(xs[name]) for name, F in operators.items()}
+
+    xs = {name: x for name, x in mine(4).items() if name in operators}
+    first = jax.block_until_ready(program(xs))
+    second = jax.block_until_ready(program(jax.tree.map(lambda x: x + 0, xs)))
+    assert len(traced) == 1
+    compare(first, jax.tree.map(np.asarray, second), 0.0)
