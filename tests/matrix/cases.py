@@ -140,22 +140,23 @@ def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = Fals
 
 
 def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Sequence[bool] = ()) -> Case:
-    """`halos`: per dimension one pair (left, right) for all, or one for each index."""
-    widths = [
-        [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
-    ]
-    wraps = tuple(periodic) or (False,) * len(widths)
-
-    def operator(P: dj.Partition) -> Operator:
-        P_here = P_x.partition(P)
-        mine = tuple(line[i] for line, i in zip(widths, P_here.index, strict=True)) if P_here.active else ()
-        return nn.HaloExchange(P_here, mine, periodic)
-
+    """`halos`: per dimension one pair (left, right) for all, or one for each index; or all pairs of each worker."""
+    if isinstance(halos[0], Mapping):
+        widths = dict(halos[0])
+    else:
+        lines = [
+            [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
+        ]
+        widths = {
+            worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
+            for index, worker in np.ndenumerate(P_x.grid)
+        }
+    wraps = tuple(periodic) or (False,) * len(P_x.shape)
     return Case(
-        f"halo_exchange {_listed(shapes)} {P_x} {halos}{' periodic' * any(wraps)}",
+        f"halo_exchange {_listed(shapes)} {P_x} {halos}{f' periodic={wraps}' * any(wraps)}",
         len(shapes),
         shapes,
-        operator,
+        lambda P: nn.HaloExchange(P_x.partition(P), widths.get(P.rank, ()), periodic),
         lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
     )
 
@@ -243,6 +244,12 @@ PRIMITIVES = (
     halo_exchange(on(1, 3, ranks=(3, 1, 2)), blocks(on(1, 3, ranks=(3, 1, 2)), 2, 7), (0, 0), ((0, -1), (-1, 2), (1, 0))),
     halo_exchange(on(2, 2), blocks(on(2, 2), 3, 4), (1, 2), (1, 1), periodic=(True, False)),
     halo_exchange(on(3), blocks(on(3), (2, 1, 1)), (5, 1), periodic=(True,)),
+    halo_exchange(on(1, 2), blocks(on(1, 2), 3, 3), {0: ((0, 0), (0, 2)), 1: ((0, 0), (1, 0))}),
+    halo_exchange(
+        on(2, 2),
+        blocks(on(2, 2), 4, 4),
+        {0: ((0, 1), (0, 1)), 1: ((0, 0), (2, 0)), 2: ((2, 0), (0, 0)), 3: ((1, 0), (-1, 0))},
+    ),
     all_gather(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 0))),
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
@@ -250,6 +257,15 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
+    # Three workers, nothing divisible.
+    broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
+    sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
+    repartition(on(3, 1), on(1, 3), blocks(on(3, 1), 4, 5, world=3)),
+    repartition(on(3), on(2, ranks=(2, 0)), blocks(on(3), 2, world=3)),
+    halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
+    all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
+    reduce_scatter(on(3), (0,), held(on(3), (2,), 3)),
+    linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     # One worker: the same programs, without MPI.
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
