@@ -277,9 +277,11 @@ PRIMITIVES = (
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1, of_params=True),
-    # Twelve workers: the documentation's examples.
+    # Twelve workers: the documentation's examples, and teams too large for trees of messages.
     broadcast(on(1, 3, ranks=(4, 5, 6)), on(4, 3), _BLOCK, world=12),
     sum_reduce(on(2, 3, 2), on(1, 3, 1, ranks=(2, 3, 4)), _BLOCK, world=12),
+    broadcast(on(1, ranks=(5,)), on(12), _BLOCK, world=12),
+    sum_reduce(on(2, 6), on(1, 1, ranks=(3,)), _BLOCK, world=12),
     all_sum_reduce(on(2, 3, 2), (0, 2), _BLOCK, world=12),
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
