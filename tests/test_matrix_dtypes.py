@@ -55,9 +55,7 @@ def test_adjoint(dtype: str, world_size: int) -> None:
     for case in cases:
         compare({case.name: got[case.name]["dx"]}, {case.name: adjoints[case.name]}, 1e-13)
         forward = [(got[case.name]["y"] - constants[case.name], dys[case.name][rank])]
-        backward = list(
-            zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True)
-        )
+        backward = list(zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True))
         products[case.name] = tuple(sum(np.sum(a * b) for a, b in side) for side in (forward, backward))
     for name in products:
         one, other = (complex(sum(side)) for side in zip(*MPI.COMM_WORLD.allgather(products[name]), strict=True))

@@ -70,7 +70,9 @@ def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "LARGEST_TREE", 1)
     some, rank = tuple(movements(31)[:5]), MPI.COMM_WORLD.rank
     check_exactly(some, FLOAT64, differentiate=True)
-    used = str([jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, library(some).values(), strict=True)])
+    used = str(
+        [jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, library(some).values(), strict=True)]
+    )
     assert "bcast_mpi" in used and "reduce_mpi" in used and "sendrecv_mpi" not in used
     deepest = TRANSFORMATIONS["vmap of grad of scan of checkpoint"]
     compare(transformed(some, deepest), Reference(some).results(deepest, rank), 1e-12)

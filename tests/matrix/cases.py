@@ -79,8 +79,7 @@ def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape 
         for n, p in zip(sizes, P.shape, strict=True)
     ]
     held = {
-        worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
-        for index, worker in np.ndenumerate(P.grid)
+        worker: tuple(line[i] for line, i in zip(lines, index, strict=True)) for index, worker in np.ndenumerate(P.grid)
     }
     return tuple(held.get(worker, elsewhere) for worker in range(world))
 
@@ -183,7 +182,9 @@ def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> C
     )
 
 
-def linear(P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False) -> Case:
+def linear(
+    P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False
+) -> Case:
     """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
     weights = blocks(P_W, n_out, n_in, world=world)
     biases = blocks(On(P_W.shape[:1], tuple(P_W.grid[:, 0].tolist())), n_out, world=world)
@@ -241,7 +242,9 @@ PRIMITIVES = (
     repartition(on(2, 2), on(2, 2), blocks(on(2, 2), 5, 3), silent=True),
     halo_exchange(on(2, 2), blocks(on(2, 2), 4, 5), (1, 1), (2, 1)),
     halo_exchange(on(4), blocks(on(4), (3, 1, 0, 4)), ((0, 3), (2, 1), (1, 2), (5, 0))),
-    halo_exchange(on(1, 3, ranks=(3, 1, 2)), blocks(on(1, 3, ranks=(3, 1, 2)), 2, 7), (0, 0), ((0, -1), (-1, 2), (1, 0))),
+    halo_exchange(
+        on(1, 3, ranks=(3, 1, 2)), blocks(on(1, 3, ranks=(3, 1, 2)), 2, 7), (0, 0), ((0, -1), (-1, 2), (1, 0))
+    ),
     halo_exchange(on(2, 2), blocks(on(2, 2), 3, 4), (1, 2), (1, 1), periodic=(True, False)),
     halo_exchange(on(3), blocks(on(3), (2, 1, 1)), (5, 1), periodic=(True,)),
     halo_exchange(on(1, 2), blocks(on(1, 2), 3, 3), {0: ((0, 0), (0, 2)), 1: ((0, 0), (1, 0))}),

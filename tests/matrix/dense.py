@@ -78,8 +78,9 @@ class Reference:
 
     @cached_property
     def coupling(self) -> np.ndarray:
-        owner_in, owner_out = (np.concatenate([part.owner(n) for n, part in enumerate(parts)])
-                               for parts in (self.inputs, self.outputs))
+        owner_in, owner_out = (
+            np.concatenate([part.owner(n) for n, part in enumerate(parts)]) for parts in (self.inputs, self.outputs)
+        )
         return (owner_in[:, None] == owner_out[None, :]).astype(float)
 
 

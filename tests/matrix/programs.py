@@ -73,8 +73,7 @@ def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool
 
     def program(args: Any, n: Any) -> Results:
         return {
-            case.name: named(case, transformation.function, operators[case.name], *args[case.name], n)
-            for case in cases
+            case.name: named(case, transformation.function, operators[case.name], *args[case.name], n) for case in cases
         }
 
     args = jax.tree.map(jnp.asarray, args)
