@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matrix.cases import blocks, of_world, on
 from matrix.adjoints import adjoint_parts, check_exactly, moved
+from matrix.cases import blocks, of_world, on
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted, smooth
 from matrix.programs import compare, run

@@ -11,8 +11,9 @@ import pytest
 from matrix import cases
 from matrix.adjoints import check_exactly
 from matrix.cases import blocks, on
-from matrix.dense import Reference
-from matrix.programs import compare, library, transformed
+from matrix.dense import Reference, shapes_out
+from matrix.programs import compare, transformed
+from matrix.ties import untied
 from matrix.transformations import TRANSFORMATIONS
 from mpi4py import MPI
 
@@ -70,10 +71,12 @@ def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "LARGEST_TREE", 1)
     some, rank = tuple(movements(31)[:5]), MPI.COMM_WORLD.rank
     check_exactly(some, FLOAT64, differentiate=True)
-    used = str(
-        [jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, library(some).values(), strict=True)]
-    )
+    operators = library(some).values()
+    used = str([jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, operators, strict=True)])
     assert "bcast_mpi" in used and "reduce_mpi" in used and "sendrecv_mpi" not in used
+    for case, F in zip(some, operators, strict=True):
+        dy = jnp.zeros(shapes_out(case)[rank])
+        assert not untied(lambda x, dy, F=F: jax.vjp(F, x)[1](dy), jnp.zeros(case.shapes[rank]), dy), case.name
     deepest = TRANSFORMATIONS["vmap of grad of scan of checkpoint"]
     compare(transformed(some, deepest), Reference(some).results(deepest, rank), 1e-12)
 
@@ -96,7 +99,7 @@ def test_shapes_may_change_between_eager_calls() -> None:
 
 @pytest.mark.world(4)
 def test_order_of_teams() -> None:
-    """Rings: every worker is the root of one team and a member of others, and no order of theirs may wait for itself."""
+    """Rings: every worker is the root of one team and a member of another, and no order may wait for itself."""
     n = 4
     pairs = [cases.broadcast(on(1, ranks=(i,)), on(2, ranks=((i + 1) % n, (i + 2) % n)), (i + 41,)) for i in range(n)]
     shifted = [

@@ -24,7 +24,7 @@ ALL = range(4)
 class Mistake(NamedTuple):
     """`call` gets a function that makes partitions, and this worker's rank; `workers` are those that are to raise."""
 
-    call: Callable[[Callable[[On], Any], int], Any]
+    call: Callable[[Callable[..., Any], int], Any]
     error: type[Exception]
     words: tuple[str, ...]
     workers: Any = ALL

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mpi4py import MPI
+
 from matrix.cases import Case
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run, together
-from mpi4py import MPI
 
 
 def moved(cases: Sequence[Case], xs: dict[str, Any], dys: dict[str, Any] | None) -> dict[str, Any]:

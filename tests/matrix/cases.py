@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from matrix import reference
-from matrix.painting import painted
 
 import distdl_jax as dj
 from distdl_jax import nn
+from matrix import reference
+from matrix.painting import painted
 
 Shape = tuple[int, ...]
 Operator = Callable[[Any], Any]

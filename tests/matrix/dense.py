@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
 from matrix.cases import Case
-from matrix.painting import is_shape, painted, smooth
+from matrix.painting import is_shape, smooth
 from matrix.transformations import Transformation
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matrix.cases import Case, of_world
-from matrix.dense import Reference, arguments
-from matrix.transformations import Transformation
 from mpi4py import MPI
 
 import distdl_jax as dj
+from matrix.cases import Case, of_world
+from matrix.dense import Reference, arguments
+from matrix.transformations import Transformation
 
 Results = dict[str, Any]
 
