@@ -36,6 +36,15 @@ def value_and_grad(
 
     **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
     this worker's own.
+
+    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar.
+
+    >>> import jax.numpy as jnp
+    >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
+    >>> float(value), gradient.tolist()
+    (5.0, [0.0, 2.0, 4.0])
+
+    Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
 

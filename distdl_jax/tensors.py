@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from distdl_jax.backends.mpi.functional import repartition
 from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.backends.mpi.structure import agree
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import Box, balanced_box, box_shape
 
@@ -26,7 +29,16 @@ class TensorSpec:
     partition: MPIPartition
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "global_shape", tuple(self.global_shape))
+        if not isinstance(self.partition, MPIPartition):
+            raise InvalidTypeError(f"`partition` (={self.partition!r}) must be a partition.")
+        if self.partition.size == 0:
+            raise InvalidArgumentError("`partition` has no workers, so none can hold a block.")
+        try:
+            object.__setattr__(self, "global_shape", tuple(map(operator.index, self.global_shape)))
+        except TypeError:
+            raise InvalidTypeError(f"`global_shape` (={self.global_shape!r}) must be a sequence of integers.") from None
+        if any(n < 0 for n in self.global_shape):
+            raise InvalidArgumentError(f"`global_shape` (={self.global_shape}) must not hold negative lengths.")
         if len(self.global_shape) != self.partition.dim:
             raise InvalidArgumentError(
                 f"`global_shape` (={self.global_shape}) must have as many dimensions as `partition` "
@@ -59,11 +71,14 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere.
     Collective over the workers of all partitions in `specs` and the root. Differentiable; works inside jit.
+
+    **Raises:** `PlanError`, on every worker that takes part, where a leaf does not have the shape that its spec says.
     """
 
     def whole(x: jax.Array, spec: TensorSpec) -> jax.Array:
-        _check_block(x, spec)
-        return repartition(x, spec.partition, _on_root(spec, root), preserve_batch=False)
+        on_root = _on_root(spec, root)
+        _check_leaf(x, spec.local_shape, spec, spec.partition, on_root)
+        return repartition(x, spec.partition, on_root, preserve_batch=False)
 
     return jax.tree.map(whole, tree, specs)
 
@@ -78,22 +93,34 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
     - `root`: the rank in the world of the worker that has the whole tensors.
 
     **Returns:** this worker's pytree of blocks, zero-volume where it holds none.
+
+    **Raises:** `PlanError`, on every worker that takes part, where a leaf on the root does not have the shape that
+    its spec says.
     """
 
     def cut(x: jax.Array, spec: TensorSpec) -> jax.Array:
-        if spec.partition.world.rank == root and tuple(x.shape) != spec.global_shape:
-            raise PlanError(f"A leaf of `tree` on the root has shape {x.shape}, but its spec says {spec.global_shape}.")
-        return repartition(x, _on_root(spec, root), spec.partition, preserve_batch=False)
+        on_root = _on_root(spec, root)
+        _check_leaf(x, spec.global_shape, spec, on_root, spec.partition)
+        return repartition(x, on_root, spec.partition, preserve_batch=False)
 
     return jax.tree.map(cut, tree, specs)
 
 
-def _check_block(x: jax.Array, spec: TensorSpec) -> None:
-    if spec.partition.active and tuple(x.shape) != spec.local_shape:
-        raise PlanError(
-            f"A leaf of `tree` has shape {tuple(x.shape)} on worker {spec.partition.world.rank}, but its spec "
-            f"({shape_text(spec.global_shape)} on {spec.partition}) says {spec.local_shape}."
-        )
+def _check_leaf(
+    x: jax.Array, expected: tuple[int, ...], spec: TensorSpec, holders: MPIPartition, receivers: MPIPartition
+) -> None:
+    """Refuse, on all workers that take part, a leaf that has another shape than its spec says."""
+
+    def check() -> None:
+        if holders.active and jnp.shape(x) != expected:
+            raise PlanError(
+                f"A leaf of `tree` has shape {jnp.shape(x)}, but its spec ({shape_text(spec.global_shape)} on "
+                f"{shape_text(spec.partition.shape)} workers) says {expected} on this worker."
+            )
+
+    team = holders.create_partition_union(receivers)
+    if team.active:
+        agree(team.world, tuple(sorted(team.ranks)), check)
 
 
 def _on_root(spec: TensorSpec, root: int) -> MPIPartition:

@@ -113,7 +113,7 @@ def test_plans_import_only_plans_and_the_standard_library(path):
         modules = [node.module] if isinstance(node, ast.ImportFrom) else []
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for module in modules:
-            assert module.startswith("distdl_jax.plans.") or module.split(".")[0] not in {
+            assert module.startswith(("distdl_jax.plans.", "distdl_jax.errors")) or module.split(".")[0] not in {
                 *("jax", "jaxlib", "mpi4py", "mpi4jax", "numpy", "distdl_jax")
             }, f"{path.name} imports {module}"
 

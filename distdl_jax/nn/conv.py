@@ -10,13 +10,15 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
 from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.structure import Structure, agree, structure_of
 from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.nn.conv_local import LocalConvolution
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.sliding import (
@@ -26,10 +28,9 @@ from distdl_jax.nn.sliding import (
     SlidingWindows,
     padding_pairs,
     per_feature,
-    sliding_plan,
 )
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import balanced_sizes, index_of
+from distdl_jax.plans.decomposition import Range, balanced_sizes
 from distdl_jax.tensors import TensorSpec
 
 Params = dict[str, Array]
@@ -172,18 +173,39 @@ class DistributedConv:
         if self.P_x.world.rank not in parts.team:
             return x
         with jax.named_scope(type(self).__name__):
-            plan = sliding_plan(x, self.P_x, self._windows, parts.team)
-            self._check_channels(plan)
+            # One handshake, in which all workers of the layer learn of all mistakes.
+            structures = agree(self.P_x.world, parts.team, lambda: self._checked(params, x))
+            plan = self._plan(structures)
             copies = broadcast(plan.exchange(x), parts.x, parts.work)
             weight, bias = self._parameters(params)
+            local = self._local(plan)
+            part = (
+                tie(jnp.zeros((copies.shape[0], 0), jnp.result_type(copies, weight)), copies, weight)
+                if local is None
+                else local(copies, weight, bias)
+            )
             # Every worker's part depends on all that any worker's part depends on, so that whatever is
             # differentiated, all of them carry a derivative into the sum, or none does.
-            part = tie(self._convolve(plan, copies, weight, bias), *params.values())
-            return sum_reduce(part, parts.work, parts.y)
+            return sum_reduce(tie(part, *params.values()), parts.work, parts.y)
 
     apply = __call__
 
-    def _check_channels(self, plan: SlidingPlan) -> None:
+    def _checked(self, params: Params, x: Array) -> Structure:
+        """The structure of this worker's `x`; refuses parameters that are not its blocks."""
+        for name, spec in self.param_specs().items():
+            if name not in params:
+                raise PlanError(f'`params` must hold "{name}" on every worker, but holds {sorted(params)}.')
+            if spec.partition.active and jnp.shape(params[name]) != spec.local_shape:
+                raise PlanError(
+                    f'`params["{name}"]` has shape {jnp.shape(params[name])}, but this worker\'s block of '
+                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is "
+                    f"{spec.local_shape}."
+                )
+        return structure_of("x", x)
+
+    def _plan(self, structures: dict[int, Structure]) -> SlidingPlan:
+        """Who needs which part of x, from what all workers of the layer hold; raises the same on all of them."""
+        plan = SlidingPlan(self.P_x, self._windows, structures)
         held = tuple(stop - start for start, stop in plan.owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
         if held != expected:
@@ -191,17 +213,12 @@ class DistributedConv:
                 f"`x` has {held} channels on the workers along the channels, but {self.in_channels} channels balanced "
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
+        return plan
 
     def _parameters(self, params: Params) -> tuple[Array, Array | None]:
         """This worker's copy of its weight and bias, which travel in one message."""
         parts = self._partitions
         weight, bias = params["weight"], params.get("bias")
-        expected = self.param_specs()["weight"].local_shape
-        if parts.stored.active and tuple(weight.shape) != expected:
-            raise PlanError(
-                f'`params["weight"]` has shape {tuple(weight.shape)} on worker {self.P_x.world.rank}, but its block is '
-                f"{expected}."
-            )
         if parts.stored.ranks == parts.work.ranks:
             return weight, bias
         flat = [weight.reshape(-1)] if bias is None else [weight.reshape(-1), bias.reshape(-1)]
@@ -212,14 +229,9 @@ class DistributedConv:
         size = math.prod(shape)
         return packed[:size].reshape(shape), packed[size:] if self.bias else None
 
-    def _place(self) -> tuple[int, ...]:
-        """This worker's index among those that convolve: batch, output channels, input channels, features."""
-        rank = self._partitions.work.rank
-        assert rank is not None  # asked on workers that convolve only
-        return index_of(rank, self._partitions.work.shape)
-
     def _weight_shape(self) -> tuple[int, ...]:
-        _, i, j, *_ = self._place()
+        """The shape of the block that this worker of P_W convolves with."""
+        _, i, j, *_ = self._partitions.work.index
         p_co, p_ci = self._partitions.channels
         return (
             balanced_sizes(self.out_channels, p_co)[i],
@@ -227,40 +239,31 @@ class DistributedConv:
             *self._windows.kernel,
         )
 
-    def _convolve(self, plan: SlidingPlan, x: Array, weight: Array, bias: Array | None) -> Array:
-        """This worker's product with its block of the weight; zero-volume where it does not convolve."""
-        dtype = jnp.result_type(x, weight)
+    def _local(self, plan: SlidingPlan) -> LocalConvolution | None:
+        """This worker's product; None where it does not convolve."""
         if not self._partitions.work.active:
-            return tie(jnp.zeros((x.shape[0], 0), dtype), x, weight)
-        _, i, j, *index = self._place()
-        counts = [stop - start for start, stop in plan.outputs(index)]
-        x, groups = self._own_groups(x, i)
-        shape = (x.shape[0], weight.shape[0], *counts)
-        if 0 in (*shape, weight.shape[1], x.shape[1]):
-            y = tie(jnp.zeros(shape, dtype), x, weight)
-        else:
-            y = lax.conv_general_dilated(
-                x.astype(dtype),
-                weight.astype(dtype),
-                self._windows.stride,
-                plan.padding(index),
-                rhs_dilation=self._windows.dilation,
-                feature_group_count=groups,
-            )
-        if bias is None or j != 0:
-            return y
-        return y + bias.astype(dtype).reshape(-1, *(1,) * self.dims)
+            return None
+        _, i, j, *index = self._partitions.work.index
+        channels, groups = self._own_groups(i, j)
+        return LocalConvolution(
+            self._weight_shape(),
+            channels,
+            groups,
+            self._windows,
+            plan.padding(index),
+            tuple(stop - start for start, stop in plan.outputs(index)),
+            adds_bias=j == 0,
+        )
 
-    def _own_groups(self, x: Array, i: int) -> tuple[Array, int]:
-        """The channels that this worker's output channels read, and the number of groups that they form."""
-        p_co = self._partitions.channels[0]
-        if self.groups == 1 or p_co == 1:
-            return x, self.groups
-        groups = self.groups // p_co
-        if self.P_x.shape[1] > 1:  # they are split as the groups are
-            return x, groups
-        share = self.in_channels // p_co
-        return lax.slice_in_dim(x, i * share, (i + 1) * share, axis=1), groups
+    def _own_groups(self, i: int, j: int) -> tuple[Range, int]:
+        """Which channels of its copy of x the worker at (i, j) along the channels reads, and their number of groups."""
+        p_co, p_x = self._partitions.channels[0], self.P_x.shape[1]
+        if self.groups == 1:
+            return (0, balanced_sizes(self.in_channels, p_x)[j]), 1
+        groups, share = self.groups // p_co, self.in_channels // p_co
+        if p_x > 1:  # its copy is the channels of its groups
+            return (0, share), groups
+        return (i * share, (i + 1) * share), groups
 
     def __repr__(self) -> str:
         w = self._windows

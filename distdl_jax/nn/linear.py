@@ -7,13 +7,15 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
-from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
+from distdl_jax.backends.mpi.structure import agree
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import balanced_sizes
@@ -66,9 +68,13 @@ class DistributedLinear:
     bias: bool = True
 
     def __post_init__(self) -> None:
+        check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
         for name in ("in_features", "out_features"):
-            if getattr(self, name) < 1:
-                raise InvalidArgumentError(f"`{name}` (={getattr(self, name)}) must be 1 or more.")
+            features = getattr(self, name)
+            if not isinstance(features, int | np.integer):
+                raise InvalidTypeError(f"`{name}` (={features!r}) must be an integer.")
+            if features < 1:
+                raise InvalidArgumentError(f"`{name}` (={features}) must be 1 or more.")
         if self.P_W.dim != 2:
             raise InvalidArgumentError(
                 f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "
@@ -83,7 +89,6 @@ class DistributedLinear:
                     f"`{name}` ({shape_text(P.shape)}) must have shape 1 x {workers}: its last dimension is {features} "
                     f"({shape_text(self.P_W.shape)})."
                 )
-            P._check_partner("P_W", self.P_W)
 
     def init(
         self,
@@ -133,11 +138,14 @@ class DistributedLinear:
 
         **Returns:** this worker's block on P_y, ... x n_out/P_fo; elsewhere a zero-volume array.
 
-        **Raises:** `PlanError` where a block of x does not have its share of the features, or a weight its shape.
+        **Raises:** `PlanError`, on every worker of the layer, where a block of x does not have its share of the
+        features, or a parameter its shape.
         """
+        workers = self.P_W.create_partition_union(self.P_x).create_partition_union(self.P_y)
+        if workers.active:
+            agree(workers.world, tuple(sorted(workers.ranks)), lambda: self._check_blocks(params, x))
         with jax.named_scope("DistributedLinear"):
             copy = broadcast(x, self._P_x, self.P_W)
-            self._check_input(x, copy)
             # Every worker's part depends on all that any worker's part depends on, so that whatever is
             # differentiated, all of them carry a derivative into the sum, or none does.
             part = tie(self._multiply(params, copy), *params.values())
@@ -159,31 +167,27 @@ class DistributedLinear:
         dtype = jnp.result_type(x, weight)
         if not self.P_W.active:
             return tie(jnp.zeros((x.shape[0], 0), dtype), x)
-        expected = self.param_specs()["weight"].local_shape
-        if tuple(weight.shape) != expected:
-            raise PlanError(
-                f'`params["weight"]` has shape {tuple(weight.shape)} on worker {self.P_W.world.rank}, but its block of '
-                f"{self.out_features} x {self.in_features} on {shape_text(self.P_W.shape)} workers is {expected}."
-            )
         y = jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), (((x.ndim - 1,), (1,)), ((), ())))
         return y + params["bias"].astype(dtype) if self.bias and self._P_bias.active else y
 
-    def _check_input(self, x: Array, copy: Array) -> None:
-        """Refuse a block that does not have its share of the features, where it is held and where it came to."""
-        for P, block, place in ((self.P_x, x, self.P_x.rank), (self.P_W, copy, self._column)):
-            if place is None:
-                continue
-            share = balanced_sizes(self.in_features, self.P_W.shape[1])[place]
-            if block.ndim < 2 or block.shape[-1] != share:
+    def _check_blocks(self, params: Params, x: Array) -> None:
+        """Refuse what this worker holds where it is not its share of the input or of the parameters."""
+        if self.P_x.rank is not None:
+            share = balanced_sizes(self.in_features, self.P_x.size)[self.P_x.rank]
+            if len(jnp.shape(x)) < 2 or jnp.shape(x)[-1] != share:
                 raise PlanError(
-                    f"`x` has shape {tuple(block.shape)} on worker {P.world.rank}, but block {place} must be "
-                    f"... x {share}: {self.in_features} features, balanced over {self.P_W.shape[1]} workers."
+                    f"`x` has shape {jnp.shape(x)}, but block {self.P_x.rank} must be ... x {share}: "
+                    f"{self.in_features} features, balanced over {self.P_x.size} workers."
                 )
-
-    @property
-    def _column(self) -> int | None:
-        """Which block of the input's features this worker of P_W multiplies."""
-        return None if self.P_W.rank is None else self.P_W.rank % self.P_W.shape[1]
+        for name, spec in self.param_specs().items():
+            if name not in params:
+                raise PlanError(f'`params` must hold "{name}" on every worker, but holds {sorted(params)}.')
+            if spec.partition.active and jnp.shape(params[name]) != spec.local_shape:
+                raise PlanError(
+                    f'`params["{name}"]` has shape {jnp.shape(params[name])}, but this worker\'s block of '
+                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is "
+                    f"{spec.local_shape}."
+                )
 
     def __repr__(self) -> str:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -14,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
+from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.structure import exchange_structures
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature, sliding_plan
+from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.tensors import TensorSpec
@@ -103,7 +106,8 @@ class DistributedPool(ABC):
         if self.P_x.rank is None:
             return x
         with jax.named_scope(type(self).__name__):
-            plan = sliding_plan(x, self.P_x, self._windows, tuple(sorted(self.P_x.ranks)))
+            structures = exchange_structures(self.P_x.world, tuple(sorted(self.P_x.ranks)), "x", x)
+            plan = SlidingPlan(self.P_x, self._windows, structures)
             index = index_of(self.P_x.rank, self.P_x.shape)[2:]
             block = plan.exchange(x)
             counts = [stop - start for start, stop in plan.outputs(index)]
@@ -172,13 +176,16 @@ class DistributedAvgPool(DistributedPool):
         total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, **_over_features(self._windows, padding))
         if self.count_include_pad:
             return total / math.prod(self._windows.kernel)
+        return total / self._entries(x.shape[2:], padding).astype(x.dtype)
+
+    def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
+        """How many entries of each window over a block with the features' `shape` are not `padding`."""
         counts = np.ones((1,) * (self.dims + 2))
-        for d, (low, high) in enumerate(padding):
-            inside = np.pad(np.ones(x.shape[d + 2]), (low, high))
-            starts = range(0, inside.size - self._windows.kernel[d] + 1, self._windows.stride[d])
-            along = np.array([inside[start : start + self._windows.kernel[d]].sum() for start in starts])
+        for d, (n, (low, high)) in enumerate(zip(shape, padding, strict=True)):
+            inside = np.pad(np.ones(n), (low, high))
+            along = sliding_window_view(inside, self._windows.kernel[d])[:: self._windows.stride[d]].sum(axis=1)
             counts = counts * along.reshape(-1, *(1,) * (self.dims - d - 1))
-        return total / counts.astype(x.dtype)
+        return counts
 
 
 class DistributedMaxPool1d(DistributedMaxPool):

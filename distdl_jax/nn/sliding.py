@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.mpi.functional.boxes import owned_grid
+from distdl_jax.backends.mpi.functional.boxes import common_dtype, owned_grid
 from distdl_jax.backends.mpi.functional.halo_exchange import exchange_ranges
 from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.backends.mpi.structure import Structure, exchange_structures
+from distdl_jax.backends.mpi.structure import Structure
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import ProductGrid, Range, index_of
 from distdl_jax.plans.halos import Halos
@@ -59,14 +59,23 @@ class SlidingPlan:
     """Who needs which input for its balanced block of outputs: the same on every worker that takes part.
 
     - `P_x`: P_n x P_c x P_{D-1} x ... x P_0, the partition of an N x C x features tensor.
-    - `structures`: what each worker holds, by world rank.
-    - `owned`: the grid of the blocks on P_x, balanced or not.
+    - `structures`: by world rank, what each worker that takes part holds; P_x's workers are among them.
+
+    Raises `PlanError`, the same on all of them, where the blocks don't form a grid or the windows don't fit.
     """
 
     P_x: MPIPartition
     windows: SlidingWindows
     structures: dict[int, Structure]
-    owned: ProductGrid
+
+    def __post_init__(self) -> None:
+        common_dtype("x", self.structures, self.P_x.ranks)
+        _ = self._along  # checks blocks and windows now, on all workers, and not later on some of them
+
+    @cached_property
+    def owned(self) -> ProductGrid:
+        """The grid of the blocks on P_x, balanced or not."""
+        return owned_grid("x", self.P_x, {worker: self.structures[worker].shape for worker in self.P_x.ranks})
 
     @cached_property
     def _along(self) -> tuple[Windows, ...]:
@@ -74,20 +83,23 @@ class SlidingPlan:
 
     @cached_property
     def _wanted(self) -> tuple[tuple[Range, ...], ...]:
+        """Per feature dimension and index, what the windows read, reaching outside the tensor where they do."""
         return tuple(w.input_ranges(p) for w, p in zip(self._along, self.P_x.shape[2:], strict=True))
 
     @cached_property
-    def _held(self) -> tuple[tuple[Range, ...], ...]:
+    def _fetched(self) -> tuple[tuple[Range, ...], ...]:
+        """Per feature dimension and index, the part of the tensor from which that can be made."""
         mode = self.windows.mode
         return tuple(
             tuple(_source_range(w, mode, wanted) for wanted in ranges)
             for w, ranges in zip(self._along, self._wanted, strict=True)
         )
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The global lengths of the output's feature dimensions."""
-        return tuple(w.outputs for w in self._along)
+    @cached_property
+    def halos(self) -> Halos:
+        """The exchange after which every worker of P_x has what its windows read, without what padding fills in."""
+        periodic = (False, False) + (self.windows.mode == "circular",) * len(self._along)
+        return Halos(self.owned, (*self.owned.ranges[:2], *self._fetched), periodic)
 
     def outputs(self, index: Sequence[int]) -> tuple[Range, ...]:
         """The outputs that the worker at feature index `index` computes, per feature dimension."""
@@ -99,25 +111,28 @@ class SlidingPlan:
             return ((0, 0),) * len(self._along)
         return tuple(w.clipped(ranges[i])[1] for w, ranges, i in zip(self._along, self._wanted, index, strict=True))
 
+    def filling(self, index: Sequence[int]) -> tuple[np.ndarray | None, ...]:
+        """Per feature dimension, which entry of the exchanged block goes where, for the worker at `index`.
+
+        None where the block is right as it is: everywhere but at the boundary, under reflect or replicate padding.
+        """
+        if self.windows.mode not in ("reflect", "replicate"):
+            return (None,) * len(self._along)
+        found: list[np.ndarray | None] = []
+        for w, wanted, fetched, i in zip(self._along, self._wanted, self._fetched, index, strict=True):
+            sources = _sources(w, self.windows.mode, wanted[i]) - fetched[i][0]
+            found.append(None if np.array_equal(sources, np.arange(fetched[i][1] - fetched[i][0])) else sources)
+        return tuple(found)
+
     def exchange(self, x: Array) -> Array:
-        """The input that this worker's windows read, without zero padding; outside P_x, `x`."""
+        """The input that this worker's windows read, but for padding with zeros; outside P_x, `x`."""
         if self.P_x.rank is None:
             return x
-        mode = self.windows.mode
-        periodic = (False, False) + (mode == "circular",) * len(self._along)
-        halos = Halos(self.owned, (*self.owned.ranges[:2], *self._held), periodic)
-        block = exchange_ranges("windows", x, self.P_x, self.structures, halos)
-        if mode in ("reflect", "replicate"):
-            for d, i in enumerate(index_of(self.P_x.rank, self.P_x.shape)[2:]):
-                block = _filled(block, d + 2, _sources(self._along[d], mode, self._wanted[d][i]) - self._held[d][i][0])
+        block = exchange_ranges("windows", x, self.P_x, self.structures, self.halos)
+        for d, sources in enumerate(self.filling(index_of(self.P_x.rank, self.P_x.shape)[2:])):
+            if sources is not None:
+                block = jnp.take(block, sources, axis=d + 2, mode="clip")
         return block
-
-
-def sliding_plan(x: Array, P_x: MPIPartition, windows: SlidingWindows, team: tuple[int, ...]) -> SlidingPlan:
-    """The plan for `x` on `P_x`, known to all workers of `team` (world ranks, ascending), which holds P_x's."""
-    structures = exchange_structures(P_x.world, team, "x", x)
-    owned = owned_grid("x", P_x, {worker: structures[worker].shape for worker in P_x.ranks})
-    return SlidingPlan(P_x, windows, {worker: structures[worker] for worker in P_x.ranks}, owned)
 
 
 def _sources(windows: Windows, mode: PaddingMode, wanted: Range) -> np.ndarray:
@@ -135,13 +150,6 @@ def _source_range(windows: Windows, mode: PaddingMode, wanted: Range) -> Range:
         return windows.clipped(wanted)[0]
     sources = _sources(windows, mode, wanted)
     return (int(sources.min()), int(sources.max()) + 1) if sources.size else windows.clipped(wanted)[0]
-
-
-def _filled(block: Array, axis: int, sources: np.ndarray) -> Array:
-    """The block with its padding filled in from what it holds: entry k is entry `sources[k]` of the block."""
-    if np.array_equal(sources, np.arange(block.shape[axis])):
-        return block
-    return jnp.take(block, sources, axis=axis, mode="clip")
 
 
 def per_feature(name: str, value: int | Sequence[int], dims: int, least: int = 1) -> tuple[int, ...]:

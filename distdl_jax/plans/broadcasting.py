@@ -10,12 +10,12 @@ A sum-reduction is the same picture read backwards: its teams are those of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans.decomposition import index_of, rank_of
 
 Shape = tuple[int, ...]
@@ -94,18 +94,21 @@ class BroadcastRule:
 
 @lru_cache(maxsize=4096)
 def _destinations(rule: BroadcastRule, rank: int) -> tuple[int, ...]:
-    return tuple(sorted(_each_destination(rule, rank)))
-
-
-def _each_destination(rule: BroadcastRule, rank: int) -> Iterator[int]:
     index = index_of(rank, rule.source)
     if rule.transpose_source:
         index = index[::-1]
     source, destination = rule._effective_source(), rule._effective_destination()
     index = (0,) * (len(source) - len(index)) + index
-    ranges = [range(d) if s == 1 else (i,) for s, d, i in zip(source, destination, index, strict=True)]
-    for coordinates in product(*ranges):
-        yield rank_of(coordinates[::-1] if rule.transpose_destination else coordinates, rule.destination)
+    along = [range(d) if s == 1 else (i,) for s, d, i in zip(source, destination, index, strict=True)]
+    return _cells(along[::-1] if rule.transpose_destination else along, rule.destination)
+
+
+def _cells(along: Sequence[Iterable[int]], shape: Shape) -> tuple[int, ...]:
+    """The row-major numbers, ascending, of the cells of a grid whose index along each axis is one of `along`."""
+    numbers = [0]
+    for indices, size in zip(along, shape, strict=True):
+        numbers = [number * size + i for number in numbers for i in indices]
+    return tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,19 @@ def teams_of_worker(
     `source_ranks` and `destination_ranks` are the world ranks of the two partitions' teams, in order.
     """
     as_root = as_member = None
-    if worker in source_ranks:
-        as_root = _team(rule, source_ranks, destination_ranks, source_ranks.index(worker))
-    if worker in destination_ranks:
-        as_member = _team(rule, source_ranks, destination_ranks, rule.source_of(destination_ranks.index(worker)))
+    if (place := place_of(worker, source_ranks)) is not None:
+        as_root = _team(rule, source_ranks, destination_ranks, place)
+    if (place := place_of(worker, destination_ranks)) is not None:
+        as_member = _team(rule, source_ranks, destination_ranks, rule.source_of(place))
     return as_root, as_member
+
+
+def place_of(worker: int, ranks: tuple[int, ...]) -> int | None:
+    """The position of `worker` among `ranks`; None where it is not there."""
+    try:
+        return ranks.index(worker)
+    except ValueError:
+        return None
 
 
 def _team(
@@ -153,7 +164,7 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
             "dimensions of the partition to sum along, or the ones to keep."
         )
     name, axes = ("axes_reduce", axes_reduce) if axes_keep is None else ("axes_keep", axes_keep)
-    axes = (axes,) if isinstance(axes, int) else tuple(int(axis) for axis in axes)  # type: ignore[attr-defined]
+    axes = _integers(name, axes)
     wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
     if wrong:
         raise InvalidArgumentError(
@@ -168,6 +179,13 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
     return tuple(sorted(positive))
 
 
+def _integers(name: str, axes: object) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, axes if isinstance(axes, Iterable) else (axes,)))
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={axes!r}) must be an integer or a sequence of integers.") from None
+
+
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """The ranks, ascending, that agree with `rank` in every index outside `axes_reduce`.
 
@@ -175,5 +193,4 @@ def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tup
     (2, 3, 8, 9)
     """
     index = index_of(rank, shape)
-    ranges = [range(size) if axis in axes_reduce else (index[axis],) for axis, size in enumerate(shape)]
-    return tuple(rank_of(coordinates, shape) for coordinates in product(*ranges))
+    return _cells([range(size) if axis in axes_reduce else (index[axis],) for axis, size in enumerate(shape)], shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Literal
 
@@ -30,13 +31,14 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm | None, rank: int, size: int) -> None:
-        self._comm = comm
+        # A communicator of its own, since the user's may be freed.
+        self._comm = None if comm is None else comm.Dup()
         self.rank = rank
         self.size = size
         self._cache: dict[tuple[Purpose, tuple[int, ...]], MPI.Intracomm] = {}
-        if comm is not None:
+        if self._comm is not None:
             # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
-            self._cache["data", tuple(range(size))] = comm.Dup()
+            self._cache["data", tuple(range(size))] = self._comm.Dup()
 
     @property
     def messages(self) -> MPI.Intracomm:
@@ -62,20 +64,26 @@ class World:
         return {purpose: purposes.count(purpose) for purpose in ("control", "data")}
 
 
-_worlds: dict[int, World] = {}
+@cache
+def _world_attribute() -> int:
+    """Under which key a communicator carries its world. MPI drops it when the communicator is freed, so that a new one
+    that happens to get the same handle does not inherit it."""
+    return MPI.Comm.Create_keyval()
 
 
 def open_world(comm: MPI.Intracomm | None = None) -> World:
     """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`."""
     comm = MPI.COMM_WORLD if comm is None else comm
-    handle = MPI._handleof(comm)
-    if handle not in _worlds:
-        _check_thread_support()
-        if comm.Get_size() > 1:
-            _abort_on_uncaught_exceptions()
-        prefer_huge_pages()
-        _worlds[handle] = World(comm, comm.Get_rank(), comm.Get_size())
-    return _worlds[handle]
+    known = comm.Get_attr(_world_attribute())
+    if isinstance(known, World):
+        return known
+    _check_thread_support()
+    if comm.Get_size() > 1:
+        _abort_on_uncaught_exceptions()
+    prefer_huge_pages()
+    world = World(comm, comm.Get_rank(), comm.Get_size())
+    comm.Set_attr(_world_attribute(), world)
+    return world
 
 
 def _check_thread_support() -> None:

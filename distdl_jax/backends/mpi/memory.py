@@ -12,6 +12,8 @@ import ctypes
 import os
 import sys
 
+from distdl_jax.errors import SetupError
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 * 2**20
@@ -25,14 +27,25 @@ def prefer_huge_pages() -> bool:
 
     A no-op but on Linux with glibc. The environment's `DISTDL_JAX_HUGE_PAGES` turns it off (0), or gives the size of
     the region that is marked, in MiB (default 4096). Where GLIBC_TUNABLES asks for huge pages, that is left to it.
+
+    **Raises:** `SetupError` where `DISTDL_JAX_HUGE_PAGES` is not such a number.
     """
     global _done
-    setting = os.environ.get("DISTDL_JAX_HUGE_PAGES", str(_DEFAULT_MEBIBYTES))
+    size = _mebibytes() * 2**20
     by_glibc = "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", "")
-    if not _done and setting != "0" and not by_glibc and sys.platform == "linux":
+    if not _done and size and not by_glibc and sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        _done = hasattr(libc, "gnu_get_libc_version") and _mark_heap(libc, int(setting) * 2**20)
+        _done = hasattr(libc, "gnu_get_libc_version") and _mark_heap(libc, size)
     return _done or by_glibc
+
+
+def _mebibytes() -> int:
+    setting = os.environ.get("DISTDL_JAX_HUGE_PAGES", str(_DEFAULT_MEBIBYTES))
+    if not (setting.isascii() and setting.isdigit()):
+        raise SetupError(
+            f"The environment variable DISTDL_JAX_HUGE_PAGES (={setting!r}) must be a number of MiB, or 0."
+        )
+    return int(setting)
 
 
 def _mark_heap(libc: ctypes.CDLL, size: int) -> bool:

@@ -7,6 +7,7 @@ it; communicators are made when data first moves. Source: the DistDL documentati
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,7 +38,8 @@ class MPIPartition:
     - `ranks`: the team's world ranks (ranks in the communicator that the first partition was made from), in order.
     - `rank`, `index`: this worker's place in the team.
 
-    >>> P_world = Partition()
+    >>> import distdl_jax as dj
+    >>> P_world = dj.Partition()
     >>> P_world.create_partition_inclusive([0])
     Partition(1 worker: 0; I am 0)
     """
@@ -50,10 +52,10 @@ class MPIPartition:
     _rank: int | None
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
-        if comm is not None and not isinstance(comm, MPI.Intracomm):
-            raise InvalidTypeError(f"`comm` (={comm!r}) must be an mpi4py intracommunicator, or None for COMM_WORLD.")
         if comm == MPI.COMM_NULL:
             raise InvalidArgumentError("`comm` is MPI.COMM_NULL; a partition needs a communicator with workers in it.")
+        if comm is not None and not isinstance(comm, MPI.Intracomm):
+            raise InvalidTypeError(f"`comm` (={comm!r}) must be an mpi4py intracommunicator, or None for COMM_WORLD.")
         world = open_world(comm)
         self._set(world, tuple(range(world.size)), (world.size,))
 
@@ -61,10 +63,13 @@ class MPIPartition:
         object.__setattr__(self, "_world", world)
         object.__setattr__(self, "_ranks", ranks)
         object.__setattr__(self, "_shape", shape)
-        object.__setattr__(self, "_rank", ranks.index(world.rank) if world.rank in ranks else None)
+        object.__setattr__(self, "_rank", broadcasting.place_of(world.rank, ranks))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be deleted.")
 
     @staticmethod
     def _team(world: World, ranks: Iterable[int]) -> MPIPartition:
@@ -123,10 +128,15 @@ class MPIPartition:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MPIPartition):
             return NotImplemented
-        return self._world is other._world and self._ranks == other._ranks and self._shape == other._shape
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((id(self._world), self._ranks, self._shape))
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        # With and without a topology differ, though their shapes may agree: `index` is a tuple in one, a number in
+        # the other, and a program traced for one must not serve the other.
+        return type(self), id(self._world), self._ranks, self._shape
 
     def __repr__(self) -> str:
         workers = "no worker" if not self._ranks else f"{'worker' if self.size == 1 else 'workers'} {_run(self._ranks)}"
@@ -141,12 +151,11 @@ class MPIPartition:
 
         **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
         """
-        chosen = _integers("ranks", ranks)
-        outside = [rank for rank in chosen if not 0 <= rank < self.size]
+        chosen, size = _integers("ranks", ranks), self.size
+        outside = [rank for rank in chosen if not 0 <= rank < size]
         if outside:
             raise InvalidArgumentError(
-                f"`ranks` (={_short(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to "
-                f"{self.size - 1}."
+                f"`ranks` (={_short(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to {size - 1}."
             )
         if len(set(chosen)) < len(chosen):
             twice = next(rank for place, rank in enumerate(chosen) if rank in chosen[:place])
@@ -175,6 +184,8 @@ class MPIPartition:
 
         The workers that agree in every index outside those dimensions form one team, in ascending order. Outside
         this partition: the null partition, which has no workers.
+
+        **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of this partition's.
         """
         axes = broadcasting.reduction_axes(self._shape, axes_reduce, axes_keep)
         if self._rank is None:
@@ -229,9 +240,7 @@ class MPIPartition:
         """
         source = self if P_data is None else P_data
         self._check_partner("P_data", source)
-        if not 0 <= root < source.size:
-            raise InvalidArgumentError(f"`root` (={root}) must be a rank of {source._summary()}, below {source.size}.")
-        worker = source._ranks[root]
+        worker = source._ranks[source._checked_rank("root", root)]
         if worker not in self._ranks:
             raise InvalidArgumentError(
                 f"`root` (={root}) is worker {worker} in `P_data`, but {self._summary()} does not hold that worker."
@@ -241,23 +250,23 @@ class MPIPartition:
         return self._control().bcast(data, root=self._ranks.index(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
-        """Give every worker's `data`, any object that pickles, to all workers: a list in the order of the ranks.
+        """Give every worker's `data`, any object that pickles, to all workers of this partition.
 
-        None outside this partition. Collective in this partition.
+        **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
         """
         return self._control().allgather(data) if self.active else None
 
     def _control(self) -> MPI.Intracomm:
         return self._world.communicator("control", self._ranks)
 
+    def _checked_rank(self, name: str, rank: int) -> int:
+        rank = _integer(name, rank)
+        if not 0 <= rank < self.size:
+            raise InvalidArgumentError(f"`{name}` (={rank}) must be a rank of {self._summary()}, below {self.size}.")
+        return rank
+
     def _check_partner(self, name: str, other: object) -> None:
-        if not isinstance(other, MPIPartition):
-            raise InvalidTypeError(f"`{name}` (={other!r}) must be a partition.")
-        if other._world is not self._world:
-            raise InvalidArgumentError(
-                f"`{name}` stands on another communicator than this partition, so their ranks don't compare. Create "
-                "both from one first partition."
-            )
+        check_partitions(**{"this partition": self, name: other})
 
     def _summary(self) -> str:
         """What the partition is, in the same words on every worker."""
@@ -270,7 +279,8 @@ class MPICartesianPartition(MPIPartition):
 
     Made by `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
 
-    >>> P = Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
     >>> P
     CartesianPartition(1 x 1, worker 0; I am (0, 0))
     """
@@ -301,17 +311,16 @@ class MPICartesianPartition(MPIPartition):
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
         """The place on the grid of the worker with the given rank in this partition."""
-        return index_of(self._checked_rank(rank), self._shape)
+        return index_of(self._checked_rank("rank", rank), self._shape)
 
-    def neighbor_ranks(self, rank: int | None = None) -> list[tuple[int | None, int | None]]:
+    def neighbor_ranks(self, rank: int | None = None) -> list[tuple[int | None, int | None]] | None:
         """Per dimension, the ranks (in this partition) of the workers before and after; None at the grid's end.
 
         `rank` is whose neighbours: this worker's by default, and then None is returned outside the team.
         """
+        rank = self._rank if rank is None else rank
         if rank is None:
-            if self._rank is None:
-                return []
-            rank = self._rank
+            return None
         index = self.cartesian_index(rank)
         return [(self._shifted(index, axis, -1), self._shifted(index, axis, +1)) for axis in range(self.dim)]
 
@@ -340,21 +349,19 @@ class MPICartesianPartition(MPIPartition):
         shape = tuple(self._shape[axis] for axis in axes)
         return self._grid(self._world, tuple(self._ranks[rank] for rank in team), shape)
 
-    def _checked_rank(self, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise InvalidArgumentError(f"`rank` (={rank}) must be a rank of {self._summary()}, below {self.size}.")
-        return rank
-
 
 def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     try:
-        given = tuple(values)
-        numbers = tuple(int(value) for value in given)
-    except (TypeError, ValueError):
+        return tuple(map(operator.index, values))
+    except TypeError:
         raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of integers.") from None
-    if any(number != value for number, value in zip(numbers, given, strict=True)):
-        raise InvalidTypeError(f"`{name}` (={given!r}) must be a sequence of integers.")
-    return numbers
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
 
 
 def _short(numbers: tuple[int, ...]) -> str:
@@ -366,3 +373,18 @@ def _run(ranks: tuple[int, ...]) -> str:
     if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return _short(ranks).strip("(),")
+
+
+def check_partitions(**partitions: object) -> None:
+    """Refuse arguments, given by their names, that are not partitions of one world."""
+    for name, P in partitions.items():
+        if not isinstance(P, MPIPartition):
+            raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
+    (first, of_first), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, MPIPartition))
+    for name, world in others:
+        if world is not of_first:
+            shown = first if " " in first else f"`{first}`"
+            raise InvalidArgumentError(
+                f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
+                "one first partition."
+            )

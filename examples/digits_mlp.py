@@ -1,0 +1,156 @@
+"""Train a model-parallel network on real handwritten digits, and the same network sequentially, and compare the two.
+
+    mpirun -n 4 python examples/digits_mlp.py
+    mpirun -n 4 python examples/digits_mlp.py --partition 2x2
+    python examples/digits_mlp.py
+
+The network is a multilayer perceptron, 64 -> 128 -> 64 -> 10, for scikit-learn's 1,797 images of 8 x 8 pixels. The
+weight of each layer is cut into P_fo x P_fi blocks, a block a worker. Layers need not be cut alike: between two of them
+the activations are repartitioned.
+
+    images              on the first worker
+    a layer's input     on P_x, 1 x P_fi, the first P_fi workers
+    a layer's weight    on P_W, P_fo x P_fi, the first P_fo * P_fi workers
+    a layer's output    on P_y, 1 x P_fo, the last P_fo workers
+    labels              where the last layer's output is, on the last worker
+
+Every worker runs every line. One that holds no part of a tensor has a zero-volume array in its place.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+# One thread a worker, because the workers share the machine's cores. JAX reads both when it is first used.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ.setdefault("NPROC", "1")
+
+import digits_options
+import jax
+import numpy as np
+from training import DIFFERENCE, Data, say, train_both
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+WIDTHS = (64, 128, 64, 10)  # pixels, two hidden layers, classes
+LAYERS = len(WIDTHS) - 1
+ACCURACY = 0.95  # what the network has to reach on images that it was not trained on
+
+Array = jax.Array | np.ndarray
+Params = list[dict[str, jax.Array]]
+
+
+# --- The network ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """Distributed linear layers with relu between them, each behind the move to where it takes its input."""
+
+    moves: tuple[nn.Repartition, ...]
+    layers: tuple[nn.DistributedLinear, ...]
+
+    def init(self, key: jax.Array, dtype: str) -> Params:
+        """This worker's blocks of the initial parameters."""
+        keys = jax.random.split(key, LAYERS)
+        return [layer.init(key, dtype) for layer, key in zip(self.layers, keys, strict=True)]
+
+    def param_specs(self) -> list[dict[str, dj.TensorSpec]]:
+        """What the parameters are as whole tensors."""
+        return [layer.param_specs() for layer in self.layers]
+
+    def __call__(self, params: Params, images: Array) -> jax.Array:
+        """The logits, n x 10, on the last layer's P_y; n x 0 elsewhere."""
+        x = images
+        for i, (move, layer) in enumerate(zip(self.moves, self.layers, strict=True)):
+            x = layer(params[i], move(x))
+            x = jax.nn.relu(x) if i < LAYERS - 1 else x
+        return x
+
+
+def distributed_network(P_world: dj.Partition, shapes: list[tuple[int, int]]) -> Network:
+    """The network whose weights are on partitions of the given shapes."""
+
+    def grid(workers: range, *shape: int) -> dj.CartesianPartition:
+        return P_world.create_partition_inclusive(workers).create_cartesian_topology_partition(shape)
+
+    moves, layers = [], []
+    P = grid(range(1), 1, 1)  # the images
+    for i, (P_fo, P_fi) in enumerate(shapes):
+        P_x = grid(range(P_fi), 1, P_fi)
+        P_W = grid(range(P_fo * P_fi), P_fo, P_fi)
+        P_y = grid(range(P_world.size - P_fo, P_world.size), 1, P_fo)
+        moves.append(nn.Repartition(P, P_x))
+        layers.append(nn.DistributedLinear(P_x, P_y, P_W, WIDTHS[i], WIDTHS[i + 1]))
+        P = P_y
+    return Network(tuple(moves), tuple(layers))
+
+
+def sequential_network(params: Params, images: Array) -> jax.Array:
+    """The same network on one worker, in plain JAX."""
+    x = images
+    for i, layer in enumerate(params):
+        x = x @ layer["weight"].T + layer["bias"]
+        x = jax.nn.relu(x) if i < LAYERS - 1 else x
+    return x
+
+
+# --- The data ------------------------------------------------------------------------------------------------------
+
+
+def read_digits(dtype: str) -> tuple[Data, Data]:
+    """The images to train on, and every fifth one to test on."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = digits.data.astype(dtype) / 16
+    labels = np.eye(WIDTHS[-1], dtype=dtype)[digits.target]
+    test = np.arange(len(images)) % 5 == 0
+    return Data(images[~test], labels[~test]), Data(images[test], labels[test])
+
+
+def held(network: Network, data: Data) -> Data:
+    """What this worker holds of `data`: images where the network takes them, labels where its output is.
+
+    The placeholders keep the number of rows. So a batch of another length has another shape on every worker, and all
+    of them compile the step for it, or none does.
+    """
+    nothing = data.images[:, :0]
+    return Data(
+        images=data.images if network.moves[0].P_x.active else nothing,
+        labels=data.labels if network.layers[-1].P_y.active else nothing,
+    )
+
+
+# --- The run -------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    P_world = dj.Partition()
+    options = digits_options.parse(P_world.size, P_world.rank, LAYERS, list(DIFFERENCE))
+    jax.config.update("jax_enable_x64", options.dtype == "float64")
+
+    data = P_world.broadcast_data(read_digits(options.dtype) if P_world.rank == 0 else None)
+    network = distributed_network(P_world, options.partition)
+    training, tested = len(data[0].images), len(data[1].images)
+    say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
+    for layer in network.layers:
+        say(f"  {layer}: x on {layer.P_x.ranks}, W on {layer.P_W.ranks}, y on {layer.P_y.ranks}")
+
+    good = train_both(
+        network,
+        sequential_network,
+        network.param_specs(),
+        network.init(jax.random.key(0), options.dtype),
+        data,
+        partial(held, network),
+        options,
+        ACCURACY,
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Reduce-scatter: workers add up their terms, and each keeps its block of the sum; the adjoint is all-gather.
+
+mpirun -n 4 python examples/reduce_scatter.py
+"""
+
+import jax.numpy as jnp
+import show
+
+import distdl_jax as dj
+
+P_world = show.world(at_least=4)
+P_x = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([4])
+
+show.say(P_world, "Each of four workers has a term of six elements; element i of worker r is (i + 1) * 10^r.")
+show.say(P_world, "Six elements on four workers: the first two keep two elements of the sum, the others one.\n")
+x = jnp.arange(1.0, 7.0) * 10.0**P_x.rank if P_x.active else dj.zero_volume_tensor()
+show.movement(P_world, lambda x: dj.functional.reduce_scatter(x, P_x, axes=0), x)
+show.say(P_world, "Adjoint: each worker gets the blocks of all cotangents, side by side.")

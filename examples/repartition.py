@@ -1,0 +1,21 @@
+"""Repartition: the same tensor, cut in another way, on other workers.
+
+mpirun -n 4 python examples/repartition.py
+"""
+
+import jax.numpy as jnp
+import show
+
+import distdl_jax as dj
+
+P_world = show.world(at_least=4)
+P_x = P_world.create_partition_inclusive([0, 1, 2]).create_cartesian_topology_partition([3, 1])
+P_y = P_world.create_partition_inclusive([1, 2, 3]).create_cartesian_topology_partition([1, 3])
+
+show.say(
+    P_world, "Repartition a 3 x 5 tensor from rows on workers 0 1 2 to columns on workers 1 2 3; 12 is row 1, column 2."
+)
+show.say(P_world, "Five columns on three workers: the first two get one more than the last.\n")
+x = 10.0 * P_x.rank + jnp.arange(5.0).reshape(1, 5) if P_x.active else dj.zero_volume_tensor()
+show.movement(P_world, lambda x: dj.functional.repartition(x, P_x, P_y, preserve_batch=False), x)
+show.say(P_world, "Adjoint: every element goes back to where it came from; nothing is added.")

@@ -1,0 +1,89 @@
+"""What a drawn layer gives on the whole array, in one process: in numpy, and with JAX's own operations."""
+
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from convolution import direct
+from convolution.draws import Conv, Pool
+
+
+class Whole(NamedTuple):
+    """The output, and the gradients of its inner product with a cotangent."""
+
+    y: np.ndarray
+    dx: np.ndarray
+    dw: np.ndarray | None = None
+    db: np.ndarray | None = None
+
+
+def conv_by_numpy(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Whole:
+    padded = direct.pad(x, conv.pairs, conv.mode)
+    y = direct.convolve(padded, w, conv.stride, conv.dilation, conv.groups)
+    dx, dw = direct.convolve_adjoint(dy, padded, w, conv.stride, conv.dilation, conv.groups)
+    dx = direct.pad_adjoint(dx, conv.sizes, conv.pairs, conv.mode)
+    return Whole(y + b.reshape(-1, *(1,) * conv.dims), dx, dw, dy.sum(axis=(0, *range(2, dy.ndim))))
+
+
+def conv_by_lax(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Whole:
+    def forward(x: Array, w: Array, b: Array) -> Array:
+        padded = jnp.pad(x, [(0, 0), (0, 0), *conv.pairs], mode=direct.NUMPY_MODES[conv.mode])
+        y = lax.conv_general_dilated(
+            padded, w, conv.stride, "VALID", rhs_dilation=conv.dilation, feature_group_count=conv.groups
+        )
+        return y + b.reshape(-1, *(1,) * conv.dims)
+
+    return _with_gradients(forward, x, w, b, dy=dy)
+
+
+def pool_by_numpy(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Whole:
+    """`dy` is the cotangent of each window's maximum or, for an average, of its sum."""
+    if pool.kind == "Max":
+        padded = direct.pad(x, pool.pairs, value=-np.inf)
+        back = direct.max_pool_adjoint(dy, padded, pool.kernel, pool.stride, pool.dilation)
+        y = direct.max_pool(padded, pool.kernel, pool.stride, pool.dilation)
+        return Whole(y, direct.pad_adjoint(back, pool.sizes, pool.pairs))
+    padded = direct.pad(x, pool.pairs)
+    back = direct.sum_pool_adjoint(dy, padded.shape, pool.kernel, pool.stride)
+    with np.errstate(invalid="ignore"):
+        y = direct.sum_pool(padded, pool.kernel, pool.stride) / entries(pool)
+    return Whole(y, direct.pad_adjoint(back, pool.sizes, pool.pairs))
+
+
+def entries(pool: Pool) -> np.ndarray:
+    """What the sum of each window is divided by."""
+    ones = np.ones((1, 1, *pool.sizes))
+    return direct.sum_pool(direct.pad(ones, pool.pairs, value=float(pool.count_include_pad)), pool.kernel, pool.stride)
+
+
+def pool_by_lax(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Whole:
+    """The gradient too, but where the window is dilated: JAX has none there."""
+    pairs = ((0, 0), (0, 0), *pool.pairs)
+    window = ((1, 1, *pool.kernel), (1, 1, *pool.stride))
+    if pool.kind == "Max" and set(pool.dilation) != {1}:
+        y = lax.reduce_window(x, -np.inf, lax.max, *window, pairs, window_dilation=(1, 1, *pool.dilation))
+        return Whole(np.asarray(y), pool_by_numpy(pool, x, dy).dx)
+    if pool.kind == "Max":
+        return _with_gradients(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *window, pairs), x, dy=dy)
+    add = partial(lax.reduce_window, init_value=0.0, computation=lax.add)
+
+    def forward(x: Array) -> Array:
+        total = add(x, window_dimensions=window[0], window_strides=window[1], padding=pairs)
+        if pool.count_include_pad:
+            return total / prod(pool.kernel)
+        return total / add(jnp.ones_like(x), window_dimensions=window[0], window_strides=window[1], padding=pairs)
+
+    return _with_gradients(forward, x, dy=dy)
+
+
+def _with_gradients(forward, *args: np.ndarray, dy: np.ndarray) -> Whole:
+    def both(args, dy):
+        y, pullback = jax.vjp(forward, *args)
+        return y, *pullback(dy)
+
+    return Whole(*map(np.asarray, jax.jit(both)(args, dy)))

@@ -1,0 +1,33 @@
+"""Worlds without MPI: one process works out the partitions of every worker, each as that worker would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distdl_jax.backends.mpi.communicators import World
+from distdl_jax.backends.mpi.partition import MPIPartition
+
+
+def partition_of(rank: int, size: int) -> MPIPartition:
+    """The first partition of an imaginary world of `size` workers, as the worker `rank` sees it."""
+    return MPIPartition._team(World(None, rank, size), range(size))
+
+
+def on_all(size: int, work: Callable[[MPIPartition], Any]) -> list[Any]:
+    """What `work` gives on each worker of an imaginary world, from that worker's partition of all of them."""
+    return [work(partition_of(rank, size)) for rank in range(size)]
+
+
+def refusal(size: int, work: Callable[[MPIPartition], Any], kind: type[Exception]) -> str:
+    """The one sentence with which `work` raises `kind` on every worker."""
+    sentences = set()
+    for rank in range(size):
+        try:
+            result = work(partition_of(rank, size))
+        except kind as error:
+            sentences.add(str(error))
+        else:
+            raise AssertionError(f"worker {rank} did not raise but got {result!r}")
+    (sentence,) = sentences
+    return sentence

@@ -1,0 +1,136 @@
+"""Cases of the distributed linear layer, with the sequential layer worked out by numpy in float64 beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+Ranks = tuple[int, ...]
+Arrays = dict[str, np.ndarray]
+
+
+def block(whole: np.ndarray, partition: dj.Partition, dtype: Any = float) -> jax.Array:
+    """This worker's block, cut by numpy's own rule (the first blocks hold one more); zero-volume outside."""
+    if not partition.active:
+        return dj.zero_volume_tensor(dtype=dtype)
+    place = np.unravel_index(partition.rank, partition.shape)
+    for axis, (parts, i) in enumerate(zip(partition.shape, place, strict=True)):
+        whole = np.array_split(whole, parts, axis=axis - len(partition.shape))[i]
+    return jnp.asarray(whole, dtype)
+
+
+@dataclass(frozen=True)
+class LinearCase:
+    """A layer on the world ranks `x`, `y` and `W` (row-major on a grid of `shape`), and data for it.
+
+    The loss is sum(c * sin(y)), so that every output has another cotangent.
+    """
+
+    x: Ranks
+    y: Ranks
+    W: Ranks
+    shape: tuple[int, int]
+    n_in: int
+    n_out: int
+    lead: tuple[int, ...] = (3,)
+    bias: bool = True
+
+    @cached_property
+    def partitions(self) -> tuple[dj.CartesianPartition, dj.CartesianPartition, dj.CartesianPartition]:
+        def grid(ranks: Ranks, shape: Any) -> dj.CartesianPartition:
+            return dj.Partition().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+        rows, columns = self.shape
+        # P_x and P_y may have as many leading dimensions of one worker as there are.
+        return grid(self.x, [1, columns]), grid(self.y, [*(1,) * len(self.lead), rows]), grid(self.W, self.shape)
+
+    @cached_property
+    def layer(self) -> nn.DistributedLinear:
+        return nn.DistributedLinear(*self.partitions, self.n_in, self.n_out, bias=self.bias)
+
+    @cached_property
+    def data(self) -> Arrays:
+        draw = np.random.default_rng(self.n_in * 100 + self.n_out).standard_normal
+        whole = {
+            "x": draw((*self.lead, self.n_in)),
+            "weight": draw((self.n_out, self.n_in)),
+            "bias": draw(self.n_out),
+            "c": draw((*self.lead, self.n_out)),
+        }
+        return whole if self.bias else {**whole, "bias": np.zeros(self.n_out)}
+
+    def cut(self, whole: Arrays, dtype: Any = float) -> dict[str, jax.Array]:
+        """This worker's blocks of tensors by name."""
+        P_x, P_y, P_W = self.partitions
+        on = {"x": P_x, "weight": P_W, "c": P_y, "y": P_y, "bias": self.layer._P_bias}
+        return {name: block(tensor, on[name], dtype) for name, tensor in whole.items() if name in on}
+
+    def local(self, dtype: Any = float) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+        """This worker's parameters, input and cotangent."""
+        mine = self.cut(self.data, dtype)
+        names = ("weight", "bias") if self.bias else ("weight",)
+        return {name: mine[name] for name in names}, mine["x"], mine["c"]
+
+    def loss(self, params: Any, x: jax.Array, c: jax.Array) -> jax.Array:
+        y = self.layer(params, x)
+        return jnp.sum(jnp.sin(y) * c) if self.partitions[1].active else jnp.sum(jnp.sin(y))
+
+    @cached_property
+    def expected(self) -> Arrays:
+        """The sequential layer's output and gradients, by the chain rule in numpy."""
+        x, W, b, c = (self.data[name] for name in ("x", "weight", "bias", "c"))
+        y = x @ W.T + b
+        dy = c * np.cos(y)
+        flat_x, flat_dy = x.reshape(-1, self.n_in), dy.reshape(-1, self.n_out)
+        return {"y": y, "x": dy @ W, "weight": flat_dy.T @ flat_x, "bias": flat_dy.sum(0)}
+
+    def program(self, params: Any, x: jax.Array, c: jax.Array, alone: bool = True) -> dict[str, Any]:
+        """The output, and the gradients with respect to all arguments together, and to each `alone`."""
+        parts = {"x": x, **params}
+
+        def loss_of(names: tuple[str, ...]) -> Any:
+            fixed = {name: value for name, value in parts.items() if name not in names}
+
+            def loss(chosen: dict[str, jax.Array]) -> jax.Array:
+                both = {**fixed, **chosen}
+                return self.loss({name: both[name] for name in params}, both["x"], c)
+
+            return jax.grad(loss)({name: parts[name] for name in names})
+
+        each = {name: loss_of((name,))[name] for name in parts} if alone else {}
+        return {"y": self.layer(params, x), "alone": each, "together": loss_of(tuple(parts))}
+
+    def check(self, result: dict[str, Any], rtol: float = 1e-12, dtype: Any = float) -> None:
+        """This worker's blocks are those of the sequential layer; elsewhere nothing."""
+        expected = self.cut(self.expected)
+        held = {"y": self.partitions[1], "x": self.partitions[0], "weight": self.partitions[2]}
+        got = [("y", result["y"]), *result["alone"].items(), *result["together"].items()]
+        for name, mine in got:
+            assert mine.dtype == dtype, name
+            if held.get(name, self.layer._P_bias).active:
+                size = max(1.0, np.abs(self.expected[name]).max(initial=0.0))
+                np.testing.assert_allclose(
+                    np.asarray(mine, float), expected[name], rtol=0, atol=rtol * size, err_msg=f"{name} of {self}"
+                )
+            else:
+                assert mine.size == 0, f"{name} of {self}"
+
+
+def check_together(cases: list[LinearCase], alone: bool = True) -> None:
+    """All cases in one compiled program, against numpy."""
+
+    @jax.jit
+    def program(given: list[Any]) -> list[Any]:
+        return [case.program(*mine, alone) for case, mine in zip(cases, given, strict=True)]
+
+    results = program([case.local() for case in cases])
+    for case, result in zip(cases, results, strict=True):
+        case.check(result)

@@ -1,0 +1,66 @@
+"""Runs programs under mpiexec with a time limit: the examples, and the code of the documentation."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher import mpiexec
+
+ROOT = Path(__file__).parents[1]
+
+# Several programs in one world: importing jax on every worker is what takes time.
+ONE_AFTER_THE_OTHER = """
+import runpy, sys
+from pathlib import Path
+from mpi4py import MPI
+for path in sys.argv[1:]:
+    if MPI.COMM_WORLD.rank == 0:
+        print(f"=====> {Path(path).name}", flush=True)
+    sys.argv = [path]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
+    sys.path.pop(0)
+"""
+
+
+def start(size: int, *arguments: object, cwd: Path = ROOT) -> subprocess.Popen[str]:
+    """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe."""
+    environment = mpiexec.clean(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+    environment["JAX_PLATFORMS"] = "cpu"
+    environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
+    return subprocess.Popen(
+        [*mpiexec.command(size), sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
+    """The exit status and the output; past the limit the program is ended, and its output says so."""
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec takes its workers along
+        output, _ = process.communicate(timeout=20)
+        return -1, f"{output}\n(ended after its limit of {limit:g} s)"
+    return process.returncode, output
+
+
+def run(size: int, *arguments: object, limit: float = 120, cwd: Path = ROOT) -> tuple[int, str]:
+    """`start` and `finish` in one."""
+    return finish(start(size, *arguments, cwd=cwd), limit)
+
+
+def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
+    """What each of several programs prints, by file name, run one after the other in one world."""
+    status, output = run(size, "-c", ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd)
+    assert status == 0, output
+    parts = output.split("=====> ")[1:]
+    return dict(part.split("\n", 1) for part in parts)  # type: ignore[misc]

@@ -1,0 +1,24 @@
+"""Random convolutions and poolings on twelve workers, forward and all gradients, against JAX on the whole array."""
+
+import os
+
+import pytest
+from convolution.draws import Conv, Draw, Pool
+from convolution.programs import check
+
+LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
+WORKERS, TOGETHER = 12, 8
+
+
+def drawn(case: int) -> Conv | Pool:
+    """Two convolutions to one pooling; little work, so that little has to be compiled."""
+    draw = Draw([3, case], WORKERS)
+    return draw.pool() if case % 3 == 2 else draw.conv()
+
+
+@pytest.mark.world(WORKERS)
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("program", range(10 * LONG))
+def test_random_layers(program: int) -> None:
+    """80 layers, 8 to a program: blocks of output, input, weight and bias gradients to 1e-12 in float64."""
+    check([drawn(case) for case in range(TOGETHER * program, TOGETHER * (program + 1))])

@@ -1,0 +1,95 @@
+"""The documentation is true: its code runs and prints what it says, its links lead somewhere, no name is missing."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from programs import ROOT, run_all
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path, info: str) -> list[str]:
+    """The code blocks of a page whose first line is ``` and exactly `info`."""
+    return [code for found, code in BLOCK.findall(page.read_text()) if found.strip() == info]
+
+
+def name_of(page: Path) -> str:
+    return page.stem
+
+
+# The code of docs/testing.md is for pytest.
+RUNNABLE = [page for page in PAGES if page.stem != "testing" and blocks(page, "python")]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the code of each page prints on four workers, all its blocks being one program."""
+    folder = tmp_path_factory.mktemp("pages")
+    programs = []
+    for page in RUNNABLE:
+        programs.append(folder / f"{page.stem}.py")
+        programs[-1].write_text("\n\n".join(blocks(page, "python")))
+    return run_all(4, programs, limit=200, cwd=folder)
+
+
+@pytest.mark.limit(210)
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[str, str]) -> None:
+    output = printed[f"{page.stem}.py"].splitlines()
+    place = 0
+    for line in "".join(blocks(page, "text")).splitlines():
+        assert line in output[place:], f"{page.name} says {line!r} where the program says:\n" + "\n".join(
+            output[place:]
+        )
+        place = output.index(line, place) + 1
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a reader's browser finds for the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(BLOCK.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name} links to {target}, a heading that is not there"
+
+
+def public_names() -> list[str]:
+    names = []
+    for module in ("distdl_jax", "distdl_jax.functional", "distdl_jax.nn"):
+        names += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
+    return names
+
+
+@pytest.mark.parametrize("full_name", public_names())
+def test_a_public_name_is_documented(full_name: str) -> None:
+    module, name = full_name.rsplit(".", 1)
+    value = getattr(importlib.import_module(module), name)
+    assert inspect.getdoc(value), f"{full_name} has no docstring"
+    assert not inspect.getdoc(value).startswith(f"{name}("), f"{full_name} has only the docstring that dataclass makes"
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text), f"no page mentions `{name}`"
+
+
+@pytest.mark.parametrize("name", ["Partition", "CartesianPartition", "TensorSpec"])
+def test_public_methods_are_documented(name: str) -> None:
+    import distdl_jax
+
+    cls = getattr(distdl_jax, name)
+    text = (ROOT / "docs" / "primitives.md").read_text()
+    for method, value in vars(cls).items():
+        if not method.startswith("_") and (callable(value) or isinstance(value, property | staticmethod)):
+            assert inspect.getdoc(getattr(cls, method)), f"{name}.{method} has no docstring"
+            assert f"`{method}" in text, f"docs/primitives.md does not mention {name}.{method}"

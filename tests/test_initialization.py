@@ -1,0 +1,246 @@
+"""Initial weights: the blocks are those of jax's own initializer on the global shape, in memory of the block alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.nn import initializers
+from launcher.examples import LONG
+from mpi4py import MPI
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.nn.initialization import UniformFanIn, _row_major_numbers, initialize_block
+from distdl_jax.plans.decomposition import balanced_ranges
+
+pytestmark = pytest.mark.world(1)
+
+AXES = {"in_axis": -1, "out_axis": -2}
+INITIALIZERS = {
+    "default": UniformFanIn(12),
+    "zeros": initializers.zeros,
+    "ones": initializers.ones,
+    "constant": initializers.constant(0.3),
+    "uniform": initializers.uniform(0.2),
+    "normal": initializers.normal(0.5),
+    "truncated normal": initializers.truncated_normal(0.5, lower=-1.0, upper=3.0),
+    "he normal": initializers.he_normal(**AXES),
+    "he uniform": initializers.he_uniform(**AXES),
+    "glorot normal": initializers.glorot_normal(**AXES),
+    "glorot uniform": initializers.glorot_uniform(**AXES),
+    "lecun normal": initializers.lecun_normal(**AXES),
+    "lecun uniform": initializers.lecun_uniform(**AXES),
+}
+
+
+def boxes(shape, workers):
+    """The balanced boxes of all workers, row-major."""
+    return list(itertools.product(*(balanced_ranges(n, p) for n, p in zip(shape, workers, strict=True))))
+
+
+def assembled(initializer, key, shape, workers, dtype):
+    """The global tensor, put together from the blocks that the workers make on their own."""
+    whole = np.full(shape, 77, dtype)
+    for box in boxes(shape, workers):
+        block = initialize_block(initializer, key, shape, box, np.dtype(dtype))
+        assert block.dtype == dtype
+        whole[tuple(slice(*bounds) for bounds in box)] = block
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("shape", "workers", "dtype"),
+    [
+        ((7, 5), (2, 2), jnp.float32),
+        ((2,), (3,), jnp.float32),
+        ((3, 2, 2, 1), (2, 1, 1, 1), jnp.float32),
+        ((1, 1), (1, 2), jnp.float32),
+        ((7, 5), (1, 2), jnp.float64),
+        ((7, 5), (1, 2), jnp.bfloat16),
+        ((7, 5), (1, 2), jnp.float16),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_default_blocks_are_bit_for_bit_those_of_the_whole(shape, workers, dtype):
+    initializer, key = UniformFanIn(5), jax.random.key(3)
+    np.testing.assert_array_equal(
+        assembled(initializer, key, shape, workers, dtype), initializer(key, shape, dtype), strict=True
+    )
+
+
+def compare(cases, key, limit):
+    """Some blocks each of many (initializer, shape, boxes, dtype), in one program, with the whole tensors."""
+
+    @jax.jit
+    def blocks(key):
+        return [
+            [initialize_block(initializer, key, shape, box, np.dtype(dtype)) for box in some]
+            for initializer, shape, some, dtype in cases
+        ]
+
+    for (initializer, shape, some, dtype), parts in zip(cases, blocks(key), strict=True):
+        whole = np.asarray(initializer(key, shape, dtype))
+        kind = complex if jnp.issubdtype(dtype, jnp.complexfloating) else float
+        for box, part in zip(some, parts, strict=True):
+            expected = whole[tuple(slice(*bounds) for bounds in box)]
+            assert part.shape == expected.shape and part.dtype == expected.dtype == dtype
+            tolerance = limit * float(jnp.finfo(dtype).eps)
+            np.testing.assert_allclose(part.astype(kind), expected.astype(kind), rtol=tolerance, atol=0)
+
+
+FEW = ("default", "truncated normal", "he normal", "glorot uniform")
+BY_DTYPE = {
+    jnp.float32: tuple(INITIALIZERS),
+    jnp.float64: FEW,
+    jnp.bfloat16: FEW,
+    jnp.complex64: ("zeros", "normal", "he normal"),
+}
+
+
+@pytest.mark.parametrize("dtype", BY_DTYPE, ids=lambda d: d.__name__)
+def test_every_initializer_of_jax_gives_the_blocks_of_the_whole(dtype):
+    """To the last bits: XLA fuses the arithmetic after the random bits differently in programs of other shapes."""
+    some = boxes((6, 5), (2, 3))[1::3]
+    compare([(INITIALIZERS[name], (6, 5), some, dtype) for name in BY_DTYPE[dtype]], jax.random.key(9), limit=4)
+
+
+@pytest.mark.parametrize("seed", range(LONG))
+def test_random_shapes_and_partitions(seed):
+    """Four shapes in a program, blocks of several partitions of each: lengths of 1 and empty blocks among them."""
+    draw = np.random.default_rng(seed)
+    cases = []
+    for d in range(1, 5):
+        shape = tuple(map(int, draw.integers(1, 7, size=d)))
+        some = []
+        for _ in range(5):
+            possible = boxes(shape, tuple(map(int, draw.integers(1, 5, size=d))))
+            some.append(possible[draw.integers(len(possible))])
+        cases.append((INITIALIZERS[str(draw.choice(["default", "normal", "uniform"]))], shape, some, jnp.float32))
+    compare(cases, jax.random.key(seed), limit=4)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_of_either_kind_and_of_other_generators(impl):
+    """Typed keys and the legacy arrays of uint32 give the same; for other generators the whole is made and cut."""
+    legacy, typed = jax.random.PRNGKey(5, impl=impl), jax.random.key(5, impl=impl)
+    whole = UniformFanIn(4)(typed, (5, 4), jnp.float32)
+    np.testing.assert_array_equal(assembled(UniformFanIn(4), typed, (5, 4), (1, 2), jnp.float32), whole)
+    if impl == "threefry2x32":
+        np.testing.assert_array_equal(assembled(UniformFanIn(4), legacy, (5, 4), (1, 2), jnp.float32), whole)
+
+
+def shuffled(key, shape, dtype):
+    """Not elementwise: where a number goes depends on all of them."""
+    return jax.random.permutation(key, jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape)
+
+
+def ramp(key, shape, dtype):
+    """Random bits together with a tensor of the global shape that is not random."""
+    return jax.random.uniform(key, shape, dtype) + jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    "initializer", [initializers.orthogonal(), shuffled, ramp], ids=["orthogonal", "shuffled", "ramp"]
+)
+def test_what_is_not_elementwise_is_made_whole_and_cut(initializer):
+    key = jax.random.key(2)
+    expected = jax.jit(lambda key: initializer(key, (5, 4), jnp.float32))(key)
+    np.testing.assert_allclose(assembled(initializer, key, (5, 4), (2, 1), jnp.float32), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["default", "he normal", "truncated normal", "zeros"])
+def test_memory_is_that_of_the_block(name):
+    """A 1/256 block of a 16384 x 16384 tensor (1 GiB): temporaries and result stay below ten blocks."""
+    n, part = 16384, 1024
+    lowered = initialize_block.lower(
+        INITIALIZERS[name],
+        jax.random.key(0),
+        (n, n),
+        ((2 * part, 3 * part), (5 * part, 6 * part)),
+        np.dtype(np.float32),
+    )
+    used = lowered.compile().memory_analysis()
+    assert used.output_size_in_bytes == 4 * part**2
+    assert used.temp_size_in_bytes + used.output_size_in_bytes < 10 * 4 * part**2
+
+
+def test_elements_are_numbered_beyond_32_bits():
+    """The numbers that the random bits are made from, against Python's integers, where the halves carry over."""
+    for shape in [(2**20, 2**20), (3, 2**33 + 1), (2**16, 2**17, 5), (2**40,)]:
+        for place in (0, 0.37, 1):
+            starts = [int((n - min(n, 3)) * place) for n in shape]
+            box = tuple((start, start + min(n, 3)) for start, n in zip(starts, shape, strict=True))
+            high, low = (half.astype(object) for half in map(np.asarray, _row_major_numbers(shape, box)))
+            for cell in np.ndindex(high.shape):
+                number = 0
+                for start, n, i in zip(starts, shape, cell, strict=True):
+                    number = number * n + start + i
+                assert int(high[cell]) * 2**32 + int(low[cell]) == number % 2**64
+
+
+def test_default_is_uniform_within_one_over_the_root_of_the_fan_in():
+    """Bounds, mean, deviation and deciles of 200,000 weights."""
+    for fan_in in (1, 25, 400):
+        bound = fan_in**-0.5
+        values = np.asarray(UniformFanIn(fan_in)(jax.random.key(fan_in), (500, 400), jnp.float32))
+        assert -bound <= values.min() < -0.999 * bound and 0.999 * bound < values.max() <= bound
+        assert abs(values.mean()) < 0.005 * bound and abs(values.std() / bound - 3**-0.5) < 0.003
+        counts, _ = np.histogram(values, 10, (-bound, bound))
+        np.testing.assert_allclose(counts, values.size / 10, rtol=0.03)
+
+
+PARTITIONS = [([0], [1, 1]), ([3, 1], [1, 2]), ([2, 0, 1], [3, 1]), ([1, 0, 3, 2], [2, 2])]
+
+
+def layer_on(ranks, shape, n_in, n_out, **options):
+    def grid(ranks, shape):
+        return dj.Partition().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+    rows, columns = shape
+    P_x, P_y, P_W = grid(ranks[:columns], [1, columns]), grid(ranks[:rows], [1, rows]), grid(ranks, shape)
+    return nn.DistributedLinear(P_x, P_y, P_W, n_in, n_out, **options)
+
+
+@pytest.mark.world(4)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64, jnp.bfloat16], ids=lambda d: d.__name__)
+def test_the_layer_starts_the_same_whatever_its_partition(dtype):
+    """Gathered parameters: bit for bit jax's initializer on the global shape, for every P_W; zero-volume elsewhere."""
+    key, rank = jax.random.key(11), MPI.COMM_WORLD.rank
+    keys = dict(zip(("weight", "bias"), jax.random.split(key), strict=True))
+    shapes = {"weight": (5, 7), "bias": (5,)}
+    expected = {name: UniformFanIn(7)(keys[name], shape, dtype) for name, shape in shapes.items()}
+    for ranks, shape in PARTITIONS if dtype == jnp.float32 else PARTITIONS[-1:]:
+        layer = layer_on(ranks, shape, 7, 5)
+        params = layer.init(key, dtype)
+        assert {name: leaf.dtype for name, leaf in params.items()} == dict.fromkeys(shapes, dtype)
+        assert (params["weight"].size > 0) == (rank in ranks)
+        assert (params["bias"].size > 0) == (rank in ranks[:: shape[1]])
+        whole = dj.gather(params, layer.param_specs(), root=2)
+        for name, tensor in whole.items():
+            np.testing.assert_array_equal(tensor, expected[name] if rank == 2 else np.zeros(0, dtype), strict=True)
+        bare = layer_on(ranks, shape, 7, 5, bias=False).init(key, dtype)
+        assert set(bare) == {"weight"}
+        np.testing.assert_array_equal(bare["weight"], params["weight"])
+
+
+@pytest.mark.world(2)
+def test_initializers_on_request():
+    """`weight_init` sees the global shape, so that fans are those of the whole layer; `bias_init` is separate."""
+    layer, seen = layer_on([0, 1], [1, 2], 6, 4), []
+    glorot = INITIALIZERS["glorot normal"]
+
+    def watched(key, shape, dtype):
+        seen.append(tuple(shape))
+        return glorot(key, shape, dtype)
+
+    params = layer.init(jax.random.key(1), float, weight_init=watched, bias_init=initializers.zeros)
+    assert seen and set(seen) == {(4, 6)}
+    whole = glorot(jax.random.split(jax.random.key(1))[0], (4, 6), float)
+    np.testing.assert_allclose(
+        params["weight"], np.split(np.asarray(whole), 2, axis=1)[MPI.COMM_WORLD.rank], rtol=1e-14
+    )
+    assert params["bias"].shape == ((4,) if MPI.COMM_WORLD.rank == 0 else (0,)) and not params["bias"].any()

@@ -1,0 +1,277 @@
+"""Who is in which team: the tables of the DistDL documentation, its broadcast rules, and random shapes, without MPI."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from imaginary import on_all, partition_of, refusal
+from launcher.examples import examples
+
+from distdl_jax import InvalidArgumentError
+from distdl_jax.plans.broadcasting import BroadcastRule
+
+# "backends", all-sum-reduce of a 2 x 3 x 2 partition along dimensions 0 and 2.
+ALL_SUM_TEAMS = {0: (0, 1, 6, 7), 1: (2, 3, 8, 9), 2: (4, 5, 10, 11)}
+# "backends", broadcast from a 1 x 3 x 1 partition of the workers 1, 2, 3 to a 2 x 3 x 2 partition: the root first.
+TEAMS = {0: (1, 0, 6, 7), 1: (2, 3, 8, 9), 2: (3, 4, 5, 10, 11), None: ()}
+ROOT_OF = {0: None, 1: 0, 2: 1, 3: 2, **dict.fromkeys(range(4, 12))}
+COPY_IN = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 0, 7: 0, 8: 1, 9: 1, 10: 2, 11: 2}
+
+
+def grid(P, ranks, shape):
+    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+
+def table(P):
+    return grid(P, [1, 2, 3], [1, 3, 1]), grid(P, range(12), [2, 3, 2])
+
+
+@pytest.mark.parametrize("axes", [{"axes_reduce": (0, 2)}, {"axes_keep": 1}, {"axes_reduce": (-1, 0)}], ids=str)
+def test_table_of_the_all_sum_reduction(axes):
+    teams = on_all(12, lambda P: table(P)[1].create_allreduction_partition(**axes).ranks)
+    assert teams == [next(team for team in ALL_SUM_TEAMS.values() if worker in team) for worker in range(12)]
+
+
+def test_table_of_the_broadcast():
+    def teams(P):
+        P_x, P_y = table(P)
+        return tuple(team.ranks for team in P_x.create_broadcast_partition_to(P_y))
+
+    assert on_all(12, teams) == [(TEAMS[ROOT_OF[worker]], TEAMS[COPY_IN[worker]]) for worker in range(12)]
+
+
+def test_table_of_the_sum_reduction():
+    """Its columns are those of the broadcast, exchanged."""
+
+    def teams(P):
+        P_y, P_x = table(P)
+        return tuple(team.ranks for team in P_x.create_reduction_partition_to(P_y))
+
+    assert on_all(12, teams) == [(TEAMS[COPY_IN[worker]], TEAMS[ROOT_OF[worker]]) for worker in range(12)]
+
+
+def test_a_team_has_its_root_first_and_the_same_team_is_equal():
+    for worker in (1, 2):  # roots that receive their own copy
+        P_x, P_y = table(partition_of(worker, 12))
+        P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
+        assert P_send == P_recv and P_send.rank == 0
+    P_x, P_y = table(partition_of(3, 12))  # a root that receives from another one
+    P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
+    assert P_send.rank == 0 and P_recv.rank == 1
+    P_x, P_y = table(partition_of(11, 12))
+    P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
+    assert (P_send.size, P_send.active, P_recv.rank) == (0, False, 4)
+
+
+def numpy_sources(source, destination, transpose_src=False, transpose_dest=False):
+    """For each rank of the destination the source's rank, by numpy's own broadcasting of an array of ranks."""
+    ranks = np.arange(math.prod(source)).reshape(source)
+    ranks = ranks.T if transpose_src else ranks
+    target = destination[::-1] if transpose_dest else destination
+    copies = np.broadcast_to(ranks, target)
+    return (copies.T if transpose_dest else copies).ravel().tolist()
+
+
+EXAMPLES = {
+    1: ((1,), (4,), {}, [0, 0, 0, 0]),
+    2: ((1,), (2, 3), {}, [0] * 6),
+    3: ((3, 1), (3, 4), {}, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]),
+    4: ((1, 1, 3), (4, 4, 3), {}, [0, 1, 2] * 16),
+    "6, source": ((1, 3), (3, 1), {"transpose_src": True}, [0, 1, 2]),
+    "6, destination": ((1, 3), (3, 1), {"transpose_dest": True}, [0, 1, 2]),
+    7: ((1, 3), (3, 4), {"transpose_src": True}, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]),
+    8: ((4, 1), (3, 4), {"transpose_dest": True}, [0, 1, 2, 3] * 3),
+    "note": ((3, 4), (2, 4, 3), {"transpose_src": True}, [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11] * 2),
+    "square": ((2, 3), (3, 2), {"transpose_src": True}, [0, 3, 1, 4, 2, 5]),
+    "square, both": ((2, 3), (2, 3), {"transpose_src": True, "transpose_dest": True}, [0, 1, 2, 3, 4, 5]),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES, ids=str)
+def test_examples_of_the_broadcast_rules(name):
+    """The documentation's examples 1 to 8, and transposes: worker (i, j) counts as (j, i), so (0, 2) goes to (2, 0)."""
+    source, destination, how, expected = EXAMPLES[name]
+    n, m = math.prod(source), math.prod(destination)
+
+    def receives_from(P):
+        P_x, P_y = grid(P, range(n), source), grid(P, range(n, n + m), destination)
+        return P_x.create_broadcast_partition_to(P_y, **how)[1].ranks[:1]
+
+    assert on_all(n + m, receives_from)[n:] == [(rank,) for rank in expected]
+    assert numpy_sources(source, destination, **how) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "how"),
+    [
+        ((1, 1, 3), (3, 3, 2), {}),  # example 5
+        ((1, 3), (3, 1), {}),  # example 6
+        ((1, 3), (3, 1), {"transpose_src": True, "transpose_dest": True}),
+        ((1, 3), (3, 4), {}),  # example 7 without its transpose
+        ((4, 1), (3, 4), {}),  # example 8 without its transpose
+        ((1, 1), (4,), {}),  # more dimensions than the destination
+        ((4,), (1,), {}),  # numpy would broadcast the other way
+        ((2,), (4,), {}),
+    ],
+    ids=str,
+)
+def test_what_does_not_broadcast_is_refused_by_every_worker(source, destination, how):
+    n, m = math.prod(source), math.prod(destination)
+
+    def partitions(P):
+        return grid(P, range(n), source), grid(P, range(m), destination)
+
+    def broadcast(P):
+        P_x, P_y = partitions(P)
+        P_x.create_broadcast_partition_to(P_y, **how)
+
+    def reduction(P):
+        P_y, P_x = partitions(P)
+        P_x.create_reduction_partition_to(P_y, **{_other(name): value for name, value in how.items()})
+
+    sentence = refusal(max(n, m), broadcast, InvalidArgumentError)
+    for shape in (source, destination):
+        assert f"shape {' x '.join(map(str, shape))}" in sentence
+    assert sentence.count("(transposed: ") == len(how)
+    assert refusal(max(n, m), reduction, InvalidArgumentError) == sentence
+
+
+def _other(name):
+    return {"transpose_src": "transpose_dest", "transpose_dest": "transpose_src"}[name]
+
+
+@st.composite
+def broadcasts(draw):
+    """Two partitions that broadcast, on teams that are anything: ranks of both, shapes, transposes, world size."""
+    destination = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    how = {name: draw(st.booleans()) for name in ("transpose_src", "transpose_dest")}
+    target = destination[::-1] if how["transpose_dest"] else destination
+    kept = draw(st.integers(1, len(target)))
+    source = tuple(draw(st.sampled_from([1, d])) for d in target[len(target) - kept :])
+    source = source[::-1] if how["transpose_src"] else source
+    most = max(math.prod(source), math.prod(destination))
+    world = draw(st.integers(most, most + 4))
+    assume(world <= 36)
+    ranks = [tuple(draw(st.permutations(range(world)))[: math.prod(shape)]) for shape in (source, destination)]
+    return ranks[0], source, ranks[1], destination, how, world
+
+
+@settings(max_examples=examples(150))
+@given(broadcasts())
+def test_random_teams_fit_together(case):
+    """Against numpy: one root and one copy for each; all workers of a team have the same view; sums mirror copies."""
+    ranks_x, source, ranks_y, destination, how, world = case
+    mirrored = {_other(name): value for name, value in how.items()}
+
+    def views(P):
+        P_x, P_y = grid(P, ranks_x, source), grid(P, ranks_y, destination)
+        P_send, P_recv = P_x.create_broadcast_partition_to(P_y, **how)
+        back_send, back_recv = P_y.create_reduction_partition_to(P_x, **mirrored)
+        assert (back_send, back_recv) == (P_recv, P_send)
+        return P_send.ranks, P_recv.ranks
+
+    seen = on_all(world, views)
+    expected = numpy_sources(source, destination, **how)
+    for worker, (send, recv) in enumerate(seen):
+        assert bool(send) == (worker in ranks_x) and bool(recv) == (worker in ranks_y)
+        assert not send or send[0] == worker
+        if recv:
+            assert recv[0] == ranks_x[expected[ranks_y.index(worker)]]
+            assert recv == seen[recv[0]][0], "the root has another view of the team"
+    # Every worker of P_y is in the team of one root, and a root is in its own only if it holds a copy.
+    copies = [worker for root in ranks_x for worker in seen[root][0] if seen[worker][1][:1] == (root,)]
+    assert sorted(copies) == sorted(ranks_y)
+    for root in ranks_x:
+        members = set(seen[root][0]) - {root}
+        assert all(seen[member][1] == seen[root][0] for member in members)
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda shape: math.prod(shape) <= 32), st.data())
+def test_random_all_sum_reductions_are_rows_of_the_grid(shape, data):
+    """Each worker's team is the slice of numpy's array of ranks with the kept indices fixed, and the teams are few."""
+    axes = tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(shape)))))))
+    keep = tuple(axis for axis in range(len(shape)) if axis not in axes)
+    size = math.prod(shape)
+    order = data.draw(st.permutations(range(size)))
+    ranks = np.array(order).reshape(shape)
+
+    def team(P):
+        P_x = grid(P, order, shape)
+        team = P_x.create_allreduction_partition(axes)
+        assert team == P_x.create_allreduction_partition(axes_keep=keep)
+        index = tuple(slice(None) if axis in axes else P_x.index[axis] for axis in range(len(shape)))
+        assert team.ranks == tuple(ranks[index].ravel())
+        return team.ranks
+
+    assert len(set(on_all(size, team))) == math.prod(shape[axis] for axis in keep)
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"axes_reduce": (0, 3)}, "`axes_reduce` (=(0, 3)) names dimension 3, but the partition (shape 2 x 3 x 2) has"),
+        ({"axes_keep": -4}, "`axes_keep` (=(-4,)) names dimension -4"),
+        ({"axes_reduce": (1, 1)}, "`axes_reduce` (=(1, 1)) names a dimension twice"),
+        ({"axes_reduce": (0, -3)}, "names a dimension twice"),
+        ({}, "Exactly one of `axes_reduce` (=None) and `axes_keep` (=None)"),
+        ({"axes_reduce": 0, "axes_keep": 1}, "Exactly one of `axes_reduce` (=0) and `axes_keep` (=1)"),
+        ({"axes_reduce": (0.5,)}, "`axes_reduce` (=(0.5,)) must be"),
+        ({"axes_reduce": "ab"}, "`axes_reduce` (='ab') must be"),
+    ],
+    ids=str,
+)
+def test_wrong_axes_are_named_on_every_worker(axes, sentence):
+    assert sentence in refusal(12, lambda P: table(P)[1].create_allreduction_partition(**axes), Exception)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [((1, 64), (64, 64)), ((64, 1), (64, 64)), ((1, 16, 1), (16, 16, 16))],
+    ids=lambda shape: "x".join(map(str, shape)),
+)
+def test_planning_for_4096_workers_is_quick(source, destination, record_property):
+    """All workers ask for their own teams in one process, which takes half a second; the limit is for busy hosts."""
+    everyone, began = tuple(range(4096)), time.process_time()
+
+    def plan(rank):
+        P = partition_of(rank, 4096)
+        P_y = P.create_cartesian_topology_partition(destination)
+        P_x = grid(P, everyone[: math.prod(source)], source)
+        P_recv = P_x.create_broadcast_partition_to(P_y)[1]
+        assert P_recv == P_y.create_reduction_partition_to(P_x)[0]
+        return P_recv.size, P_y.create_allreduction_partition(0).size
+
+    sizes = set(map(plan, everyone))
+    seconds = time.process_time() - began
+    record_property("seconds", seconds)
+    assert seconds < 5
+    copies, reduced = 4096 // math.prod(source), destination[0]
+    # Roots that hold no copy of their own subtensor make teams of one more.
+    assert sizes <= {(copies, reduced), (copies + 1, reduced)}
+
+
+def test_the_rule_agrees_with_numpy_on_every_small_shape():
+    """Every pair of shapes of up to three dimensions of 1 to 3 workers, all transposes: same verdict, same sources."""
+    shapes = [shape for d in (1, 2, 3) for shape in itertools.product((1, 2, 3), repeat=d)]
+    accepted = 0
+    for source, destination, ts, td in itertools.product(shapes, shapes, (False, True), (False, True)):
+        try:
+            expected = numpy_sources(source, destination, ts, td)
+        except ValueError:
+            with pytest.raises(InvalidArgumentError, match=re.escape(" x ".join(map(str, source)))):
+                BroadcastRule(source, destination, ts, td)
+            continue
+        rule = BroadcastRule(source, destination, ts, td)
+        assert [rule.source_of(rank) for rank in range(math.prod(destination))] == expected
+        for rank in range(math.prod(source)):
+            assert rule.destinations(rank) == tuple(i for i, root in enumerate(expected) if root == rank)
+        accepted += 1
+    assert accepted > 300

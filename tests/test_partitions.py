@@ -1,0 +1,320 @@
+"""Partitions as values: what each method gives on every worker, and what is refused, worked out without MPI."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from imaginary import on_all, partition_of, refusal
+
+import distdl_jax as dj
+from distdl_jax import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.backends.mpi.communicators import World
+from distdl_jax.backends.mpi.partition import MPICartesianPartition, MPIPartition
+
+
+def grid(P, ranks, shape):
+    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+
+def seen(P):
+    return P.active, P.rank, P.index, P.size, P.shape, P.dim, P.ranks
+
+
+def test_the_first_partition_holds_every_worker_in_order():
+    assert on_all(3, seen) == [(True, rank, rank, 3, (3,), 1, (0, 1, 2)) for rank in range(3)]
+
+
+def test_inclusive_takes_the_ranks_in_the_given_order():
+    """Ranks are places in the partition that is asked, so a part of a part composes."""
+    chosen = on_all(5, lambda P: seen(P.create_partition_inclusive([4, 0, 2])))
+    places = {4: 0, 0: 1, 2: 2}
+    expected = [
+        (worker in places, places.get(worker), places.get(worker), 3, (3,), 1, (4, 0, 2)) for worker in range(5)
+    ]
+    assert chosen == expected
+
+    def part_of_part(P):
+        return P.create_partition_inclusive([4, 0, 2]).create_partition_inclusive(np.array([2, 0])).ranks
+
+    assert on_all(5, part_of_part) == [(2, 4)] * 5
+
+
+def test_union_keeps_the_caller_first_and_repeats_nobody():
+    def union(P):
+        a, b = P.create_partition_inclusive([3, 1]), P.create_partition_inclusive([4, 1, 0])
+        return a.create_partition_union(b).ranks, b.create_partition_union(a).ranks, a.create_partition_union(a) == a
+
+    assert on_all(5, union) == [((3, 1, 4, 0), (4, 1, 0, 3), True)] * 5
+
+
+def test_union_of_grids_has_no_topology():
+    P = partition_of(0, 4)
+    union = grid(P, [0, 1], [1, 2]).create_partition_union(grid(P, [2, 3], [2, 1]))
+    assert type(union) is MPIPartition and union.shape == (4,)
+
+
+def test_a_grid_numbers_its_workers_in_row_major_order():
+    """The index of each place is numpy's, and only the team's workers have one."""
+    order = [6, 2, 0, 5, 1, 3]
+
+    def place(P):
+        grid_ = grid(P, order, [2, 3])
+        assert [grid_.cartesian_index(rank) for rank in range(6)] == list(np.ndindex(2, 3))
+        return grid_.rank, grid_.index, grid_.shape, grid_.dim
+
+    for worker, found in enumerate(on_all(7, place)):
+        rank = order.index(worker) if worker in order else None
+        index = None if rank is None else tuple(map(int, np.unravel_index(rank, (2, 3))))
+        assert found == (rank, index, (2, 3), 2)
+
+
+def test_neighbours_are_those_one_step_along_each_dimension():
+    """In a 2 x 3 x 2 grid, against differences of numpy's indices."""
+    shape = (2, 3, 2)
+    numbers = np.arange(12).reshape(shape)
+
+    def expected(index):
+        pairs = []
+        for axis in range(3):
+            pair = []
+            for by in (-1, 1):
+                there = list(index)
+                there[axis] += by
+                pair.append(int(numbers[tuple(there)]) if 0 <= there[axis] < shape[axis] else None)
+            pairs.append(tuple(pair))
+        return pairs
+
+    def neighbours(P):
+        P_x = grid(P, range(11, -1, -1), shape)
+        assert [P_x.neighbor_ranks(rank) for rank in range(12)] == [expected(index) for index in np.ndindex(shape)]
+        return P_x.neighbor_ranks()
+
+    assert on_all(12, neighbours) == [expected(index) for index in np.ndindex(shape)][::-1]
+    assert grid(partition_of(3, 4), [0, 1], [2, 1]).neighbor_ranks() is None
+
+
+@pytest.mark.parametrize("remain", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_subtopologies_are_slices_of_the_grid(remain):
+    """The workers of each are those of numpy's array of ranks with the other indices fixed, on the remaining shape."""
+    shape, order = (2, 3, 2), np.random.default_rng(0).permutation(13)[:12]
+    ranks = order.reshape(shape)
+
+    def slice_of(P):
+        sub = grid(P, order, shape).create_cartesian_subtopology_partition(remain)
+        if P.rank not in order:
+            assert sub.size == 0 and type(sub) is MPIPartition
+            return None
+        index = tuple(map(int, np.argwhere(ranks == P.rank)[0]))
+        there = ranks[tuple(slice(None) if keep else i for keep, i in zip(remain, index, strict=True))]
+        assert isinstance(sub, MPICartesianPartition)
+        assert sub.ranks == tuple(there.ravel()) and sub.shape == there.shape
+        assert sub.index == tuple(i for i, keep in zip(index, remain, strict=True) if keep)
+        return sub.ranks
+
+    teams = {team for team in on_all(13, slice_of) if team}
+    assert sum(map(len, teams)) == 12, "every worker of the grid is in exactly one"
+
+
+def test_workers_outside_know_the_team_and_have_no_place_in_it():
+    P = grid(partition_of(3, 4), [2, 0], [1, 2])
+    assert seen(P) == (False, None, None, 2, (1, 2), 2, (2, 0))
+    assert P.cartesian_index(1) == (0, 1) and P.neighbor_ranks(0) == [(None, None), (None, 1)]
+    assert P.create_allreduction_partition(0).size == 0
+    assert P.broadcast_data("ignored") is None and P.allgather_data("ignored") is None
+
+
+def test_null_partitions_have_nobody_and_make_only_null_partitions():
+    for worker in range(3):
+        P = partition_of(worker, 3)
+        null = P.create_partition_inclusive([])
+        assert seen(null) == (False, None, None, 0, (0,), 1, ())
+        assert null == P.create_partition_inclusive(()) and hash(null) == hash(P.create_partition_inclusive(()))
+        assert null.create_partition_union(null) == null == null.create_partition_inclusive([])
+        assert null.create_partition_union(P) == P == P.create_partition_union(null)
+        assert null.create_allreduction_partition(axes_keep=()) == null
+        assert null.allgather_data(1) is None
+        assert repr(null) == "Partition(no worker; I am not in it)"
+
+
+def test_equal_means_the_same_team_in_the_same_order_and_shape():
+    """Equal values hash alike; another order, shape, team, topology or world makes another value."""
+    P = partition_of(0, 6)
+    same = [grid(P, [1, 2, 3, 4], [2, 2]), grid(P, np.arange(1, 5), (2, 2))]
+    others = [
+        grid(P, [2, 1, 3, 4], [2, 2]),
+        grid(P, [1, 2, 3, 4], [4, 1]),
+        grid(P, [1, 2, 3, 5], [2, 2]),
+        P.create_partition_inclusive([1, 2, 3, 4]),
+        grid(partition_of(0, 6), [1, 2, 3, 4], [2, 2]),
+        "a partition",
+        None,
+    ]
+    assert same[0] == same[1] and hash(same[0]) == hash(same[1]) and len({*same, *others}) == 1 + len(others)
+    assert all(same[0] != other for other in others)
+
+
+def test_a_grid_of_one_dimension_is_not_its_team():
+    """They have the same shape, but the index of one is a tuple and of the other a number."""
+    P = partition_of(1, 3)
+    line = P.create_cartesian_topology_partition([3])
+    assert (line.shape, line.ranks) == (P.shape, P.ranks) and (line.index, P.index) == ((1,), 1)
+    assert line != P and len({line, P}) == 2
+
+
+def test_repr_says_team_shape_and_place():
+    P = partition_of(2, 40)
+    shown = {
+        P: "Partition(40 workers: 0-39; I am 2)",
+        P.create_partition_inclusive([7]): "Partition(1 worker: 7; I am not in it)",
+        P.create_partition_inclusive([3, 2]): "Partition(2 workers: 3, 2; I am 1)",
+        grid(P, [5, 2, 9, 4], [2, 2]): "CartesianPartition(2 x 2, workers 5, 2, 9, 4; I am (0, 1))",
+        grid(P, range(2, 8), [1, 2, 3]): "CartesianPartition(1 x 2 x 3, workers 2-7; I am (0, 0, 0))",
+        grid(P, [0], [1]): "CartesianPartition(1, worker 0; I am not in it)",
+        grid(P, [2], []): "CartesianPartition((), worker 2; I am ())",
+    }
+    assert [repr(P) for P in shown] == list(shown.values())
+    assert len(repr(P.create_partition_inclusive(range(0, 40, 2)))) < 120
+
+
+@pytest.mark.parametrize("name", ["rank", "_rank", "_ranks", "shape", "anything"])
+def test_nothing_of_a_partition_can_be_set(name):
+    for P in (partition_of(0, 2), grid(partition_of(0, 2), [0, 1], [2, 1])):
+        with pytest.raises(AttributeError, match=f"immutable, so its `{name}` cannot be set"):
+            setattr(P, name, 1)
+        with pytest.raises(AttributeError):
+            delattr(P, name)
+
+
+def test_copies_are_the_partition_itself():
+    """So a layer or a pytree that is copied still communicates in the same team."""
+    P = grid(partition_of(0, 4), range(4), [2, 2])
+    assert copy.copy(P) is P and copy.deepcopy({"P": [P]})["P"][0] is P
+
+
+def test_partitions_are_static_arguments_of_jit():
+    """Equal ones share one trace; another one makes another."""
+    traces = []
+
+    def number(P, x):
+        traces.append(P)
+        return x + P.index[1]
+
+    jitted = jax.jit(number, static_argnums=0)
+    P = partition_of(3, 4)
+    results = [int(jitted(grid(P, range(4), shape), 10)) for shape in ([2, 2], [2, 2], [1, 4], [2, 2])]
+    assert results == [11, 11, 13, 11] and len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "sentence"),
+    [
+        (lambda P: P.create_partition_inclusive([0, 4]), InvalidArgumentError, "`ranks` (=(0, 4)) names rank 4, but"),
+        (lambda P: P.create_partition_inclusive([-1]), InvalidArgumentError, "`ranks` (=(-1,)) names rank -1, but"),
+        (lambda P: P.create_partition_inclusive([1, 2, 1]), InvalidArgumentError, "(=(1, 2, 1)) names rank 1 twice"),
+        (lambda P: P.create_partition_inclusive([0.0, 1.0]), InvalidTypeError, "`ranks` (=[0.0, 1.0]) must be"),
+        (lambda P: P.create_partition_inclusive([float("inf")]), InvalidTypeError, "`ranks` (=[inf]) must be"),
+        (lambda P: P.create_partition_inclusive("01"), InvalidTypeError, "`ranks` (='01') must be"),
+        (lambda P: P.create_partition_inclusive(2), InvalidTypeError, "`ranks` (=2) must be a sequence of integers"),
+        (lambda P: P.create_partition_inclusive(None), InvalidTypeError, "`ranks` (=None) must be"),
+        (
+            lambda P: P.create_cartesian_topology_partition([2, 3]),
+            InvalidArgumentError,
+            "`shape` (=(2, 3)) has 6 cells",
+        ),
+        (lambda P: P.create_cartesian_topology_partition([-2, -2]), InvalidArgumentError, "`shape` (=(-2, -2))"),
+        (
+            lambda P: P.create_cartesian_topology_partition([4, 0]),
+            InvalidArgumentError,
+            "`shape` (=(4, 0)) has 0 cells",
+        ),
+        (lambda P: P.create_cartesian_topology_partition([]), InvalidArgumentError, "`shape` (=()) has 1 cells"),
+        (lambda P: P.create_cartesian_topology_partition(4), InvalidTypeError, "`shape` (=4) must be a sequence"),
+        (lambda P: grid(P, [], [0]), InvalidArgumentError, "`shape` (=(0,)) has 0 cells, but the team has 0 workers"),
+        (lambda P: P.create_partition_union([0]), InvalidTypeError, "`other` (=[0]) must be a partition"),
+        (
+            lambda P: P.create_partition_union(partition_of(0, 4)),
+            InvalidArgumentError,
+            "`other` stands on another comm",
+        ),
+        (lambda P: P.create_broadcast_partition_to(3), InvalidTypeError, "`P_y` (=3) must be a partition"),
+        (lambda P: P.create_reduction_partition_to(None), InvalidTypeError, "`P_y` (=None) must be a partition"),
+        (
+            lambda P: P.create_broadcast_partition_to(partition_of(0, 4)),
+            InvalidArgumentError,
+            "`P_y` stands on another",
+        ),
+        (
+            lambda P: grid(P, [0, 1], [2]).create_broadcast_partition_to(P),
+            InvalidArgumentError,
+            "shape 2 does not broad",
+        ),
+        (lambda P: grid(P, range(4), [2, 2]).cartesian_index(4), InvalidArgumentError, "`rank` (=4) must be a rank of"),
+        (
+            lambda P: grid(P, range(4), [2, 2]).cartesian_index(-1),
+            InvalidArgumentError,
+            "the 2 x 2 partition of 4 work",
+        ),
+        (
+            lambda P: grid(P, range(4), [2, 2]).cartesian_index(1.5),
+            InvalidTypeError,
+            "`rank` (=1.5) must be an integer",
+        ),
+        (lambda P: grid(P, range(4), [2, 2]).neighbor_ranks(7), InvalidArgumentError, "`rank` (=7) must be a rank of"),
+        (
+            lambda P: grid(P, range(4), [2, 2]).create_cartesian_subtopology_partition([True]),
+            InvalidArgumentError,
+            "`remain_dims` (=(True,)) has 1 entries, but the 2 x 2 partition of 4 workers has 2 dimensions",
+        ),
+        (
+            lambda P: P.broadcast_data(1, root=4),
+            InvalidArgumentError,
+            "`root` (=4) must be a rank of the partition of 4",
+        ),
+        (lambda P: P.broadcast_data(1, root="a"), InvalidTypeError, "`root` (='a') must be an integer"),
+        (lambda P: P.broadcast_data(1, P_data=7), InvalidTypeError, "`P_data` (=7) must be a partition"),
+        (
+            lambda P: P.create_partition_inclusive([0, 1]).broadcast_data(
+                1, root=1, P_data=P.create_partition_inclusive([1, 3])
+            ),
+            InvalidArgumentError,
+            "`root` (=1) is worker 3 in `P_data`, but the partition of 2 workers does not hold that worker",
+        ),
+        (lambda P: MPIPartition("world"), InvalidTypeError, "`comm` (='world') must be an mpi4py intracommunicator"),
+        (lambda P: MPICartesianPartition(), InvalidTypeError, "create_cartesian_topology_partition([2, 2])"),
+        (lambda P: P.create_partition_inclusive([0, 1, 2, 3]).broadcast_data(1), SetupError, "made for planning"),
+    ],
+)
+def test_wrong_arguments_raise_the_same_sentence_on_every_worker(work, kind, sentence):
+    """It names the argument and its value; inactive workers raise it too. The errors are the built-in ones as well."""
+    assert sentence in refusal(4, work, kind)
+    assert issubclass(kind, dj.DistDLError) and issubclass(kind, ValueError | TypeError | RuntimeError)
+
+
+def test_long_lists_of_ranks_are_cut_short_in_errors():
+    sentence = refusal(100, lambda P: P.create_partition_inclusive([*range(100), 5]), InvalidArgumentError)
+    assert "names rank 5 twice" in sentence and "101 in all" in sentence and len(sentence) < 200
+
+
+def test_planning_worlds_have_no_communicators():
+    world = World(None, 1, 3)
+    assert world.communicator_count() == {"control": 0, "data": 0}
+    with pytest.raises(SetupError, match="no data can move in it"):
+        world.communicator("data", (0, 1))
+
+
+def test_shapes_multiply_to_sizes_whatever_the_grid():
+    """Every way to write 12 workers as a grid of up to four dimensions, ones included."""
+    P = partition_of(5, 12)
+    shapes = [
+        shape for d in range(1, 5) for shape in itertools.product(range(1, 13), repeat=d) if math.prod(shape) == 12
+    ]
+    for shape in shapes:
+        P_x = P.create_cartesian_topology_partition(shape)
+        assert (P_x.size, P_x.dim, P_x.shape) == (12, len(shape), shape)
+        assert P_x.index == tuple(map(int, np.unravel_index(5, shape)))
+    assert len(shapes) > 50
