@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matrix.cases import Case, blocks, of_world, on
+from matrix.adjoints import adjoint_parts, check_exactly, moved
+from matrix.cases import blocks, of_world, on
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted, smooth
-from matrix.programs import compare, library, named, run
+from matrix.programs import compare, run
 from mpi4py import MPI
 
 import distdl_jax as dj
@@ -23,59 +24,14 @@ INEXACT = ["float16", "bfloat16", "float32", "complex64"]
 EXACT_TO_ROUNDING = ["float64", "complex128"]
 
 
-def cotangents(case: Case, dtype: Any) -> tuple[Any, ...]:
-    return painted(f"{case.name} dy", shapes_out(case), dtype)
-
-
-def moved(cases: tuple[Case, ...], xs: dict[str, Any], dys: dict[str, Any] | None) -> dict[str, Any]:
-    """Outputs and, where there are cotangents, input cotangents; checks that no argument is overwritten."""
-    operators = library(cases)
-    before = jax.tree.map(np.array, (xs, dys))
-
-    def one(case: Case, xs: Any, dys: Any) -> dict[str, Any]:
-        if dys is None:
-            return {"y": operators[case.name](xs[case.name])}
-        y, pullback = jax.vjp(operators[case.name], xs[case.name])
-        return {"y": y, "dx": pullback(dys[case.name])[0]}
-
-    def program(xs: Any, dys: Any) -> dict[str, Any]:
-        return {case.name: named(case, one, case, xs, dys) for case in cases}
-
-    arrays = jax.tree.map(jnp.asarray, (xs, dys))
-    results = run(program, *arrays)
-    jax.tree.map(np.testing.assert_array_equal, arrays, before)
-    return jax.tree.map(np.asarray, results)
-
-
-def adjoint_matrix(case: Case) -> np.ndarray:
-    return Reference((case,)).matrix.T
-
-
 @pytest.mark.primitives
 @pytest.mark.world(1, 4)
 @pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT])
 def test_moves_exactly(dtype: str, world_size: int) -> None:
     """Values, shapes and dtypes, zero-volume results included, forward and, where there is one, adjoint."""
-    rank, inexact = MPI.COMM_WORLD.rank, dtype in INEXACT
-    cases = tuple(case for case in of_world(world_size, every_partition=False) if inexact or case.any_dtype)
-    blocks = {case.name: painted(case.name, case.shapes, jnp.dtype(dtype)) for case in cases}
-    dys = {case.name: cotangents(case, jnp.dtype(dtype)) for case in cases}
-    mine = {name: each[rank] for name, each in blocks.items()}
-    got = moved(cases, mine, {name: each[rank] for name, each in dys.items()} if inexact else None)
-    for case in cases:
-        want: dict[str, Any] = {"y": case.dense(list(blocks[case.name]))[rank]}
-        if inexact:
-            want["dx"] = adjoint_of(case, dys[case.name], rank)
-        for leaf in jax.tree.leaves(got[case.name]):
-            assert leaf.dtype == jnp.dtype(dtype), f"{case}: {leaf.dtype}"
-        compare({case.name: got[case.name]}, {case.name: want}, 0.0)
-
-
-def adjoint_of(case: Case, dys: tuple[Any, ...], rank: int) -> Any:
-    """The worker's part of the transposed matrix times all workers' cotangents."""
-    wide = np.complex128 if np.iscomplexobj(dys[0]) else np.float64
-    vector = np.concatenate([np.asarray(dy).astype(wide).reshape(-1) for dy in dys])
-    return Reference((case,)).inputs[0].of(adjoint_matrix(case) @ vector, rank)
+    inexact = dtype in INEXACT
+    cases = of_world(world_size, every_partition=False)
+    check_exactly([case for case in cases if inexact or case.any_dtype], jnp.dtype(dtype), differentiate=inexact)
 
 
 @pytest.mark.primitives
@@ -93,14 +49,13 @@ def test_adjoint(dtype: str, world_size: int) -> None:
     xs = {case.name: numbers(f"{case.name} x", case.shapes) for case in cases}
     dys = {case.name: numbers(f"{case.name} dy", shapes_out(case)) for case in cases}
     got = moved(cases, *({name: each[rank] for name, each in part.items()} for part in (xs, dys)))
+    adjoints = adjoint_parts(cases, dys)
     constants = {case.name: Reference((case,)).outputs[0].of(Reference((case,)).constant, rank) for case in cases}
     products = {}
     for case in cases:
-        compare({case.name: got[case.name]["dx"]}, {case.name: adjoint_of(case, dys[case.name], rank)}, 1e-13)
+        compare({case.name: got[case.name]["dx"]}, {case.name: adjoints[case.name]}, 1e-13)
         forward = [(got[case.name]["y"] - constants[case.name], dys[case.name][rank])]
-        backward = list(
-            zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True)
-        )
+        backward = list(zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True))
         products[case.name] = tuple(sum(np.sum(a * b) for a, b in side) for side in (forward, backward))
     for name in products:
         one, other = (complex(sum(side)) for side in zip(*MPI.COMM_WORLD.allgather(products[name]), strict=True))

@@ -10,6 +10,7 @@ from matrix.cases import of_world
 from matrix.dense import shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
+from matrix.ties import untied
 from mpi4py import MPI
 
 
@@ -54,6 +55,16 @@ def test_no_message_where_nothing_moves(world_size: int) -> None:
         anyone = MPI.COMM_WORLD.allreduce(talks, MPI.LOR)
         moves = not case.silent and world_size > 1 and any(np.size(block) for block in blocks_of(world_size)[case.name])
         assert anyone == moves, f"{case}: messages {anyone}"
+
+
+@pytest.mark.world(4)
+def test_messages_are_tied_to_data() -> None:
+    """Every message depends on its operation's input, and its result on every message: forward and adjoint."""
+    xs, operators = mine(4), library(of_world(4))
+    for name, F in operators.items():
+        y = jax.eval_shape(F, xs[name])
+        loose = untied(lambda x, dy, F=F: jax.vjp(F, x)[1](dy), xs[name], jnp.zeros(y.shape))
+        assert not loose, f"{name}: {loose}"
 
 
 @pytest.mark.world(4)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from matrix import reference
-from matrix.painting import painted
 
 import distdl_jax as dj
 from distdl_jax import nn
+from matrix import reference
+from matrix.painting import painted
 
 Shape = tuple[int, ...]
 Operator = Callable[[Any], Any]
@@ -79,8 +79,7 @@ def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape 
         for n, p in zip(sizes, P.shape, strict=True)
     ]
     held = {
-        worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
-        for index, worker in np.ndenumerate(P.grid)
+        worker: tuple(line[i] for line, i in zip(lines, index, strict=True)) for index, worker in np.ndenumerate(P.grid)
     }
     return tuple(held.get(worker, elsewhere) for worker in range(world))
 
@@ -140,22 +139,23 @@ def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = Fals
 
 
 def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Sequence[bool] = ()) -> Case:
-    """`halos`: per dimension one pair (left, right) for all, or one for each index."""
-    widths = [
-        [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
-    ]
-    wraps = tuple(periodic) or (False,) * len(widths)
-
-    def operator(P: dj.Partition) -> Operator:
-        P_here = P_x.partition(P)
-        mine = tuple(line[i] for line, i in zip(widths, P_here.index, strict=True)) if P_here.active else ()
-        return nn.HaloExchange(P_here, mine, periodic)
-
+    """`halos`: per dimension one pair (left, right) for all, or one for each index; or all pairs of each worker."""
+    if isinstance(halos[0], Mapping):
+        widths = dict(halos[0])
+    else:
+        lines = [
+            [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
+        ]
+        widths = {
+            worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
+            for index, worker in np.ndenumerate(P_x.grid)
+        }
+    wraps = tuple(periodic) or (False,) * len(P_x.shape)
     return Case(
-        f"halo_exchange {_listed(shapes)} {P_x} {halos}{' periodic' * any(wraps)}",
+        f"halo_exchange {_listed(shapes)} {P_x} {halos}{f' periodic={wraps}' * any(wraps)}",
         len(shapes),
         shapes,
-        operator,
+        lambda P: nn.HaloExchange(P_x.partition(P), widths.get(P.rank, ()), periodic),
         lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
     )
 
@@ -182,7 +182,9 @@ def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> C
     )
 
 
-def linear(P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False) -> Case:
+def linear(
+    P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False
+) -> Case:
     """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
     weights = blocks(P_W, n_out, n_in, world=world)
     biases = blocks(On(P_W.shape[:1], tuple(P_W.grid[:, 0].tolist())), n_out, world=world)
@@ -240,9 +242,17 @@ PRIMITIVES = (
     repartition(on(2, 2), on(2, 2), blocks(on(2, 2), 5, 3), silent=True),
     halo_exchange(on(2, 2), blocks(on(2, 2), 4, 5), (1, 1), (2, 1)),
     halo_exchange(on(4), blocks(on(4), (3, 1, 0, 4)), ((0, 3), (2, 1), (1, 2), (5, 0))),
-    halo_exchange(on(1, 3, ranks=(3, 1, 2)), blocks(on(1, 3, ranks=(3, 1, 2)), 2, 7), (0, 0), ((0, -1), (-1, 2), (1, 0))),
+    halo_exchange(
+        on(1, 3, ranks=(3, 1, 2)), blocks(on(1, 3, ranks=(3, 1, 2)), 2, 7), (0, 0), ((0, -1), (-1, 2), (1, 0))
+    ),
     halo_exchange(on(2, 2), blocks(on(2, 2), 3, 4), (1, 2), (1, 1), periodic=(True, False)),
     halo_exchange(on(3), blocks(on(3), (2, 1, 1)), (5, 1), periodic=(True,)),
+    halo_exchange(on(1, 2), blocks(on(1, 2), 3, 3), {0: ((0, 0), (0, 2)), 1: ((0, 0), (1, 0))}),
+    halo_exchange(
+        on(2, 2),
+        blocks(on(2, 2), 4, 4),
+        {0: ((0, 1), (0, 1)), 1: ((0, 0), (2, 0)), 2: ((2, 0), (0, 0)), 3: ((1, 0), (-1, 0))},
+    ),
     all_gather(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 0))),
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
@@ -250,6 +260,15 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
+    # Three workers, nothing divisible.
+    broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
+    sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
+    repartition(on(3, 1), on(1, 3), blocks(on(3, 1), 4, 5, world=3)),
+    repartition(on(3), on(2, ranks=(2, 0)), blocks(on(3), 2, world=3)),
+    halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
+    all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
+    reduce_scatter(on(3), (0,), held(on(3), (2,), 3)),
+    linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     # One worker: the same programs, without MPI.
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
@@ -261,9 +280,11 @@ PRIMITIVES = (
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1, of_params=True),
-    # Twelve workers: the documentation's examples.
+    # Twelve workers: the documentation's examples, and teams too large for trees of messages.
     broadcast(on(1, 3, ranks=(4, 5, 6)), on(4, 3), _BLOCK, world=12),
     sum_reduce(on(2, 3, 2), on(1, 3, 1, ranks=(2, 3, 4)), _BLOCK, world=12),
+    broadcast(on(1, ranks=(5,)), on(12), _BLOCK, world=12),
+    sum_reduce(on(2, 6), on(1, 1, ranks=(3,)), _BLOCK, world=12),
     all_sum_reduce(on(2, 3, 2), (0, 2), _BLOCK, world=12),
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
 from matrix.cases import Case
-from matrix.painting import is_shape, painted, smooth
+from matrix.painting import is_shape, smooth
 from matrix.transformations import Transformation
 
 
@@ -78,8 +78,9 @@ class Reference:
 
     @cached_property
     def coupling(self) -> np.ndarray:
-        owner_in, owner_out = (np.concatenate([part.owner(n) for n, part in enumerate(parts)])
-                               for parts in (self.inputs, self.outputs))
+        owner_in, owner_out = (
+            np.concatenate([part.owner(n) for n, part in enumerate(parts)]) for parts in (self.inputs, self.outputs)
+        )
         return (owner_in[:, None] == owner_out[None, :]).astype(float)
 
 

@@ -15,8 +15,7 @@ def painted(name: str, shapes: Sequence[Any], dtype: Any, lead: tuple[int, ...] 
     rng = np.random.default_rng(zlib.crc32(f"{name} {dtype} {lead}".encode()))
     dtype = np.dtype(dtype)
     return tuple(
-        jax.tree.map(lambda shape: _numbers(rng, lead + shape, dtype), each, is_leaf=is_shape)
-        for each in shapes
+        jax.tree.map(lambda shape: _numbers(rng, lead + shape, dtype), each, is_leaf=is_shape) for each in shapes
     )
 
 

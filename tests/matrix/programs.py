@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matrix.cases import Case, of_world
-from matrix.dense import Reference, arguments
-from matrix.transformations import Transformation
 from mpi4py import MPI
 
 import distdl_jax as dj
+from matrix.cases import Case, of_world
+from matrix.dense import Reference, arguments
+from matrix.transformations import Transformation
 
 Results = dict[str, Any]
 
@@ -73,8 +73,7 @@ def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool
 
     def program(args: Any, n: Any) -> Results:
         return {
-            case.name: named(case, transformation.function, operators[case.name], *args[case.name], n)
-            for case in cases
+            case.name: named(case, transformation.function, operators[case.name], *args[case.name], n) for case in cases
         }
 
     args = jax.tree.map(jnp.asarray, args)

@@ -4,7 +4,7 @@
 comes from the library: numpy's broadcasting finds the sources of a broadcast, `array_split` the balanced blocks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -62,15 +62,15 @@ def repartition(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = Tru
     return with_placeholders(blocks, P_x, cut(assembled(blocks, P_x), P_y), preserve_batch)
 
 
-def halo_exchange(blocks: Blocks, P_x: Grid, halos: Sequence[Any], periodic: Sequence[bool]) -> Blocks:
-    """Every worker gets a slice of the whole tensor; `halos` has the widths (left, right) by dimension and index."""
+def halo_exchange(blocks: Blocks, P_x: Grid, halos: Mapping[int, Any], periodic: Sequence[bool]) -> Blocks:
+    """Every worker gets a slice of the whole tensor; `halos` has its widths, (left, right) by dimension."""
     whole = assembled(blocks, P_x)
     wider = {}
     for index, worker in np.ndenumerate(P_x):
         block = whole
         for d, (i, wraps) in enumerate(zip(index, periodic, strict=True)):
             start, stop = list(ranges(blocks, P_x, d))[i]
-            left, right = halos[d][i]
+            left, right = halos[worker][d]
             places = np.arange(start - left, stop + right)
             if not wraps:
                 places = places[(places >= 0) & (places < whole.shape[d])]

@@ -97,6 +97,32 @@ def _fori_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     return {"y": loop(x), "dx": jax.grad(lambda x: inner(c, loop(x)))(x)}
 
 
+def _invariant(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """An operator whose input is the same in every step: JAX takes out of a loop what depends on nothing in it."""
+
+    def scalar(x: Any) -> Array:
+        def step(total: Any, i: Array) -> tuple[Any, Any]:
+            return bent(total) + F(x) * i, None
+
+        return inner(c, lax.scan(step, jnp.zeros_like(c), jnp.arange(3.0))[0])
+
+    return {"dx": jax.grad(scalar)(x), "dx recomputed": jax.grad(jax.checkpoint(scalar))(x)}
+
+
+def _unused(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """Results that nobody uses: in the program, and on the way back."""
+
+    def scalar(x: Any) -> Array:
+        def step(total: Any, x: Any) -> tuple[Any, Any]:
+            F(bent(x))
+            return _step(F, total, x)
+
+        F(x)
+        return inner(c, _scan(step, jax.tree.map(lambda a: jnp.stack([a, a]), x), c)[0])
+
+    return {"dx": jax.grad(scalar)(x)}
+
+
 def _cond(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     def branches(x: Any, n: Array) -> Any:
         return lax.cond(n > 2, lambda x: F(bent(x)), lambda x: F(x) ** 2, x)
@@ -135,6 +161,8 @@ TRANSFORMATIONS = {
     ),
     "while_loop": Transformation(_while_loop),
     "fori_loop": Transformation(_fori_loop),
+    "grad of scan of what does not change": Transformation(_invariant),
+    "unused results": Transformation(_unused),
     "cond": Transformation(_cond),
     "reverse over reverse": Transformation(_reverse_over_reverse),
     "vmap of grad of scan of checkpoint": Transformation(_deepest, (2, 3)),

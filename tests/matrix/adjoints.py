@@ -1,0 +1,67 @@
+"""Outputs and input cotangents of many linear operators, against the reference and its transpose."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from matrix.cases import Case
+from matrix.dense import Reference, shapes_out
+from matrix.painting import painted
+from matrix.programs import compare, library, named, run, together
+
+
+def moved(cases: Sequence[Case], xs: dict[str, Any], dys: dict[str, Any] | None) -> dict[str, Any]:
+    """This worker's outputs and, where there are cotangents, its inputs' cotangents, from one program.
+
+    Checks on the way that no argument is overwritten.
+    """
+    operators = library(cases)
+    before = jax.tree.map(np.array, (xs, dys))
+
+    def one(case: Case, xs: Any, dys: Any) -> dict[str, Any]:
+        if dys is None:
+            return {"y": operators[case.name](xs[case.name])}
+        y, pullback = jax.vjp(operators[case.name], xs[case.name])
+        return {"y": y, "dx": pullback(dys[case.name])[0]}
+
+    def program(xs: Any, dys: Any) -> dict[str, Any]:
+        return {case.name: named(case, one, case, xs, dys) for case in cases}
+
+    arrays = jax.tree.map(jnp.asarray, (xs, dys))
+    results = run(program, *arrays)
+    jax.tree.map(np.testing.assert_array_equal, arrays, before)
+    return jax.tree.map(np.asarray, results)
+
+
+def adjoint_parts(cases: Sequence[Case], dys: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """This worker's part of every case's transposed matrix times all cotangents; each worker works out some for all."""
+    comm = MPI.COMM_WORLD
+    found: list[dict[str, Any]] = [{} for _ in range(comm.size)]
+    for case in cases[comm.rank :: comm.size]:
+        reference, blocks = Reference((case,)), dys[case.name]
+        wide = np.complex128 if np.iscomplexobj(blocks[0]) else np.float64
+        dx = reference.matrix.T @ np.concatenate([np.asarray(dy).astype(wide).reshape(-1) for dy in blocks])
+        for rank, parts in enumerate(found):
+            parts[case.name] = reference.inputs[0].of(dx, rank)
+    together()
+    return {name: part for parts in comm.alltoall(found) for name, part in parts.items()}
+
+
+def check_exactly(cases: Sequence[Case], dtype: Any, differentiate: bool) -> None:
+    """Small integers of `dtype` through every operator and back: values, shapes and dtypes, with nothing rounded."""
+    rank = MPI.COMM_WORLD.rank
+    xs = {case.name: painted(case.name, case.shapes, dtype) for case in cases}
+    dys = {case.name: painted(f"{case.name} dy", shapes_out(case), dtype) for case in cases}
+    mine, mine_back = ({name: each[rank] for name, each in part.items()} for part in (xs, dys))
+    got = moved(cases, mine, mine_back if differentiate else None)
+    want = {case.name: {"y": case.dense(list(xs[case.name]))[rank]} for case in cases}
+    if differentiate:
+        for name, dx in adjoint_parts(cases, dys).items():
+            want[name]["dx"] = dx
+    compare(got, want, 0.0)
+    wrong = {name for name, result in got.items() for leaf in jax.tree.leaves(result) if leaf.dtype != dtype}
+    assert not wrong, f"the dtype is not {dtype} in {wrong}"

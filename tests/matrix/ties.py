@@ -1,0 +1,45 @@
+"""Whether the messages in a traced program hang together with its data."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+
+
+def untied(function: Callable[..., Any], *args: Any) -> list[str]:
+    """The messages that do not depend on the input of the operation that they are part of, or that its result does not
+    depend on: JAX may move the first to another place, and drop the second, on this worker alone."""
+    program = jax.make_jaxpr(function)(*args)
+    return [text for jaxpr in _programs(program.jaxpr) for text in _untied_in(jaxpr)]
+
+
+def _programs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """The program and all that it calls."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for value in jax.tree.leaves(tuple(equation.params.values()), is_leaf=_is_program):
+            if _is_program(value):
+                yield from _programs(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
+
+
+def _is_program(value: Any) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
+
+
+def _untied_in(jaxpr: Jaxpr) -> list[str]:
+    def variables(atoms: Any) -> set[Var]:
+        return {atom for atom in atoms if isinstance(atom, Var)}
+
+    behind = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if variables(equation.invars) & behind:
+            behind |= set(equation.outvars)
+    before = variables(jaxpr.outvars)
+    for equation in reversed(jaxpr.eqns):
+        if variables(equation.outvars) & before:
+            before |= variables(equation.invars)
+    messages = [equation for equation in jaxpr.eqns if equation.primitive.name.endswith("_mpi")]
+    loose = [equation for equation in messages if not set(equation.outvars) & before]
+    early = [equation for equation in messages if not set(equation.outvars) & behind]
+    return [f"not used: {equation}" for equation in loose] + [f"depends on nothing: {equation}" for equation in early]

@@ -1,0 +1,109 @@
+"""How blocks travel: long ones in pieces, in large teams by MPI's own collectives, at every shape anew.
+
+The limits are lowered so that small blocks meet them. Compiled programs are kept by plan and shape, so these tests use
+shapes that no other test has.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matrix import cases
+from matrix.adjoints import check_exactly
+from matrix.cases import blocks, on
+from matrix.dense import Reference, shapes_out
+from matrix.programs import compare, transformed
+from matrix.ties import untied
+from matrix.transformations import TRANSFORMATIONS
+from mpi4py import MPI
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.backends.mpi import collectives
+
+FLOAT64 = np.dtype(float)
+
+
+def movements(extra: int) -> list[cases.Case]:
+    """Operators on blocks of 11 + `extra` elements or so, among three workers."""
+    n = 11 + extra
+    return [
+        cases.broadcast(on(1, ranks=(2,)), on(3), (n,), world=3),
+        cases.broadcast(on(1, ranks=(1,)), on(2, ranks=(2, 0)), (n, 2), world=3),
+        cases.sum_reduce(on(3), on(1, ranks=(1,)), (n,), world=3),
+        cases.sum_reduce(on(2, ranks=(2, 0)), on(1, ranks=(1,)), (2, n), world=3),
+        cases.all_sum_reduce(on(3), (0,), (n,), world=3),
+        cases.repartition(on(3), on(3), blocks(on(3), (n, 2 * n, 0), world=3)),
+        cases.repartition(on(1, 1, ranks=(1,)), on(1, 2, ranks=(1, 2)), blocks(on(1, 1, ranks=(1,)), 3, n, world=3)),
+        cases.halo_exchange(on(3), blocks(on(3), 3 * n, world=3), (n, n // 2)),
+        cases.reduce_scatter(on(3), (0,), ((n,),) * 3),
+    ]
+
+
+@pytest.mark.world(3)
+@pytest.mark.parametrize("dtype", ["float64", "float16", "complex128", "bool"])
+@pytest.mark.parametrize("largest_tree", [1, 8])
+def test_long_messages_travel_in_pieces(dtype: str, largest_tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of five elements: nothing is lost or mixed up, whether a team talks by trees or by MPI's collectives."""
+    monkeypatch.setattr(collectives, "MAX_ELEMENTS", 5)
+    monkeypatch.setattr(collectives, "LARGEST_TREE", largest_tree)
+    check_exactly(movements(10 if largest_tree == 1 else 20), jnp.dtype(dtype), differentiate=dtype != "bool")
+
+
+@pytest.mark.world(3)
+def test_a_long_message_is_as_many_operations_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is the one that counts: 53 elements in pieces of 5 are 11 operations, in pieces of 53 one."""
+    total = nn.AllSumReduce(on(3).partition(dj.Partition()), (0,))
+
+    def operations(n: int) -> int:
+        return str(jax.make_jaxpr(total)(jnp.zeros(n))).count("allreduce_mpi[")
+
+    monkeypatch.setattr(collectives, "MAX_ELEMENTS", 5)
+    assert operations(53) == 11
+    monkeypatch.setattr(collectives, "MAX_ELEMENTS", 54)
+    assert (operations(54), operations(55)) == (1, 2)
+
+
+@pytest.mark.primitives
+@pytest.mark.world(3)
+def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broadcast and sum-reduce by MPI's collectives stand the deepest transformation, as they do by trees."""
+    monkeypatch.setattr(collectives, "LARGEST_TREE", 1)
+    some, rank = tuple(movements(31)[:5]), MPI.COMM_WORLD.rank
+    check_exactly(some, FLOAT64, differentiate=True)
+    operators = library(some).values()
+    used = str([jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, operators, strict=True)])
+    assert "bcast_mpi" in used and "reduce_mpi" in used and "sendrecv_mpi" not in used
+    for case, F in zip(some, operators, strict=True):
+        dy = jnp.zeros(shapes_out(case)[rank])
+        assert not untied(lambda x, dy, F=F: jax.vjp(F, x)[1](dy), jnp.zeros(case.shapes[rank]), dy), case.name
+    deepest = TRANSFORMATIONS["vmap of grad of scan of checkpoint"]
+    compare(transformed(some, deepest), Reference(some).results(deepest, rank), 1e-12)
+
+
+@pytest.mark.world(4)
+def test_shapes_may_change_between_eager_calls() -> None:
+    """A block of another shape on its worker alone: the placeholders of the others are the same in all calls."""
+    P = dj.Partition()
+    root, all_four = on(1, 1, ranks=(2,)).partition(P), on(2, 2).partition(P)
+    spread, add, scatter = nn.Broadcast(root, all_four), nn.SumReduce(all_four, root), nn.Repartition(root, all_four)
+    for rows, columns in ((2, 3), (5, 3), (5, 1), (2, 3), (0, 3)):
+        whole = np.arange(rows * columns, dtype=float).reshape(rows, columns)
+        x = jnp.asarray(whole) if root.active else dj.zero_volume_tensor()
+        np.testing.assert_array_equal(spread(x), whole)
+        total = add(jnp.asarray((P.rank + 1) * whole))
+        np.testing.assert_array_equal(total, 10 * whole if root.active else np.zeros((rows, 0)))
+        i, j = all_four.index
+        np.testing.assert_array_equal(scatter(x), np.array_split(np.array_split(whole, 2)[i], 2, axis=1)[j])
+
+
+@pytest.mark.world(4)
+def test_order_of_teams() -> None:
+    """Rings: every worker is the root of one team and a member of another, and no order may wait for itself."""
+    n = 4
+    pairs = [cases.broadcast(on(1, ranks=(i,)), on(2, ranks=((i + 1) % n, (i + 2) % n)), (i + 41,)) for i in range(n)]
+    shifted = [
+        cases.broadcast(on(n), on(n, ranks=tuple((i + shift) % n for i in range(n))), (47 + shift,))
+        for shift in range(1, n)
+    ]
+    check_exactly([*pairs, *shifted], FLOAT64, differentiate=True)
