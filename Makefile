@@ -22,11 +22,11 @@ MPIEXEC_FLAGS = $(shell $(MPIEXEC) --version 2>&1 | grep -q -E 'Open MPI|OpenRTE
 	{ echo --oversubscribe; test `id -u` != 0 || echo --allow-run-as-root; })
 
 # What every launch by this file shares.
-# XLA: one thread a worker; N workers on one host would each start a thread for every core.
+# XLA: one thread a worker (NPROC sizes its pool); N workers on one host would each start a thread for every core.
 # glibc: buffers on huge pages, kept by the process; large messages gain a third (docs/install.md). Others ignore it.
 XLA = $(strip --xla_cpu_multi_thread_eigen=false $(XLA_FLAGS))
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296
-RUN = env XLA_FLAGS="$(XLA)" GLIBC_TUNABLES="$(MALLOC)" $(MPIEXEC) $(MPIEXEC_FLAGS)
+RUN = env NPROC=1 XLA_FLAGS="$(XLA)" GLIBC_TUNABLES="$(MALLOC)" $(MPIEXEC) $(MPIEXEC_FLAGS)
 # Tests start their own workers, and find mpiexec on PATH.
 TEST = env PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest
 

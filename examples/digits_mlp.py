@@ -18,14 +18,9 @@ Every worker runs every line. One that holds no part of a tensor has a zero-volu
 """
 
 import os
-import statistics
 import sys
-import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 # One thread a worker, because the workers share the machine's cores. JAX reads both when it is first used.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -33,10 +28,8 @@ os.environ.setdefault("NPROC", "1")
 
 import digits_options
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from mpi4py import MPI
+from training import DIFFERENCE, Data, say, train_both
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -44,7 +37,6 @@ from distdl_jax import nn
 WIDTHS = (64, 128, 64, 10)  # pixels, two hidden layers, classes
 LAYERS = len(WIDTHS) - 1
 ACCURACY = 0.95  # what the network has to reach on images that it was not trained on
-DIFFERENCE = {"float64": 1e-10, "float32": 1e-4}  # how far its parameters may end up from the sequential ones
 
 Array = jax.Array | np.ndarray
 Params = list[dict[str, jax.Array]]
@@ -105,74 +97,6 @@ def sequential_network(params: Params, images: Array) -> jax.Array:
     return x
 
 
-# --- Training: the same code for both ------------------------------------------------------------------------------
-
-
-class Data(NamedTuple):
-    """What a worker holds of some images, n x 64, and of their labels, one-hot, n x 10."""
-
-    images: np.ndarray
-    labels: np.ndarray
-
-
-class Training(NamedTuple):
-    """The trained parameters; and for each epoch the mean loss, the accuracy on the test images, and the seconds."""
-
-    params: Params
-    losses: list[float]
-    accuracies: list[float]
-    seconds: list[float]
-
-
-def loss(network: Callable, params: Params, data: Data) -> jax.Array:
-    """This worker's part of the mean cross-entropy. Where logits and labels are n x 0, it comes to 0."""
-    return optax.softmax_cross_entropy(network(params, data.images), data.labels).mean()
-
-
-def accuracy(network: Callable, params: Params, data: Data) -> jax.Array:
-    """This worker's part of the fraction of images whose largest logit is their label's; 0 where they are n x 0."""
-    logits = network(params, data.images)
-    largest = logits == logits.max(axis=1, keepdims=True, initial=-jnp.inf)
-    return jnp.sum(data.labels * largest) / len(data.labels)
-
-
-def train(
-    value_and_grad: Callable, accuracy: Callable, params: Params, train_data: Data, test_data: Data, options: Namespace
-) -> Training:
-    optimiser = optax.adam(options.learning_rate)
-
-    @jax.jit
-    def step(params: Params, state: Any, batch: Data) -> tuple[Params, Any, jax.Array]:
-        value, gradient = value_and_grad(params, batch)
-        updates, state = optimiser.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    accuracy = jax.jit(accuracy)
-    state = optimiser.init(params)
-    losses, accuracies, seconds = [], [], []
-    for epoch in range(options.epochs):
-        start = time.perf_counter()
-        total = 0.0
-        for batch in batches(train_data, options.batch_size, epoch):
-            params, state, value = step(params, state, batch)
-            total += float(value) * len(batch.images)
-        seconds.append(time.perf_counter() - start)
-        losses.append(total / len(train_data.images))
-        accuracies.append(float(accuracy(params, test_data)))
-        if epoch % 5 == 0 or epoch == options.epochs - 1:
-            line = f"  epoch {epoch + 1:3}  loss {losses[-1]:.5f}  accuracy {accuracies[-1]:.4f}  {seconds[-1]:.3f} s"
-            say(line + ("  (compiles)" if epoch == 0 else ""))
-    return Training(params, losses, accuracies, seconds)
-
-
-def batches(data: Data, size: int, epoch: int) -> Iterator[Data]:
-    """The data in an order of its own for each epoch, the same on every worker; the last batch is what is left."""
-    order = np.random.default_rng(epoch).permutation(len(data.images))
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
-        yield Data(data.images[rows], data.labels[rows])
-
-
 # --- The data ------------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +111,7 @@ def read_digits(dtype: str) -> tuple[Data, Data]:
     return Data(images[~test], labels[~test]), Data(images[test], labels[test])
 
 
-def held(data: Data, network: Network) -> Data:
+def held(network: Network, data: Data) -> Data:
     """What this worker holds of `data`: images where the network takes them, labels where its output is.
 
     The placeholders keep the number of rows. So a batch of another length has another shape on every worker, and all
@@ -208,95 +132,24 @@ def main() -> int:
     options = digits_options.parse(P_world.size, P_world.rank, LAYERS, list(DIFFERENCE))
     jax.config.update("jax_enable_x64", options.dtype == "float64")
 
-    train_data, test_data = P_world.broadcast_data(read_digits(options.dtype) if P_world.rank == 0 else None)
+    data = P_world.broadcast_data(read_digits(options.dtype) if P_world.rank == 0 else None)
     network = distributed_network(P_world, options.partition)
-    params = network.init(jax.random.key(0), options.dtype)
-    whole_params = dj.gather(params, network.param_specs())
-
-    training, tested = len(train_data.images), len(test_data.images)
+    training, tested = len(data[0].images), len(data[1].images)
     say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
     for layer in network.layers:
         say(f"  {layer}: x on {layer.P_x.ranks}, W on {layer.P_W.ranks}, y on {layer.P_y.ranks}")
 
-    say("Distributed:")
-    distributed = train(
-        dj.value_and_grad(partial(loss, network)),
-        lambda *args: dj.functional.all_sum_reduce(accuracy(network, *args), P_world, axes_keep=()),
-        params,
-        held(train_data, network),
-        held(test_data, network),
+    good = train_both(
+        network,
+        sequential_network,
+        network.param_specs(),
+        network.init(jax.random.key(0), options.dtype),
+        data,
+        partial(held, network),
         options,
+        ACCURACY,
     )
-    trained_params = dj.gather(distributed.params, network.param_specs())
-
-    good = True
-    if P_world.rank == 0:  # nothing in here moves data between workers
-        say("Sequential, from the same parameters, on one worker:")
-        sequential = train(
-            jax.value_and_grad(partial(loss, sequential_network)),
-            partial(accuracy, sequential_network),
-            whole_params,
-            train_data,
-            test_data,
-            options,
-        )
-        plot(distributed, sequential, options)
-        good = compare(distributed, sequential, trained_params, options)
-    sleep_until_all_are_here()
-    return 0 if P_world.broadcast_data(good) else 1
-
-
-def compare(distributed: Training, sequential: Training, trained_params: Params, options: Namespace) -> bool:
-    """Print the figures that the example stands for; whether they are what it promises."""
-    pairs = zip(jax.tree.leaves(trained_params), jax.tree.leaves(sequential.params), strict=True)
-    difference = max(float(jnp.max(jnp.abs(ours - theirs))) for ours, theirs in pairs)
-    accurate = distributed.accuracies[-1] >= ACCURACY
-    equal = difference < DIFFERENCE[options.dtype]
-
-    say(f"Test accuracy: {distributed.accuracies[-1]:.4f} distributed, {sequential.accuracies[-1]:.4f} sequential")
-    for name, training in (("distributed", distributed), ("sequential", sequential)):
-        say(f"Seconds per epoch, {name}: {statistics.median(training.seconds[1:] or training.seconds):.4f} (median)")
-    say(f"Largest difference between their parameters: {difference:.1e}")
-    say(f"Training curve: {options.out}")
-    if not accurate:
-        say(f"FAILED: the test accuracy must be {ACCURACY} or more.")
-    if not equal:
-        say(f"FAILED: the difference must be below {DIFFERENCE[options.dtype]:.0e} in {options.dtype}.")
-    return accurate and equal
-
-
-def plot(distributed: Training, sequential: Training, options: Namespace) -> None:
-    """Write the training curves of both as a picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no screen
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    epochs = range(1, options.epochs + 1)
-    for name, training, style in (("distributed", distributed, "-"), ("sequential", sequential, "--")):
-        left.semilogy(epochs, training.losses, style, label=name)
-        right.plot(epochs, training.accuracies, style, label=name)
-    left.set(title="Training loss", xlabel="epoch", ylabel="mean cross-entropy")
-    right.set(title="Test accuracy", xlabel="epoch", ylabel="fraction of images")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=120)
-
-
-def say(text: str) -> None:
-    """Print on the first worker."""
-    if MPI.COMM_WORLD.rank == 0:
-        print(text, flush=True)
-
-
-def sleep_until_all_are_here() -> None:
-    """Wait for the other workers without using a core: an MPI call that waits spins."""
-    arrival = MPI.COMM_WORLD.Ibarrier()
-    while not arrival.Test():
-        time.sleep(0.01)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

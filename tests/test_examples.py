@@ -1,5 +1,6 @@
 """Every example runs, as a user starts it, and prints the right numbers."""
 
+import gzip
 import re
 from pathlib import Path
 
@@ -139,3 +140,34 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
         import digits_options
     with pytest.raises(ArgumentTypeError, match=re.escape(reason)):
         digits_options.weight_shapes(text, workers=4, layers=3)
+
+
+@pytest.mark.limit(300)
+def test_lenet5_follows_the_sequential_network_step_by_step(tmp_path: Path) -> None:
+    """Two epochs are not enough to learn the digits, which it says; they are enough to tell two networks apart."""
+    picture = tmp_path / "lenet5.png"
+    status, output = run(4, EXAMPLES / "lenet5.py", "--epochs", 2, "--out", picture, limit=290)
+    assert status == 1, output
+    assert "FAILED: the test accuracy must be 0.98 or more." in output
+    for what in ("their parameters", "their losses at any step"):
+        assert float(re.search(rf"Largest difference between {what}: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
+    assert "FAILED: the differences" not in output
+
+
+def test_lenet5_reads_mnist_from_idx_files(tmp_path: Path) -> None:
+    """On one worker, from files as MNIST comes in, one of them zipped; and it names the file that is missing."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 40), ("t10k", 20)):
+        images = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        head = np.array([count, 28, 28], ">u4").tobytes()
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + head + images.tobytes())
+        labels = rng.integers(0, 10, count).astype(np.uint8)
+        content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
+    arguments = ("--mnist", tmp_path, "--epochs", 1, "--batch-size", 20, "--out", tmp_path / "lenet5.png")
+    status, output = run(1, EXAMPLES / "lenet5.py", *arguments)
+    assert status == 1, output  # there is nothing to learn in noise
+    assert "40 images to train on, 20 to test on" in output
+    (tmp_path / "t10k-images-idx3-ubyte").unlink()
+    status, output = run(1, EXAMPLES / "lenet5.py", *arguments)
+    assert "holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import agree
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
@@ -68,9 +68,7 @@ class DistributedLinear:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("P_x", "P_y", "P_W"):
-            if not isinstance(getattr(self, name), MPIPartition):
-                raise InvalidTypeError(f"`{name}` (={getattr(self, name)!r}) must be a partition.")
+        check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
         for name in ("in_features", "out_features"):
             features = getattr(self, name)
             if not isinstance(features, int | np.integer):
@@ -91,7 +89,6 @@ class DistributedLinear:
                     f"`{name}` ({shape_text(P.shape)}) must have shape 1 x {workers}: its last dimension is {features} "
                     f"({shape_text(self.P_W.shape)})."
                 )
-            P._check_partner("P_W", self.P_W)
 
     def init(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jax import Array
 
 from distdl_jax import functional
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
 
 
@@ -39,6 +39,7 @@ class Broadcast:
     preserve_batch: bool = True
 
     def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
         BroadcastRule(self.P_x.shape, self.P_y.shape, self.transpose_src, self.transpose_dest)
 
     def __call__(self, x: Array) -> Array:
@@ -80,6 +81,7 @@ class SumReduce:
     preserve_batch: bool = True
 
     def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
         BroadcastRule(self.P_y.shape, self.P_x.shape, self.transpose_dest, self.transpose_src)
 
     def __call__(self, x: Array) -> Array:
@@ -118,6 +120,7 @@ class AllSumReduce:
     axes_keep: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
         reduced = reduction_axes(self.P_x.shape, self.axes_reduce, self.axes_keep)
         object.__setattr__(self, "axes_reduce", reduced)
         object.__setattr__(self, "axes_keep", None)
@@ -150,6 +153,9 @@ class Repartition:
     P_x: MPIPartition
     P_y: MPIPartition
     preserve_batch: bool = True
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
 
     def __call__(self, x: Array) -> Array:
         """The balanced block on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
@@ -186,6 +192,7 @@ class HaloExchange:
     periodic: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
         object.__setattr__(self, "halo", _pairs(self.halo) if self.P_x.active else ())
         object.__setattr__(self, "periodic", tuple(self.periodic))
 
@@ -217,6 +224,9 @@ class AllGather:
     P_x: MPIPartition
     axes: int | tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+
     def __call__(self, x: Array) -> Array:
         """The gathered block; outside P_x, `x`."""
         return functional.all_gather(x, self.P_x, self.axes)
@@ -244,6 +254,9 @@ class ReduceScatter:
 
     P_x: MPIPartition
     axes: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
 
     def __call__(self, x: Array) -> Array:
         """This worker's block of the sum; outside P_x, `x`."""

@@ -266,13 +266,7 @@ class MPIPartition:
         return rank
 
     def _check_partner(self, name: str, other: object) -> None:
-        if not isinstance(other, MPIPartition):
-            raise InvalidTypeError(f"`{name}` (={other!r}) must be a partition.")
-        if other._world is not self._world:
-            raise InvalidArgumentError(
-                f"`{name}` stands on another communicator than this partition, so their ranks don't compare. Create "
-                "both from one first partition."
-            )
+        check_partitions(**{"this partition": self, name: other})
 
     def _summary(self) -> str:
         """What the partition is, in the same words on every worker."""
@@ -379,3 +373,18 @@ def _run(ranks: tuple[int, ...]) -> str:
     if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return _short(ranks).strip("(),")
+
+
+def check_partitions(**partitions: object) -> None:
+    """Refuse arguments, given by their names, that are not partitions of one world."""
+    for name, P in partitions.items():
+        if not isinstance(P, MPIPartition):
+            raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
+    (first, of_first), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, MPIPartition))
+    for name, world in others:
+        if world is not of_first:
+            shown = first if " " in first else f"`{first}`"
+            raise InvalidArgumentError(
+                f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
+                "one first partition."
+            )

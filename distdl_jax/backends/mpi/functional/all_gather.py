@@ -14,7 +14,7 @@ from distdl_jax.backends.mpi.functional.boxes import (
     owned_grid,
     run_boxes,
 )
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import Structure, exchange_structures
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.broadcasting import reduction_team
@@ -42,6 +42,7 @@ def all_gather(x: Array, P_x: MPIPartition, axes: int | Sequence[int]) -> Array:
 
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """
+    check_partitions(P_x=P_x)
     gathered = checked_axes(axes, P_x.dim)
     if not P_x.active:
         return x
@@ -69,6 +70,7 @@ def reduce_scatter(x: Array, P_x: MPIPartition, axes: int | Sequence[int]) -> Ar
 
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """
+    check_partitions(P_x=P_x)
     scattered = checked_axes(axes, P_x.dim)
     if not P_x.active:
         return x

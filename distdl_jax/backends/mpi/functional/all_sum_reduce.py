@@ -12,7 +12,7 @@ from jax import Array
 from distdl_jax.backends.mpi.collectives import allreduce_in_team
 from distdl_jax.backends.mpi.communicators import World
 from distdl_jax.backends.mpi.functional.movement import move
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import common_structure, exchange_structures
 
 
@@ -61,6 +61,7 @@ def all_sum_reduce(
 
     Source: DistDL documentation, "backends"; Hewett and Grady (2020), all-sum-reduce.
     """
+    check_partitions(P_x=P_x)
     team = P_x.create_allreduction_partition(axes_reduce, axes_keep)
     if team.size <= 1:
         return x

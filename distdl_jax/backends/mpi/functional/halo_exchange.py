@@ -13,7 +13,7 @@ from distdl_jax.backends.mpi.functional.boxes import (
     owned_grid,
     run_boxes,
 )
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import Structure, agree, structure_of
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import Box, ProductGrid, Range
@@ -48,6 +48,7 @@ def halo_exchange(
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
+    check_partitions(P_x=P_x)
     wraps = tuple(bool(flag) for flag in periodic) or (False,) * P_x.dim
     if len(wraps) != P_x.dim:
         raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {P_x.dim} entries, one per dimension.")

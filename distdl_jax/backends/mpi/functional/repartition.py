@@ -11,7 +11,7 @@ from distdl_jax.backends.mpi.functional.boxes import (
     owned_grid,
     run_boxes,
 )
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import Structure, exchange_structures, zero_volume_shape
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.broadcasting import shape_text
@@ -42,7 +42,7 @@ def repartition(x: Array, P_x: MPIPartition, P_y: MPIPartition, *, preserve_batc
 
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """
-    P_x._check_partner("P_y", P_y)
+    check_partitions(P_x=P_x, P_y=P_y)
     if P_x.dim != P_y.dim:
         raise InvalidArgumentError(
             f"`P_x` ({shape_text(P_x.shape)}) and `P_y` ({shape_text(P_y.shape)}) must have as many dimensions as the "

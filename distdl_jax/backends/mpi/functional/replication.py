@@ -16,7 +16,7 @@ from jax import Array
 from distdl_jax.backends.mpi.collectives import broadcast_in_team, reduce_in_team, tie
 from distdl_jax.backends.mpi.communicators import World
 from distdl_jax.backends.mpi.functional.movement import move
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import (
     Structure,
     checked_kinds,
@@ -142,8 +142,8 @@ def broadcast(
 
     Source: DistDL documentation, "broadcast".
     """
+    check_partitions(P_x=P_x, P_y=P_y)
     rule = BroadcastRule(P_x.shape, P_y.shape, transpose_src, transpose_dest)
-    P_x._check_partner("P_y", P_y)
     if P_x.ranks == P_y.ranks and rule.is_identity:
         return x
     plan = _plan(x, P_x, P_y, rule, preserve_batch, spreads=True)
@@ -182,11 +182,11 @@ def sum_reduce(
 
     Source: DistDL documentation, "broadcast" and "backends".
     """
+    check_partitions(P_x=P_x, P_y=P_y)
     try:
         rule = BroadcastRule(P_y.shape, P_x.shape, transpose_dest, transpose_src)
     except ValueError as error:
         raise type(error)(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
-    P_x._check_partner("P_y", P_y)
     if P_x.ranks == P_y.ranks and rule.is_identity:
         return x
     plan = _plan(x, P_y, P_x, rule, preserve_batch, spreads=False)

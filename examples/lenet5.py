@@ -1,0 +1,198 @@
+"""LeNet-5 on partitioned images, as in the paper that DistDL comes from, beside the same network on one worker.
+
+    mpirun -n 4 python examples/lenet5.py
+    mpirun -n 4 python examples/lenet5.py --mnist FOLDER_WITH_THE_IDX_FILES
+
+Images are cut along height and width (2 x 2 on four workers), and so are the linear layers' weights along outputs and
+inputs. In between, the tensor changes from blocks of pixels to blocks of channels.
+
+    images          on the first worker                       n x 1 x 28 x 28
+    conv, pool      on P_f, 1 x 1 x 2 x 2                      n x 6 x 14 x 14, with neighbours' rows and columns
+    conv, pool      on P_f                                    n x 16 x 5 x 5
+    flatten         on P_x, 1 x 2, by way of the channels      n x 400
+    three linear    weights on 2 x 2, 2 x 2 and 1 x 2          n x 120, n x 84, n x 10
+
+Source: Hewett and Grady (2020), arXiv:2006.03108, the experiment; LeCun et al. (1998), the network.
+"""
+
+import argparse
+import gzip
+import math
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# One thread a worker, because the workers share the machine's cores. XLA reads both when jax is imported.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ.setdefault("NPROC", "1")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from training import DIFFERENCE, Data, say, train_both
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+ACCURACY = 0.98
+CLASSES = 10
+
+Params = list[dict[str, jax.Array]]
+
+
+@dataclass(frozen=True)
+class LeNet5:
+    """Two convolutions with pooling on blocks of pixels, and three linear layers on blocks of features."""
+
+    scatter: nn.Repartition
+    convolutions: tuple[nn.DistributedConv2d, ...]
+    pool: nn.DistributedMaxPool2d
+    to_channels: nn.Repartition
+    rebalance: nn.Repartition
+    linears: tuple[nn.DistributedLinear, ...]
+    moves: tuple[nn.Repartition, ...]
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The layers that have parameters."""
+        return (*self.convolutions, *self.linears)
+
+    def init(self, key: jax.Array, dtype: str) -> Params:
+        """This worker's blocks of the initial parameters."""
+        keys = jax.random.split(key, len(self.layers))
+        return [layer.init(key, dtype) for layer, key in zip(self.layers, keys, strict=True)]
+
+    def __call__(self, params: Params, images: jax.Array) -> jax.Array:
+        """The logits, n x 10, on the first worker; n x 0 elsewhere."""
+        x = self.scatter(images)
+        for layer, its_params in zip(self.convolutions, params[:2], strict=True):
+            x = self.pool(jax.nn.relu(layer(its_params, x)))
+        x = self.to_channels(x)
+        x = self.rebalance(x.reshape(len(x), -1))  # whole channels may be uneven blocks of the 400 features
+        for i, (move, layer) in enumerate(zip(self.moves, self.linears, strict=True)):
+            x = layer(params[2 + i], move(x))
+            x = jax.nn.relu(x) if i < 2 else x
+        return x
+
+
+def distributed_lenet5(P_world: dj.Partition) -> LeNet5:
+    """The network on all workers: images and weights on grids that are as square as can be."""
+    rows = max(rows for rows in range(1, math.isqrt(P_world.size) + 1) if P_world.size % rows == 0)
+    columns = P_world.size // rows
+
+    def grid(*shape: int) -> dj.CartesianPartition:
+        return P_world.create_partition_inclusive(range(math.prod(shape))).create_cartesian_topology_partition(shape)
+
+    P_f = grid(1, 1, rows, columns)
+    P_along = grid(1, columns)
+    linears, moves, P = [], [], P_along
+    for (inputs, outputs), P_fo in zip(((400, 120), (120, 84), (84, CLASSES)), (rows, rows, 1), strict=True):
+        moves.append(nn.Repartition(P, P_along))
+        P = grid(1, P_fo)
+        linears.append(nn.DistributedLinear(P_along, P, grid(P_fo, columns), inputs, outputs))
+    return LeNet5(
+        scatter=nn.Repartition(grid(1, 1, 1, 1), P_f),
+        convolutions=(
+            nn.DistributedConv2d(P_f, in_channels=1, out_channels=6, kernel_size=5, padding=2),
+            nn.DistributedConv2d(P_f, in_channels=6, out_channels=16, kernel_size=5),
+        ),
+        pool=nn.DistributedMaxPool2d(P_f, 2),
+        to_channels=nn.Repartition(P_f, grid(1, columns, 1, 1)),
+        rebalance=nn.Repartition(P_along, P_along),
+        linears=tuple(linears),
+        moves=tuple(moves),
+    )
+
+
+def sequential_lenet5(params: Params, images: jax.Array) -> jax.Array:
+    """The same network on one worker, in plain JAX."""
+    x = images
+    for i, layer in enumerate(params[:2]):
+        x = lax.conv_general_dilated(x, layer["weight"], (1, 1), [(2, 2), (2, 2)] if i == 0 else "VALID")
+        x = jax.nn.relu(x + layer["bias"][:, None, None])
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    x = x.reshape(len(x), -1)
+    for i, layer in enumerate(params[2:]):
+        x = x @ layer["weight"].T + layer["bias"]
+        x = jax.nn.relu(x) if i < 2 else x
+    return x
+
+
+def read_digits(dtype: str) -> tuple[Data, Data]:
+    """scikit-learn's 1,797 digits, brought from 8 x 8 to 28 x 28; every fifth one is to test on."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = jax.image.resize(jnp.asarray(digits.images / 16), (len(digits.images), 28, 28), "linear")
+    images = np.asarray(images, dtype)[:, None]
+    labels = np.eye(CLASSES, dtype=dtype)[digits.target]
+    test = np.arange(len(images)) % 5 == 0
+    return Data(images[~test], labels[~test]), Data(images[test], labels[test])
+
+
+def read_mnist(folder: Path, dtype: str) -> tuple[Data, Data]:
+    """MNIST from its four IDX files, zipped or not."""
+
+    def read(name: str) -> np.ndarray:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.exists():
+                content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+                shape = np.frombuffer(content, ">u4", content[3], offset=4)
+                return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+        raise SystemExit(f"--mnist: {folder} holds neither {name} nor {name}.gz.")
+
+    def data(part: str) -> Data:
+        images = read(f"{part}-images-idx3-ubyte").astype(dtype)[:, None] / 255
+        return Data(images, np.eye(CLASSES, dtype=dtype)[read(f"{part}-labels-idx1-ubyte")])
+
+    return data("train"), data("t10k")
+
+
+def held(network: LeNet5, data: Data) -> Data:
+    """What this worker holds of `data`: images where the network takes them, labels where its output is."""
+    nothing = data.labels[:, :0]
+    return Data(
+        images=data.images if network.scatter.P_x.active else nothing,
+        labels=data.labels if network.linears[-1].P_y.active else nothing,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train LeNet-5 on partitioned images.")
+    parser.add_argument("--mnist", type=Path, metavar="FOLDER", help="train on MNIST's IDX files instead of the digits")
+    parser.add_argument("--dtype", default="float64", choices=list(DIFFERENCE))
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--batch-size", type=int, default=128, help="images a step; the last of an epoch has fewer")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--out", type=Path, default=Path("out/lenet5.png"), help="where the training curve goes")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", options.dtype == "float64")
+
+    P_world = dj.Partition()
+    read = partial(read_mnist, options.mnist) if options.mnist else read_digits
+    data = P_world.broadcast_data(read(options.dtype) if P_world.rank == 0 else None)
+    network = distributed_lenet5(P_world)
+    training, tested = len(data[0].images), len(data[1].images)
+    say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
+    for layer in network.layers:
+        say(f"  {layer}")
+
+    good = train_both(
+        network,
+        sequential_lenet5,
+        [layer.param_specs() for layer in network.layers],
+        network.init(jax.random.key(0), options.dtype),
+        data,
+        partial(held, network),
+        options,
+        ACCURACY,
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The primitives refuse what is not a partition, in a sentence that names the argument and its value."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import functional, nn
+
+pytestmark = pytest.mark.world(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda P, x: functional.broadcast(x, 3, P), "P_x"),
+        (lambda P, x: functional.broadcast(x, P, 3), "P_y"),
+        (lambda P, x: functional.sum_reduce(x, P, 3), "P_y"),
+        (lambda P, x: functional.repartition(x, 3, P), "P_x"),
+        (lambda P, x: functional.all_sum_reduce(x, 3, axes_keep=()), "P_x"),
+        (lambda P, x: functional.halo_exchange(x, 3, [(1, 1)]), "P_x"),
+        (lambda P, x: functional.all_gather(x, 3, 0), "P_x"),
+        (lambda P, x: functional.reduce_scatter(x, 3, 0), "P_x"),
+        (lambda P, x: nn.Broadcast(P, 3), "P_y"),
+        (lambda P, x: nn.SumReduce(3, P), "P_x"),
+        (lambda P, x: nn.Repartition(P, 3), "P_y"),
+        (lambda P, x: nn.AllSumReduce(3, 0), "P_x"),
+        (lambda P, x: nn.HaloExchange(3, ((1, 1),)), "P_x"),
+        (lambda P, x: nn.AllGather(3, 0), "P_x"),
+        (lambda P, x: nn.ReduceScatter(3, 0), "P_x"),
+        (lambda P, x: nn.DistributedLinear(P, P, 3, 1, 1), "P_W"),
+    ],
+)
+def test_what_is_no_partition_is_named(call: Callable, name: str) -> None:
+    with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` \(=3\) must be a partition"):
+        call(dj.Partition(), jnp.ones(3))
