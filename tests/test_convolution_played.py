@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from convolution import whole
 from convolution.draws import Conv, Draw, Drawn, Pool
-from convolution.played import Blocks, cuts, imaginary, play_conv, play_pool
+from convolution.played import Blocks, cuts, play_conv, play_pool
+from imaginary import partition_of
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
 CONVS, POOLS, BATCHES = 1600 * LONG, 800 * LONG, 20
@@ -124,7 +125,7 @@ def traits(drawn: Drawn) -> set[str]:
             f"mode {drawn.mode}": True,
             "groups": drawn.groups > 1,
             "groups and channels split": drawn.groups > 1 and drawn.P_x.shape[1] > 1,
-            drawn.layer(imaginary(0, drawn.world)).kind: True,
+            drawn.layer(partition_of(0, drawn.world)).kind: True,
             "teams that differ": spread and {*drawn.P_W.ranks} != {*drawn.P_x.ranks, *drawn.P_y.ranks},
         }
     else:

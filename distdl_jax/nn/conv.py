@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -103,12 +104,12 @@ class DistributedConv:
         )
         if self.padding_mode not in PADDING_MODES:
             raise InvalidArgumentError(f"`padding_mode` (={self.padding_mode!r}) must be one of {PADDING_MODES}.")
-        for name in ("in_channels", "out_channels"):
-            channels = getattr(self, name)
-            if channels < 1 or self.groups < 1 or channels % self.groups:
-                raise InvalidArgumentError(
-                    f"`{name}` (={channels}) must be 1 or more, and divisible by `groups` (={self.groups})."
-                )
+        for name in ("groups", "in_channels", "out_channels"):
+            number = getattr(self, name)
+            if not isinstance(number, int | np.integer) or number < 1:
+                raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
+            if number % self.groups:
+                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."

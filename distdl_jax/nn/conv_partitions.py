@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans.broadcasting import shape_text
 
 Kind = Literal["feature", "channel", "general"]
@@ -47,14 +47,18 @@ def conv_partitions(
     dims: int, P_x: MPIPartition, P_y: MPIPartition | None, P_W: MPIPartition | None, groups: int
 ) -> ConvPartitions:
     """Choose the algorithm and arrange the teams; refuses, in a sentence, what doesn't fit together."""
+    for name, P in (("P_x", P_x), ("P_y", P_y), ("P_W", P_W)):
+        if not isinstance(P, MPIPartition | None) or (P is None and name == "P_x"):
+            raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
     if P_x.dim != dims + 2:
         raise InvalidArgumentError(
             f"`P_x` ({shape_text(P_x.shape)}) must have {dims + 2} dimensions: batch, channels, and {dims} of features."
         )
     batch, p_ci, *features = P_x.shape
     if (P_y is None) != (P_W is None):
+        given, missing = ("P_y", "P_W") if P_W is None else ("P_W", "P_y")
         raise InvalidArgumentError(
-            f"`P_y` (={P_y}) and `P_W` (={P_W}) must both be given, or neither where only features and batch are split."
+            f"`{given}` is given, but `{missing}` is None: give both, or neither where no channels are split."
         )
     if P_y is None or P_W is None:
         if p_ci != 1:

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.backends.mpi.structure import exchange_structures
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import index_of
@@ -60,21 +60,24 @@ class DistributedPool(ABC):
     padding: int | str | tuple[int | tuple[int, int], ...] = 0
 
     def __post_init__(self) -> None:
-        stride = self.kernel_size if self.stride is None else self.stride
-        object.__setattr__(self, "stride", per_feature("stride", stride, self.dims))
-        object.__setattr__(self, "kernel_size", per_feature("kernel_size", self.kernel_size, self.dims))
+        kernel = per_feature("kernel_size", self.kernel_size, self.dims)
+        stride = kernel if self.stride is None else per_feature("stride", self.stride, self.dims)
+        padding = padding_pairs(self.padding, kernel, stride, self._dilation)
+        for name, value in (("kernel_size", kernel), ("stride", stride), ("padding", padding)):
+            object.__setattr__(self, name, value)
         windows = self._windows
-        object.__setattr__(self, "padding", windows.padding)
+        if not isinstance(self.P_x, MPIPartition):
+            raise InvalidTypeError(f"`P_x` (={self.P_x!r}) must be a partition.")
         if self.P_x.dim != self.dims + 2:
             raise InvalidArgumentError(
                 f"`P_x` ({shape_text(self.P_x.shape)}) must have {self.dims + 2} dimensions: batch, channels, and "
                 f"{self.dims} of features."
             )
-        for kernel, dilation, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
-            if max(pair) > dilation * (kernel - 1):
+        for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
+            if max(pair) > d * (k - 1):
                 raise InvalidArgumentError(
-                    f"`padding` (={windows.padding}) must be at most {dilation * (kernel - 1)} where the kernel is "
-                    f"{kernel} and the dilation {dilation}, or windows would hold padding alone."
+                    f"`padding` (={windows.padding}) must be at most {d * (k - 1)} where the kernel is {k} and the "
+                    f"dilation {d}, or windows would hold padding alone."
                 )
 
     @property
@@ -83,11 +86,7 @@ class DistributedPool(ABC):
 
     @cached_property
     def _windows(self) -> SlidingWindows:
-        kernel = per_feature("kernel_size", self.kernel_size, self.dims)
-        stride = per_feature("stride", kernel if self.stride is None else self.stride, self.dims)
-        return SlidingWindows(
-            kernel, stride, self._dilation, padding_pairs(self.padding, kernel, stride, self._dilation)
-        )
+        return SlidingWindows(self.kernel_size, self.stride, self._dilation, self.padding)  # type: ignore[arg-type]
 
     def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
         """No parameters: the empty dictionary."""

@@ -152,29 +152,32 @@ def _source_range(windows: Windows, mode: PaddingMode, wanted: Range) -> Range:
     return (int(sources.min()), int(sources.max()) + 1) if sources.size else windows.clipped(wanted)[0]
 
 
-def per_feature(name: str, value: int | Sequence[int], dims: int, least: int = 1) -> tuple[int, ...]:
-    """One integer for each of `dims` feature dimensions, from one for all or a sequence."""
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(values) != dims or any(not isinstance(v, int) or v < least for v in values):
-        raise InvalidArgumentError(f"`{name}` (={value!r}) must be an integer, {least} or more, or {dims} of them.")
-    return values
+def per_feature(name: str, value: Any, dims: int) -> tuple[int, ...]:
+    """One integer, 1 or more, for each of `dims` feature dimensions, from one for all or a sequence."""
+    values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,) * dims
+    if len(values) != dims or not all(_is_integer(v, least=1) for v in values):
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must be an integer, 1 or more, or {dims} of them.")
+    return tuple(map(int, values))
 
 
 def padding_pairs(padding: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Pairs:
     """The (low, high) padding of each feature dimension, from what a layer takes as `padding`."""
     dims = len(kernel)
-    if padding == "valid":
+    if isinstance(padding, str) and padding == "valid":
         return ((0, 0),) * dims
-    if padding == "same":
+    if isinstance(padding, str) and padding == "same":
         if any(s != 1 for s in stride):
             raise InvalidArgumentError(f"`padding` (='same') takes a stride of 1, but `stride` is {stride}.")
         return tuple(same_padding(k, d) for k, d in zip(kernel, dilation, strict=True))
-    entries = (padding,) * dims if isinstance(padding, int) else padding
-    if isinstance(entries, Sequence) and not isinstance(entries, str) and len(entries) == dims:
-        pairs = tuple((entry, entry) if isinstance(entry, int) else tuple(entry) for entry in entries)
-        if all(len(pair) == 2 and all(isinstance(p, int) and p >= 0 for p in pair) for pair in pairs):
-            return pairs
+    entries = padding if isinstance(padding, Sequence | np.ndarray) else (padding,) * dims
+    pairs = [entry if isinstance(entry, Sequence | np.ndarray) else (entry, entry) for entry in entries]
+    if len(pairs) == dims and all(len(pair) == 2 and all(_is_integer(p, least=0) for p in pair) for pair in pairs):
+        return tuple((int(low), int(high)) for low, high in pairs)
     raise InvalidArgumentError(
         f"`padding` (={padding!r}) must be 'same', 'valid', an integer of 0 or more, or for each of {dims} feature "
         "dimensions an integer or a pair (low, high)."
     )
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)

@@ -10,12 +10,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from imaginary import partition_of
 from simulator import adjoint, simulate
 
 import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Drawn, Pool
-from distdl_jax.backends.mpi.communicators import World
 from distdl_jax.backends.mpi.structure import Structure
 from distdl_jax.nn.conv_local import LocalConvolution
 from distdl_jax.nn.sliding import SlidingPlan
@@ -23,11 +23,6 @@ from distdl_jax.plans.broadcasting import BroadcastRule, Team, teams_of_worker
 
 Blocks = dict[int, np.ndarray]
 F64 = np.dtype(np.float64)
-
-
-def imaginary(rank: int, size: int) -> dj.Partition:
-    """The partition of a whole world of which there is only this one worker."""
-    return dj.Partition._team(World(None, rank, size), range(size))
 
 
 def taken(block: np.ndarray, filling: tuple[np.ndarray | None, ...]) -> np.ndarray:
@@ -96,7 +91,7 @@ class Played(NamedTuple):
 
 def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a convolution by all of its workers."""
-    layers = {rank: conv.layer(imaginary(rank, conv.world)) for rank in range(conv.world)}
+    layers = {rank: conv.layer(partition_of(rank, conv.world)) for rank in range(conv.world)}
     team = layers[0]._partitions.team
     layers = {rank: layers[rank] for rank in team}
     parts = {rank: layer._partitions for rank, layer in layers.items()}
@@ -165,7 +160,7 @@ def convolved_adjoint(
 
 def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a pooling by all of its workers; `dy` is that of the sums, for an average."""
-    layers = {rank: pool.layer(imaginary(rank, pool.world)) for rank in pool.P_x.ranks}
+    layers = {rank: pool.layer(partition_of(rank, pool.world)) for rank in pool.P_x.ranks}
     structures = {rank: Structure(x[box].shape, F64) for rank, box in pool.x_boxes.items()}
     plans = {rank: SlidingPlan(layer.P_x, layer._windows, structures) for rank, layer in layers.items()}
     fetched = Fetched(plans, pool)
