@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.backends.mpi.structure import Structure, agree, structure_of
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.conv_local import LocalConvolution
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.backends.mpi.collectives import tie
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.nn.sliding import Pairs, SlidingWindows
 from distdl_jax.plans.decomposition import Range
 

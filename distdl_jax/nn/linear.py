@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
 from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
 from distdl_jax.backends.mpi.structure import agree
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.plans.broadcasting import shape_text

@@ -17,9 +17,9 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distdl_jax.backends.mpi.collectives import tie
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.backends.mpi.structure import exchange_structures
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
 from distdl_jax.plans.broadcasting import shape_text

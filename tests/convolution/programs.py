@@ -71,8 +71,8 @@ def check(cases: Sequence[Conv | Pool]) -> None:
         for name, spec in layer.param_specs().items():
             boxes[f"d{name[0]}"] = slices(spec)
         for name, box in boxes.items():
-            if difference := _difference(result[name], expected[name], box):
-                wrong.append(f"{name} of {layer}: {difference}\n    {case}")
+            if text := difference(result[name], expected[name], box):
+                wrong.append(f"{name} of {layer}: {text}\n    {case}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -107,11 +107,14 @@ def _whole_results(cases: Sequence[Conv | Pool], made: Sequence[list[np.ndarray]
     return [everyone[i] for i in range(len(cases))]
 
 
-def _difference(got: np.ndarray, whole_array: np.ndarray, box: Any) -> str:
-    """How a block differs from its part of the whole, relative to the whole's largest entry; "" where it does not."""
+def difference(got: np.ndarray, whole_array: np.ndarray, box: Any) -> str:
+    """How a block differs from its part of the whole, relative to the whole's largest entry; "" where it does not.
+
+    `box` is that of the last dimensions.
+    """
     if box is None:
         return "" if got.size == 0 else f"has shape {got.shape} where no block is"
-    want = whole_array[box]
+    want = whole_array[(..., *box)]
     if got.shape != want.shape:
         return f"shape {got.shape}, not {want.shape}"
     same = (got == want) | (np.isnan(got) & np.isnan(want))

@@ -1,6 +1,6 @@
 """What a drawn layer gives on the whole array, in one process: in numpy, and with JAX's own operations."""
 
-from functools import partial
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -31,6 +31,12 @@ def conv_by_numpy(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: n
 
 
 def conv_by_lax(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Whole:
+    return _with_gradients(conv_forward(conv), x, w, b, dy=dy)
+
+
+def conv_forward(conv: Conv) -> Callable[[Array, Array, Array], Array]:
+    """The sequential layer, of x, w and b."""
+
     def forward(x: Array, w: Array, b: Array) -> Array:
         padded = jnp.pad(x, [(0, 0), (0, 0), *conv.pairs], mode=direct.NUMPY_MODES[conv.mode])
         y = lax.conv_general_dilated(
@@ -38,7 +44,7 @@ def conv_by_lax(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.
         )
         return y + b.reshape(-1, *(1,) * conv.dims)
 
-    return _with_gradients(forward, x, w, b, dy=dy)
+    return forward
 
 
 def pool_by_numpy(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Whole:
@@ -63,22 +69,28 @@ def entries(pool: Pool) -> np.ndarray:
 
 def pool_by_lax(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Whole:
     """The gradient too, but where the window is dilated: JAX has none there."""
+    forward = pool_forward(pool)
+    if set(pool.dilation) != {1}:
+        return Whole(np.asarray(forward(x)), pool_by_numpy(pool, x, dy).dx)
+    return _with_gradients(forward, x, dy=dy)
+
+
+def pool_forward(pool: Pool) -> Callable[[Array], Array]:
+    """The sequential layer."""
     pairs = ((0, 0), (0, 0), *pool.pairs)
     window = ((1, 1, *pool.kernel), (1, 1, *pool.stride))
-    if pool.kind == "Max" and set(pool.dilation) != {1}:
-        y = lax.reduce_window(x, -np.inf, lax.max, *window, pairs, window_dilation=(1, 1, *pool.dilation))
-        return Whole(np.asarray(y), pool_by_numpy(pool, x, dy).dx)
-    if pool.kind == "Max":
-        return _with_gradients(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *window, pairs), x, dy=dy)
-    add = partial(lax.reduce_window, init_value=0.0, computation=lax.add)
 
-    def forward(x: Array) -> Array:
-        total = add(x, window_dimensions=window[0], window_strides=window[1], padding=pairs)
+    def largest(x: Array) -> Array:
+        dilation = None if set(pool.dilation) == {1} else (1, 1, *pool.dilation)
+        return lax.reduce_window(x, -np.inf, lax.max, *window, pairs, window_dilation=dilation)
+
+    def mean(x: Array) -> Array:
+        total = lax.reduce_window(x, 0.0, lax.add, *window, pairs)
         if pool.count_include_pad:
             return total / prod(pool.kernel)
-        return total / add(jnp.ones_like(x), window_dimensions=window[0], window_strides=window[1], padding=pairs)
+        return total / lax.reduce_window(jnp.ones_like(x), 0.0, lax.add, *window, pairs)
 
-    return _with_gradients(forward, x, dy=dy)
+    return largest if pool.kind == "Max" else mean
 
 
 def _with_gradients(forward, *args: np.ndarray, dy: np.ndarray) -> Whole:

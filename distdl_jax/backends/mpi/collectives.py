@@ -29,6 +29,7 @@ from mpi4py import MPI
 
 from distdl_jax.backends.mpi.communicators import World
 from distdl_jax.backends.mpi.structure import Structure
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
 
 effects.remat_allowed_effects.add_type(OrderedMPIEffect)
@@ -38,14 +39,6 @@ MAX_ELEMENTS = 2**31 - 1
 
 LARGEST_TREE = 8
 """Teams of up to this many workers broadcast and reduce by trees of messages, larger ones by MPI's collectives."""
-
-
-def tie(x: Array, *others: Array) -> Array:
-    """`x`, which from here on depends on `others` too: none of them can be dropped while `x` is used.
-
-    Where JAX differentiates one of `others`, it differentiates `x` too (by zero), on this worker as on the rest.
-    """
-    return lax.optimization_barrier((x, *others))[0] if others else x
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:

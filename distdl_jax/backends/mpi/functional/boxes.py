@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.mpi.collectives import Channel, accumulation_dtype, tie
+from distdl_jax.backends.mpi.collectives import Channel, accumulation_dtype
 from distdl_jax.backends.mpi.communicators import World
 from distdl_jax.backends.mpi.exchange import exchange
 from distdl_jax.backends.mpi.functional.movement import move
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.backends.mpi.structure import Structure, checked_kinds
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import ProductGrid, index_of, ranges_of_sizes

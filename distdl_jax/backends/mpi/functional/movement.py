@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.backends.mpi.tie import tie
+
 
 class Movement(Protocol):
     """One worker's part of a linear data movement: an immutable, hashable value."""
@@ -46,13 +48,15 @@ def _move(plan: Movement, x: Array) -> Array:
     return _run(plan, x)
 
 
-def _forward(plan: Movement, x: Array) -> tuple[Array, None]:
-    return _move(plan, x), None
+def _forward(plan: Movement, x: Array) -> tuple[Array, Array]:
+    # Nothing of `x` is kept but that it is there: where it is batched, so is what is kept.
+    return _move(plan, x), jnp.ravel(x)[:0]
 
 
-def _backward(plan: Movement, _: None, dy: Array) -> tuple[Array]:
+def _backward(plan: Movement, trace_of_x: Array, dy: Array) -> tuple[Array]:
+    # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
-    return (_move(plan.adjoint(), dy),)
+    return (_move(plan.adjoint(), tie(dy, trace_of_x)),)
 
 
 _move.defvjp(_forward, _backward)

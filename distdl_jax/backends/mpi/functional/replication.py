@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.backends.mpi.collectives import broadcast_in_team, reduce_in_team, tie
+from distdl_jax.backends.mpi.collectives import broadcast_in_team, reduce_in_team
 from distdl_jax.backends.mpi.communicators import World
 from distdl_jax.backends.mpi.functional.movement import move
 from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
@@ -24,6 +24,7 @@ from distdl_jax.backends.mpi.structure import (
     exchange_structures,
     zero_volume_shape,
 )
+from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.plans.broadcasting import BroadcastRule, Team, teams_of_worker
 
 

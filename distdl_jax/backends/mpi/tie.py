@@ -1,0 +1,65 @@
+"""`tie`: a value that depends on others, to JAX's eye, under every transformation.
+
+What one worker's program does must not depend on whether its part is empty, constant or unused, or its messages do not
+match those of the others. An optimisation barrier alone keeps what it ties from being dropped. Two more things have to
+be the same on all workers: which values carry a derivative, and which carry a batch dimension (`vmap` runs an operation
+once for all the batch or, on a constant, once for one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def tie(x: Array, *others: Array) -> Array:
+    """`x`, which from here on depends on `others` too: none of them can be dropped while `x` is used.
+
+    Where JAX differentiates one of `others`, it differentiates `x` too (by zero), on this worker as on the rest; where
+    it batches one of them, it batches `x`. The others' cotangents, zeros, in their turn depend on that of `x`.
+    """
+    return _tie.bind(x, *others) if others else x
+
+
+def _barrier(x: Array, *others: Array) -> Array:
+    return lax.optimization_barrier((x, *others))[0]
+
+
+def _differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    y = _tie.bind(*primals)
+    dx, *others = tangents
+    others = [tangent for tangent in others if type(tangent) is not ad.Zero]
+    if type(dx) is ad.Zero:
+        if not others or not jnp.issubdtype(y.dtype, jnp.inexact):
+            return y, ad.Zero(jax.typeof(y).to_tangent_aval())
+        dx = ad.instantiate_zeros(dx)
+    return y, tie(dx, *others)
+
+
+def _transposed(dy: Any, x: Any, *others: Any) -> list[Any]:
+    if type(dy) is ad.Zero:
+        return [ad.Zero(arg.aval) if ad.is_undefined_primal(arg) else None for arg in (x, *others)]
+    cotangents = [dy if ad.is_undefined_primal(x) else None]
+    for other in others:
+        cotangents.append(tie(ad.zeros_like_aval(other.aval), dy) if ad.is_undefined_primal(other) else None)
+    return cotangents
+
+
+def _batched(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]:
+    size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
+    return _tie.bind(batching.bdim_at_front(args[0], dims[0], size), *args[1:]), 0
+
+
+_tie = Primitive("tie")
+_tie.def_impl(_barrier)
+_tie.def_abstract_eval(lambda x, *others: x)
+mlir.register_lowering(_tie, mlir.lower_fun(_barrier, multiple_results=False))
+ad.primitive_jvps[_tie] = _differentiated
+ad.primitive_transposes[_tie] = _transposed
+batching.primitive_batchers[_tie] = _batched
