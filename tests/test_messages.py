@@ -12,7 +12,7 @@ from matrix import cases
 from matrix.adjoints import check_exactly
 from matrix.cases import blocks, on
 from matrix.dense import Reference, shapes_out
-from matrix.programs import compare, transformed
+from matrix.programs import compare, library, transformed
 from matrix.ties import untied
 from matrix.transformations import TRANSFORMATIONS
 from mpi4py import MPI
