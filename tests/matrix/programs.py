@@ -81,9 +81,9 @@ def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool
 
 
 @cache
-def reference(size: int) -> Reference:
-    """The reference of all cases of a world."""
-    return Reference(of_world(size))
+def reference(size: int, every_partition: bool) -> Reference:
+    """The reference of the cases of a world."""
+    return Reference(of_world(size, every_partition=every_partition))
 
 
 def compare(got: Results, want: Results, tolerance: float) -> None:
