@@ -1,5 +1,6 @@
 """What every worker of the original got, in each recorded convolution and pooling, every worker gets here."""
 
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ def test_recorded_layers(world_size: int) -> None:
         for key, value in (("y", y), ("dx", dx)):
             compare(f"{key} of {name}", value, record[f"{key}_r{P_world.rank}"], record[key])
         for key, spec in layers[name].param_specs().items():
+            if f"{key}_local_shapes" in record:  # which workers hold what
+                held = literal_eval(str(record[f"{key}_local_shapes"]))[P_world.rank]
+                assert spec.local_shape == (held or (0,)), f"{key} of {name}: the original's worker holds {held}"
             whole = record[f"d{key[0]}"]
             compare(f"{key} of {name}", dparams[key], np.asarray(block(whole, slices(spec))), whole)
 
