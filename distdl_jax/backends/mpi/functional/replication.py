@@ -76,39 +76,29 @@ class Replication:
         )
 
     def run(self, x: Array) -> Array:
-        with jax.named_scope("broadcast" if self.spreads else "sum_reduce"):
-            return self._spread(x) if self.spreads else self._sum(x)
+        if self.spreads:
+            name, in_team = "broadcast", broadcast_in_team
+            giving, getting, target = self.as_root, self.as_member, self.copy
+        else:
+            name, in_team = "sum_reduce", reduce_in_team
+            giving, getting, target = self.as_member, self.as_root, self.source
+        y, done = None, []
+        with jax.named_scope(name):
+            for task in self._tasks():
+                mine = x if task == giving else None
+                result = in_team(self.world, task.team.participants, mine, x, task.structure, task.tag)
+                if task == getting:
+                    y = result
+                else:
+                    done.append(result)
+            if y is None:
+                y = tie(jnp.zeros(target.shape, target.dtype), x)
+            return tie(y, *done)
 
     def _tasks(self) -> list[_Task]:
         """This worker's tasks in the one order in which all workers go through the teams, so no cycle can form."""
         tasks = [self.as_root, self.as_member] if self.root_first else [self.as_member, self.as_root]
         return [task for task in dict.fromkeys(tasks) if task is not None]
-
-    def _spread(self, x: Array) -> Array:
-        y, done = None, []
-        for task in self._tasks():
-            mine = x if task == self.as_root else None
-            result = broadcast_in_team(self.world, task.team.participants, mine, x, task.structure, task.tag)
-            if task == self.as_member:
-                y = result
-            else:
-                done.append(result)
-        if y is None:
-            y = tie(jnp.zeros(self.copy.shape, self.copy.dtype), x)
-        return tie(y, *done)
-
-    def _sum(self, x: Array) -> Array:
-        y, done = None, []
-        for task in self._tasks():
-            mine = x if task == self.as_member else None
-            result = reduce_in_team(self.world, task.team.participants, mine, x, task.structure, task.tag)
-            if task == self.as_root:
-                y = result
-            else:
-                done.append(result)
-        if y is None:
-            y = tie(jnp.zeros(self.source.shape, self.source.dtype), x)
-        return tie(y, *done)
 
 
 def broadcast(
