@@ -18,7 +18,7 @@ from distdl_jax import nn
 
 P_all = dj.Partition()
 N = P_all.size
-CALLS = 3
+CALLS = 1
 
 
 def grid(*shape):
