@@ -13,7 +13,18 @@ from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class _BetweenPartitions:
+    """The arguments that broadcast and sum-reduce share."""
+
+    P_x: MPIPartition
+    P_y: MPIPartition
+    transpose_src: bool = False
+    transpose_dest: bool = False
+    preserve_batch: bool = True
+
+
+@dataclass(frozen=True)
+class Broadcast(_BetweenPartitions):
     """Copies of the subtensors on `P_x`, on `P_y`: `functional.broadcast` with its partitions bound.
 
     P_x has shape p_0 x ... x p_{D-1} and P_y q_0 x ... x q_{E-1}, D <= E; counted from the last dimension, every p is
@@ -32,30 +43,17 @@ class Broadcast:
     Source: DistDL documentation, "broadcast".
     """
 
-    P_x: MPIPartition
-    P_y: MPIPartition
-    transpose_src: bool = False
-    transpose_dest: bool = False
-    preserve_batch: bool = True
-
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x, P_y=self.P_y)
         BroadcastRule(self.P_x.shape, self.P_y.shape, self.transpose_src, self.transpose_dest)
 
     def __call__(self, x: Array) -> Array:
         """The copy on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
-        return functional.broadcast(
-            x,
-            self.P_x,
-            self.P_y,
-            transpose_src=self.transpose_src,
-            transpose_dest=self.transpose_dest,
-            preserve_batch=self.preserve_batch,
-        )
+        return functional.broadcast(x, **vars(self))
 
 
 @dataclass(frozen=True)
-class SumReduce:
+class SumReduce(_BetweenPartitions):
     """Sums of the subtensors on `P_x`, on `P_y`: `functional.sum_reduce` with its partitions bound.
 
     P_x has shape p_0 x ... x p_{D-1} and P_y q_0 x ... x q_{E-1}, E <= D; counted from the last dimension, every q is
@@ -74,26 +72,13 @@ class SumReduce:
     Source: DistDL documentation, "broadcast" and "backends".
     """
 
-    P_x: MPIPartition
-    P_y: MPIPartition
-    transpose_src: bool = False
-    transpose_dest: bool = False
-    preserve_batch: bool = True
-
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x, P_y=self.P_y)
         BroadcastRule(self.P_y.shape, self.P_x.shape, self.transpose_dest, self.transpose_src)
 
     def __call__(self, x: Array) -> Array:
         """The sum on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
-        return functional.sum_reduce(
-            x,
-            self.P_x,
-            self.P_y,
-            transpose_src=self.transpose_src,
-            transpose_dest=self.transpose_dest,
-            preserve_batch=self.preserve_batch,
-        )
+        return functional.sum_reduce(x, **vars(self))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,179 @@
+"""The small test files that the launcher's own tests run: what passes, fails, hangs and dies, and how."""
+
+HEAD = """
+import atexit, os, signal, sys, time, warnings
+import pytest
+from hypothesis import given, strategies
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+"""
+IN_TWO = HEAD + "pytestmark = pytest.mark.world(2)\n"
+
+OUTCOMES = """
+@pytest.fixture(scope="module")
+def team():
+    return world.Dup()
+
+def test_pass(team, world_size, tmp_path):
+    assert team.allreduce(1) == world_size == 2
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_parametrised(k):
+    assert world.bcast(k) == k
+
+@pytest.mark.world(1, 2)
+def test_sizes(world_size):
+    assert world.size == world_size
+
+def test_environment():
+    assert os.environ["JAX_ENABLE_X64"] == "1" and os.environ["JAX_PLATFORMS"] == "cpu"
+
+def test_skip():
+    pytest.skip("all of us")
+
+def test_skip_on_one():
+    if world.rank == 1:
+        pytest.skip("just me")
+
+def test_fail_on_one():
+    print("I am", world.rank)
+    assert world.rank == 0
+
+def test_fail_on_all():
+    raise ValueError("together")
+
+@pytest.mark.xfail
+def test_xfail_on_one():
+    assert world.rank == 1
+
+def test_sys_exit():
+    sys.exit(3)
+
+def test_pytest_exit():
+    if world.rank == 1:
+        pytest.exit("bye")
+
+@given(strategies.integers())
+def test_same_draws(n):
+    assert world.allreduce(n) == 2 * n
+
+@given(strategies.integers())
+def test_failing_example(n):
+    assert n < 10
+
+@pytest.fixture
+def broken():
+    yield
+    assert world.rank == 0
+
+def test_teardown_fails(broken):
+    pass
+
+def test_warns():
+    warnings.warn("lukewarm")
+
+def test_last():
+    assert world.allreduce(1) == 2
+"""
+
+HANG = """
+@pytest.mark.limit(3)
+def test_hang():
+    if world.rank == 0:
+        world.recv(source=1, tag=99)
+
+def test_stuck_after_failure():
+    if world.rank == 1:
+        raise RuntimeError("without me")
+    world.barrier()
+
+def test_next():
+    pass
+"""
+
+DEATH = """
+def test_killed():
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.barrier()
+
+def test_leaves():
+    if world.rank == 1:
+        os._exit(0)
+    world.barrier()
+
+def test_abort():
+    if world.rank == 1:
+        world.Abort(5)
+    world.barrier()
+
+def test_next():
+    pass
+"""
+
+NOT_COLLECTED = """
+if MPI.Is_initialized() and world.rank == 1:
+    raise OSError("no such library here")
+
+def test_one():
+    pass
+"""
+
+ENDLESS_START = """
+if MPI.Is_initialized() and world.rank == 1:
+    time.sleep(1000)
+
+def test_one():
+    pass
+
+def test_two():
+    pass
+"""
+
+ENDLESS_END = """
+def test_one():
+    pass
+
+def test_two():
+    if world.rank == 1:
+        atexit.register(time.sleep, 1000)
+"""
+
+PLAIN = (
+    HEAD
+    + """
+def test_no_mpi_here():
+    assert not MPI.Is_initialized()
+
+@pytest.mark.limit(1)
+def test_sleeps():
+    time.sleep(1000)
+
+def test_next():
+    pass
+"""
+)
+
+PLAIN_DEAF = (
+    HEAD
+    + """
+@pytest.mark.limit(1)
+def test_deaf():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(1000)
+"""
+)
+
+CHOICE = """
+def test_one(): pass
+def test_two(): assert False
+def test_three(): pass
+@pytest.mark.primitives
+@pytest.mark.world(1, 2)
+def test_four(): pass
+"""
+
+NO_WORLD = """#!/bin/sh
+shift 2
+exec "$@"
+"""
