@@ -143,7 +143,7 @@ class DistributedLinear:
         """
         workers = self.P_W.create_partition_union(self.P_x).create_partition_union(self.P_y)
         if workers.active:
-            agree(workers.world, tuple(sorted(workers.ranks)), lambda: self._check_blocks(params, x))
+            agree(workers.world, tuple(sorted(workers.ranks)), repr(self), lambda: self._check_blocks(params, x))
         with jax.named_scope("DistributedLinear"):
             copy = broadcast(x, self._P_x, self.P_W)
             # Every worker's part depends on all that any worker's part depends on, so that whatever is

@@ -163,7 +163,7 @@ def allreduce_in_team(world: World, team: tuple[int, ...], x: Array) -> Array:
     """The sum of the workers' `x`, on every worker of `team` (world ranks, the same order on all)."""
     if x.size == 0 or len(team) == 1:
         return x
-    comm = world.communicator("data", team)
+    comm = world.communicator(team)
     summable, op = _as_summable(x.astype(accumulation_dtype(np.dtype(x.dtype))))
     parts = [mpi4jax.allreduce(chunk, op=op, comm=comm) for chunk in _chunks(summable)]
     return _assembled(parts, Structure(tuple(x.shape), np.dtype(summable.dtype))).astype(x.dtype)
@@ -173,7 +173,7 @@ def _collective_broadcast(
     world: World, team: tuple[int, ...], x: Array | None, anchor: Array, structure: Structure
 ) -> Array:
     # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
-    bind = partial(mpi_bcast_p.bind, root=0, comm=wrap_as_hashable(world.communicator("data", team)))
+    bind = partial(mpi_bcast_p.bind, root=0, comm=wrap_as_hashable(world.communicator(team)))
     if x is not None:
         return tie(x, *(bind(chunk) for chunk in _chunks(_as_sendable(x))))
     template = tie(jnp.zeros(structure.size, _sendable_dtype(structure.dtype)), anchor)
@@ -186,7 +186,7 @@ def _collective_reduce(
     if x is None:
         x = tie(jnp.zeros(structure.shape, structure.dtype), anchor)
     summable, op = _as_summable(x)
-    comm = wrap_as_hashable(world.communicator("data", team))
+    comm = wrap_as_hashable(world.communicator(team))
     results = [mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)]
     if world.rank != team[0]:
         return tie(x, *results)
