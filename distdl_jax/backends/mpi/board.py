@@ -29,7 +29,7 @@ _LIBRARIES = (
         for name in ("distdl_jax", "jax", "mpi4jax", "mpi4py")
         if (spec := find_spec(name)) and spec.origin
     ),
-    *(module.__file__ for module in (functools, contextlib, threading)),
+    *(str(module.__file__) for module in (functools, contextlib, threading)),
 )
 
 

@@ -1,4 +1,4 @@
-"""What ends one worker ends the job: exceptions, exits with an error, signals. The others would wait for it for ever."""
+"""What ends one worker ends the job: exceptions, exits with an error, signals. The others would wait for ever."""
 
 from __future__ import annotations
 

@@ -98,9 +98,8 @@ class MeetingRoom:
         return theirs
 
     def _next(self, world: World, source: int) -> Envelope:
-        if early := self._early.get(source):
-            if early[0].epoch == self.epoch:
-                return early.pop(0)
+        if (early := self._early.get(source)) and early[0].epoch == self.epoch:
+            return early.pop(0)
         looks = 0
         while True:
             if self._comm.iprobe(source):

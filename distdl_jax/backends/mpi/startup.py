@@ -1,4 +1,4 @@
-"""The checks when the first partition is made: the launch, the MPI library, and whether all workers run the same stack."""
+"""The checks when the first partition is made: the launch, the MPI library, and one software stack on all workers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         **{package: _version(package) for package in _PACKAGES},
         "MPI library": _library(),
         "Python": platform.python_version(),
-        "jax_enable_x64": bool(jax.config.jax_enable_x64),
+        "jax_enable_x64": bool(jax.config.read("jax_enable_x64")),
         "DISTDL_JAX_TIMEOUT": time_limit(),
     }
     everyone = comm.allgather(mine)

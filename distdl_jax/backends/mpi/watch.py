@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -130,29 +131,19 @@ class Watch:
                 self._end = (text, monotonic() + (1.0 if self._world.rank == DESK else 10.0))
 
     def _state(self, sample: Sample) -> State:
-        calls = {
-            "calls": board.calls,
-            "names": tuple(board.names),
-            "in_call": board.in_call,
-            "tracing": board.tracing,
-        }
-        if self._left is not None:
-            return State("left", status=self._left, **calls)
+        said = State("running", calls=board.calls, names=tuple(board.names), in_call=board.in_call)
+        said = replace(said, tracing=board.tracing)
         waiting = board.waiting
+        if self._left is not None:
+            return replace(said, kind="left", status=self._left)
         if waiting is not None and monotonic() - waiting.since > PATIENCE:
-            return State(
-                "meeting",
-                waiting.where,
-                waiting.subject,
-                waiting.waits_for,
-                waiting.number,
-                **calls,
-            )
+            said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for, number=waiting.number)
+            return replace(said, kind="meeting", where=waiting.where)
         if sample.compiling_for > PATIENCE:
-            return State("compiling", sample.where, **calls)
+            return replace(said, kind="compiling", where=sample.where)
         if sample.executing_for > PATIENCE:
-            return State("executing", sample.where, **calls)
-        return State("running", **calls)
+            return replace(said, kind="executing", where=sample.where)
+        return said
 
     def _tell(self, sample: Sample) -> None:
         state = self._state(sample)
