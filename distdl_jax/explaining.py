@@ -23,7 +23,7 @@ def misfit_text(name: str, misfit: Misfit) -> str:
         case "ended":
             what = f"{_at(first)}, but {_ended(others[0], first)}"
         case "partner":
-            what = f"{_at(first)}, but {_at(others[0])}: neither can go on"
+            what = f"{_at(first)}, but {_at(others[0])}: neither can go on{_tags(first, others[0])}"
         case "cycle":
             what = f"{'; '.join(map(_at, misfit.stops))}: each waits for the next"
         case _:
@@ -45,6 +45,15 @@ def _at(stop: Stop) -> str:
     if stop.operation is None:
         return f"worker {stop.worker} is through"
     return f"worker {stop.worker} is in operation {stop.place} of {stop.total}, {described(stop.operation)}"
+
+
+def _tags(a: Stop, b: Stop) -> str:
+    """That the tags differ, where it is that."""
+    for sender, receiver in ((a, b), (b, a)):
+        sent, expected = sender.operation, receiver.operation
+        if sent and expected and (sent.dest, expected.source) == (receiver.worker, sender.worker):
+            return f", for the message has tag {sent.send_tag}, and one with tag {expected.recv_tag} is expected"
+    return ""
 
 
 def _ended(stop: Stop, waiting: Stop) -> str:

@@ -46,7 +46,8 @@ class Report:
 
     def table(self) -> str:
         """One line for each worker: operations, messages and bytes sent, and operations of whole teams."""
-        rows: list[tuple[str, ...]] = [("worker", "operations", "sends", "bytes sent", "receives", "of teams", "bytes of teams")]
+        columns = ("operations", "sends", "bytes sent", "receives", "of teams", "bytes of teams")
+        rows: list[tuple[str, ...]] = [("worker", *columns)]
         for worker, program in sorted(self.programs.items()):
             counts: Counter[str] = Counter()
             for op, times in operations(program):
@@ -59,7 +60,7 @@ class Report:
                 else:
                     counts["of teams"] += n
                     counts["bytes of teams"] += n * op.bytes_sent
-            rows.append((str(worker), *(f"{counts[column]:,}" for column in rows[0][1:])))
+            rows.append((str(worker), *(f"{counts[column]:,}" for column in columns)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 

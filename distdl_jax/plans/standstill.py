@@ -62,7 +62,8 @@ class State:
     def _call_in_words(self) -> str:
         if self.in_call:
             return f"call {self.calls}, of {self.name_of(self.calls)}"
-        return f"a compiled program ({self.where})"
+        last = f"; its last call is {self.calls}, of {self.name_of(self.calls)}" if self.calls else ""
+        return f"a compiled program ({self.where}{last})"
 
 
 def find_deadlock(states: Mapping[int, State]) -> str | None:

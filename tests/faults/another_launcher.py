@@ -1,6 +1,6 @@
 """mpirun belongs to another MPI than Python's: every process believes that it is alone.
 
-workers: 1
+workers: none
 environment: PMI_SIZE=4
 says: The launcher started 4 processes, but this one believes that it is alone
 """

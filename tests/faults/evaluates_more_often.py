@@ -6,22 +6,20 @@ says: evaluate
 says: train
 """
 
-from parts import P_all, dj, jnp, rank
-
-from distdl_jax.functional import all_sum_reduce
+from parts import dj, jnp, on_root, rank, spread
 
 
 @dj.jit
 def train(x):
-    return all_sum_reduce(x, P_all, axes_keep=())
+    return spread(x)
 
 
 @dj.jit
 def evaluate(x):
-    return all_sum_reduce(jnp.concatenate([x, x]), P_all, axes_keep=())
+    return spread(jnp.concatenate([x, x]))
 
 
-x = jnp.ones(1_000_000)
+x = on_root(1000, 1000)
 train(x), evaluate(x)
 for number in range(10):
     train(x)

@@ -1,8 +1,9 @@
 """One worker calls the layer jitted, the other without jit.
 
 workers: 2
-says: the plan of <lambda>
-says: Worker 1 has ended its program
+timeout: 3
+says: Worker 0 is about to run the plan of <lambda>
+says: Worker 1 is in a compiled program (jit_and_eager.py
 """
 
 from parts import dj, on_root, rank, spread

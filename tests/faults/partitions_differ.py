@@ -2,8 +2,8 @@
 
 workers: 4
 says: The workers' programs differ
-says: to 1 x 4 (0-3) (partitions_differ.py
-says: to 2 x 2 (0-3) (partitions_differ.py
+says: to 1 x 4 (0-3)
+says: to 2 x 2 (0-3)
 """
 
 from parts import P, P_root, dj, nn, on_root, rank

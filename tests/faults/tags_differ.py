@@ -2,7 +2,7 @@
 
 workers: 2
 says: The plan of pass_on
-says: neither can go on
+says: the message has tag 7, and one with tag 8 is expected
 """
 
 import mpi4jax

@@ -15,8 +15,6 @@ broadcast would first fill a template and copy it on every receiver.
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax.numpy as jnp
 import mpi4jax
 import numpy as np
@@ -28,6 +26,7 @@ from mpi4jax._src.utils import MPI_TYPE_MAP, OrderedMPIEffect, wrap_as_hashable
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.communicators import World
+from distdl_jax.backends.mpi.ring import noted
 from distdl_jax.backends.mpi.structure import Structure
 from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
@@ -75,7 +74,10 @@ class Channel:
         parts = []
         for size in _chunk_sizes(structure.size):
             template = tie(jnp.zeros(size, sendable), self._anchor)
-            parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            operation = f"recv from worker {source} ({size} x {sendable})"
+            template = noted(template, operation, done=False)
+            received = mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm)
+            parts.append(noted(received, operation, done=True))
         return _assembled(parts, structure)
 
     def sendrecv(self, x: Array, to: int, structure: Structure, source: int) -> Array:
@@ -94,10 +96,15 @@ class Channel:
 
     def _exchange(self, x: Array, to: int, structure: Structure | None, source: int) -> Array:
         expected = structure or Structure((0,), np.dtype(x.dtype))
+        operation = f"send to worker {to} ({x.size} x {x.dtype})"
+        if structure is not None:
+            operation += f" and recv from worker {source} ({expected})"
+        x = noted(x, operation, done=False)
         template = tie(jnp.zeros(expected.shape, expected.dtype), x)
         received = mpi4jax.sendrecv(
             x, template, source=source, dest=to, sendtag=self._tag, recvtag=self._tag, comm=self._comm
         )
+        received = noted(received, operation, done=True)
         self._done.append(received)
         return received
 
@@ -165,7 +172,9 @@ def allreduce_in_team(world: World, team: tuple[int, ...], x: Array) -> Array:
         return x
     comm = world.communicator(team)
     summable, op = _as_summable(x.astype(accumulation_dtype(np.dtype(x.dtype))))
-    parts = [mpi4jax.allreduce(chunk, op=op, comm=comm) for chunk in _chunks(summable)]
+    operation = f"allreduce in the team {list(team)} ({summable.size} x {summable.dtype})"
+    summable = noted(summable, operation, done=False)
+    parts = [noted(mpi4jax.allreduce(chunk, op=op, comm=comm), operation, done=True) for chunk in _chunks(summable)]
     return _assembled(parts, Structure(tuple(x.shape), np.dtype(summable.dtype))).astype(x.dtype)
 
 
@@ -173,7 +182,13 @@ def _collective_broadcast(
     world: World, team: tuple[int, ...], x: Array | None, anchor: Array, structure: Structure
 ) -> Array:
     # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
-    bind = partial(mpi_bcast_p.bind, root=0, comm=wrap_as_hashable(world.communicator(team)))
+    comm = wrap_as_hashable(world.communicator(team))
+    operation = f"bcast in the team {list(team)} ({structure})"
+
+    def bind(chunk: Array) -> Array:
+        result = mpi_bcast_p.bind(noted(chunk, operation, done=False), root=0, comm=comm)
+        return noted(result, operation, done=True)
+
     if x is not None:
         return tie(x, *(bind(chunk) for chunk in _chunks(_as_sendable(x))))
     template = tie(jnp.zeros(structure.size, _sendable_dtype(structure.dtype)), anchor)
@@ -187,7 +202,12 @@ def _collective_reduce(
         x = tie(jnp.zeros(structure.shape, structure.dtype), anchor)
     summable, op = _as_summable(x)
     comm = wrap_as_hashable(world.communicator(team))
-    results = [mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)]
+    operation = f"reduce in the team {list(team)} ({structure})"
+    summable = noted(summable, operation, done=False)
+    results = [
+        noted(mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm), operation, done=True)
+        for chunk in _chunks(summable)
+    ]
     if world.rank != team[0]:
         return tie(x, *results)
     return _assembled(results, Structure(structure.shape, np.dtype(summable.dtype))).astype(structure.dtype)

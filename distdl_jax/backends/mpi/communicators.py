@@ -10,7 +10,7 @@ from functools import cache
 
 from mpi4py import MPI
 
-from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker
+from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
 from distdl_jax.backends.mpi.meeting import MeetingRoom
 from distdl_jax.backends.mpi.memory import prefer_huge_pages
 from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limit
@@ -36,7 +36,7 @@ class World:
         self._cache: dict[tuple[int, ...], MPI.Intracomm] = {}
         if self._comm is not None:
             # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
-            self._cache[tuple(range(size))] = self._comm.Dup()
+            self._cache[tuple(range(size))] = reporting_errors(self._comm.Dup())
             self.room = MeetingRoom(self._comm.Dup())
             self.watch = Watch(self, self._comm.Dup(), time_limit())
             if size > 1:
@@ -55,7 +55,7 @@ class World:
             if self.rank not in team:
                 raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
             group = self._comm.Get_group().Incl(team)
-            self._cache[team] = self._comm.Create_group(group)
+            self._cache[team] = reporting_errors(self._comm.Create_group(group))
             group.Free()
         return self._cache[team]
 

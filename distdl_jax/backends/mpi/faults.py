@@ -6,14 +6,20 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from distdl_jax.backends.mpi.board import board, main_stack
+from distdl_jax.backends.mpi.board import board, line_of, main_stack, user_frame
+from distdl_jax.backends.mpi.ending import end_the_job
+
+UNDERSTANDING = 3.0
+"""Seconds that are given to the watches when MPI fails."""
 
 _ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -31,17 +37,15 @@ def _abort_on_uncaught_exceptions() -> None:
     previous: _ExceptionHook = sys.excepthook
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        rank = MPI.COMM_WORLD.Get_rank()
+        text = ""
         try:
             if previous is sys.__excepthook__:
-                print(f"Worker {rank} of {MPI.COMM_WORLD.Get_size()} raised; the job ends.", file=sys.stderr)
-                traceback.print_exception(kind, error, trace)
+                text = f"Worker {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()} raised; the job ends.\n"
+                text += "".join(traceback.format_exception(kind, error, trace))
             else:
                 previous(kind, error, trace)
-            sys.stdout.flush()
-            sys.stderr.flush()
         finally:
-            MPI.COMM_WORLD.Abort(1)
+            end_the_job(text)
 
     end_job.ends_mpi_job = True  # type: ignore[attr-defined]
     sys.excepthook = end_job
@@ -59,6 +63,27 @@ def _remember_exit_status() -> None:
         leave(status)
 
     sys.exit = exit
+
+
+def reporting_errors(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """`comm`, on which a failed operation of a compiled program says what it means; MPI's own words come last."""
+    comm.Set_errhandler(_failed_operation())
+    return comm
+
+
+@cache
+def _failed_operation() -> MPI.Errhandler:
+    def end(comm: MPI.Comm, code: int) -> None:
+        time.sleep(UNDERSTANDING)  # the watches may find out more: they compare what was called
+        rank, frame = MPI.COMM_WORLD.Get_rank(), user_frame(main_stack())
+        where = line_of(frame) if frame else "an unknown line"
+        end_the_job(
+            f"Worker {rank}: MPI failed in a compiled program, at {where}. Most "
+            "often a message of another operation came in: the workers run different programs. dj.jit compares them "
+            f"before they run. MPI says: {MPI.Get_error_string(code)}\n"
+        )
+
+    return MPI.Comm.Create_errhandler(end)
 
 
 _signals: list[int] = []
@@ -96,6 +121,4 @@ def heed_signals() -> None:
 def _stop(number: int, frame: FrameType | None) -> None:
     name = signal.Signals(number).name
     lines = [f"Worker {MPI.COMM_WORLD.Get_rank()} got {name}; the job ends. It was at:\n"]
-    sys.stderr.write("".join(lines + traceback.format_stack(frame)))
-    sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(128 + number)
+    end_the_job("".join(lines + traceback.format_stack(frame)), 128 + number)

@@ -54,7 +54,7 @@ class _Reader:
     def _operation(self, kind: str, eqn: Any, place: Place) -> Operation:
         params = {key: getattr(value, "wrapped", value) for key, value in eqn.params.items()}
         team = self._team(params["comm"])
-        given, result = eqn.invars[0].aval, eqn.outvars[0].aval
+        given = eqn.invars[0].aval
 
         def worker(name: str) -> int | None:
             rank = int(params.get(name, MPI.PROC_NULL))
@@ -73,7 +73,7 @@ class _Reader:
             recv_tag=int(params.get("recvtag", params.get("tag", 0))),
             root=worker("root"),
             count=_size(given),
-            received=_size(result),
+            received=_size(eqn.outvars[0].aval) if eqn.outvars else 0,
             dtype=str(given.dtype),
             itemsize=given.dtype.itemsize,
             op=_op_name(params["op"]) if "op" in params else "",

@@ -17,7 +17,8 @@ from distdl_jax.errors import InvalidArgumentError, SetupError
 DEFAULT_TIME_LIMIT = 1800.0
 """Seconds; longer than a data set takes to load or a checkpoint to be written. Compilation does not count."""
 
-_LAUNCHED_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+# The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH tell it.
+_LAUNCHED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
 

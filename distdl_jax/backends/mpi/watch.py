@@ -8,7 +8,6 @@ cannot be decided is left to the clock, `DISTDL_JAX_TIMEOUT`.
 from __future__ import annotations
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.board import board, is_library, main_stack
+from distdl_jax.backends.mpi.ending import end_the_job, say
+from distdl_jax.backends.mpi.ring import last_operations
 from distdl_jax.backends.mpi.sampling import Sample
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.matching import find_stops
@@ -37,6 +38,9 @@ GRACE = 3.0
 LATE = 60.0
 """Seconds after which a program is taken to wait for a worker that has left."""
 
+REPORTED_OPERATIONS = 12
+"""How many of a worker's last operations its report lists."""
+
 DESK = 0
 """The world rank of the worker whose watch decides."""
 
@@ -54,6 +58,7 @@ class Watch:
         self._left: int | None = None
         self._failure: tuple[int, str, float] | None = None
         self._asked_for_end = 0.0
+        self._ends = False
         self._end: tuple[str, float] | None = None
         self._states: dict[int, State] = {}
         self._verdict: tuple[str, float] | None = None
@@ -104,6 +109,10 @@ class Watch:
     def _post(self, to: int, message: tuple[Any, ...]) -> None:
         self._sent = [request for request in self._sent if not request.Test()]
         self._sent.append(self._comm.isend(message, to))
+
+    def _end_all(self, text: str) -> None:
+        self._ends = True
+        self._to_all(("end", text))
 
     def _to_all(self, message: tuple[Any, ...]) -> None:
         for worker in range(self._world.size):
@@ -163,12 +172,12 @@ class Watch:
         elif self._verdict is None or self._verdict[0] != text:
             # What is on its way may change it: decided is what still holds some turns later.
             self._verdict = (text, monotonic())
-        elif monotonic() - self._verdict[1] > PATIENCE / 2 and self._end is None:
+        elif monotonic() - self._verdict[1] > PATIENCE / 2 and not self._ends:
             self._verdict = (text, float("inf"))
             if any(state.kind == "meeting" for state in self._states.values()):
                 self._to_all(("failed", self._world.room.epoch, text))
             else:
-                self._to_all(("end", text))
+                self._end_all(text)
 
     def _waits_for_the_gone(self) -> str | None:
         gone = tuple(sorted(worker for worker, state in self._states.items() if state.kind == "left"))
@@ -195,13 +204,13 @@ class Watch:
         if any(state.kind == "compiling" for state in self._states.values()):
             self._to_all(("wait",))
             return
-        if self._end is not None:
+        if self._ends:
             return
         text = (
             f"Worker {worker} has waited for {waited:.0f} s; the limit is {self._limit:.0f} s (DISTDL_JAX_TIMEOUT, in "
             "seconds; 0 turns it off)."
         )
-        self._to_all(("end", "\n".join([text, *self._where_all_stand()])))
+        self._end_all("\n".join([text, *self._where_all_stand()]))
 
     def _where_all_stand(self) -> list[str]:
         """What each worker does, and where in the plan those must be that wait, given who is not in the call."""
@@ -209,12 +218,14 @@ class Watch:
             f"Worker {worker} {self._states.get(worker, State('running')).in_words()}."
             for worker in range(min(self._world.size, 64))
         ]
-        busy = {worker: state for worker, state in self._states.items() if state.kind == "executing" and state.in_call}
+        busy = {worker: state for worker, state in self._states.items() if state.kind == "executing" and state.calls}
         if not busy:
             return lines
         call, name = max((state.calls, state.name_of(state.calls)) for state in busy.values())
         programs = self.programs.get(name or "")
-        absent = frozenset(w for w in range(self._world.size) if w not in busy or busy[w].calls < call)
+        absent = frozenset(
+            w for w in range(self._world.size) if self._states.get(w, State("running")).calls < call
+        )
         if programs is None:
             return lines
         if not absent:
@@ -241,15 +252,10 @@ class Watch:
         lines = [f"Worker {world.rank} of {world.size}, process {os.getpid()}, {state.in_words()}. Its Python stack:\n"]
         entries = traceback.extract_stack(main_stack())
         lines += traceback.format_list([e for e in entries if not is_library(e.filename)] or entries)
-        _say("".join(lines))
+        if noted := last_operations():
+            lines.append("Its last operations:\n")
+            lines += [f"{line}\n" for line in noted[-REPORTED_OPERATIONS:]]
+        say("".join(lines))
 
     def _finish(self, text: str) -> None:
-        _say(f"distdl_jax ends the job. {text}\n")
-        time.sleep(0.2)  # for the launcher to pass it on
-        MPI.COMM_WORLD.Abort(1)
-
-
-def _say(text: str) -> None:
-    """Write to stderr in one piece, so that the workers' lines don't mix."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
+        end_the_job(f"distdl_jax ends the job. {text}\n")

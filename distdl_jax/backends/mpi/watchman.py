@@ -7,7 +7,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+import jax
+
 from distdl_jax.backends.mpi.board import board
+from distdl_jax.backends.mpi.ending import turn_lock
 from distdl_jax.backends.mpi.faults import heed_signals
 from distdl_jax.backends.mpi.sampling import Sampler
 
@@ -30,24 +33,25 @@ class Watchman:
         """Look after one more watch, from now on until the program ends."""
         self._watches = [*self._watches, watch]
         if self._thread is None:
-            self._thread = threading.Thread(target=self._walk, name="distdl_jax watch", daemon=True)
+            self._thread = threading.Thread(target=self._walk, args=(Sampler(),), name="distdl_jax watch", daemon=True)
             self._thread.start()
             # After everything that others register later, before MPI is finalised.
             atexit.register(self._leave)
 
-    def _walk(self) -> None:
-        sampler = Sampler()
+    def _walk(self, sampler: Sampler) -> None:
         while not self._stop.wait(PAUSE):
             heed_signals()
             sample = sampler.look()
-            for watch in self._watches:
-                try:
-                    watch.turn(sample)
-                except Exception:
-                    logging.getLogger("distdl_jax").exception("The watch failed; the program goes on without it.")
-                    return
+            with turn_lock:
+                for watch in self._watches:
+                    try:
+                        watch.turn(sample)
+                    except Exception:
+                        logging.getLogger("distdl_jax").exception("The watch failed; the program goes on without it.")
+                        return
 
     def _leave(self) -> None:
+        jax.effects_barrier()  # what is still under way may need the others
         for watch in self._watches:
             watch.leave(board.exit_status)
         self._stop.set()
