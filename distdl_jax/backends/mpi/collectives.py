@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax._src import effects
 from mpi4jax._src.collective_ops.bcast import mpi_bcast_p
 from mpi4jax._src.collective_ops.reduce import mpi_reduce_p
-from mpi4jax._src.utils import MPI_TYPE_MAP, OrderedMPIEffect, wrap_as_hashable
+from mpi4jax._src.utils import MPI_TYPE_MAP, OrderedMPIEffect, ordered_effect, wrap_as_hashable
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.communicators import World
@@ -74,10 +74,8 @@ class Channel:
         parts = []
         for size in _chunk_sizes(structure.size):
             template = tie(jnp.zeros(size, sendable), self._anchor)
-            operation = f"recv from worker {source} ({size} x {sendable})"
-            template = noted(template, operation, done=False)
-            received = mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm)
-            parts.append(noted(received, operation, done=True))
+            with noted(f"recv from worker {source} ({size} x {sendable})", ordered_effect):
+                parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
         return _assembled(parts, structure)
 
     def sendrecv(self, x: Array, to: int, structure: Structure, source: int) -> Array:
@@ -99,12 +97,11 @@ class Channel:
         operation = f"send to worker {to} ({x.size} x {x.dtype})"
         if structure is not None:
             operation += f" and recv from worker {source} ({expected})"
-        x = noted(x, operation, done=False)
         template = tie(jnp.zeros(expected.shape, expected.dtype), x)
-        received = mpi4jax.sendrecv(
-            x, template, source=source, dest=to, sendtag=self._tag, recvtag=self._tag, comm=self._comm
-        )
-        received = noted(received, operation, done=True)
+        with noted(operation, ordered_effect):
+            received = mpi4jax.sendrecv(
+                x, template, source=source, dest=to, sendtag=self._tag, recvtag=self._tag, comm=self._comm
+            )
         self._done.append(received)
         return received
 
@@ -173,8 +170,8 @@ def allreduce_in_team(world: World, team: tuple[int, ...], x: Array) -> Array:
     comm = world.communicator(team)
     summable, op = _as_summable(x.astype(accumulation_dtype(np.dtype(x.dtype))))
     operation = f"allreduce in the team {list(team)} ({summable.size} x {summable.dtype})"
-    summable = noted(summable, operation, done=False)
-    parts = [noted(mpi4jax.allreduce(chunk, op=op, comm=comm), operation, done=True) for chunk in _chunks(summable)]
+    with noted(operation, ordered_effect):
+        parts = [mpi4jax.allreduce(chunk, op=op, comm=comm) for chunk in _chunks(summable)]
     return _assembled(parts, Structure(tuple(x.shape), np.dtype(summable.dtype))).astype(x.dtype)
 
 
@@ -183,11 +180,11 @@ def _collective_broadcast(
 ) -> Array:
     # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
     comm = wrap_as_hashable(world.communicator(team))
-    operation = f"bcast in the team {list(team)} ({structure})"
 
     def bind(chunk: Array) -> Array:
-        result = mpi_bcast_p.bind(noted(chunk, operation, done=False), root=0, comm=comm)
-        return noted(result, operation, done=True)
+        with noted(f"bcast in the team {list(team)} ({structure})", ordered_effect):
+            result: Array = mpi_bcast_p.bind(chunk, root=0, comm=comm)
+        return result
 
     if x is not None:
         return tie(x, *(bind(chunk) for chunk in _chunks(_as_sendable(x))))
@@ -202,12 +199,8 @@ def _collective_reduce(
         x = tie(jnp.zeros(structure.shape, structure.dtype), anchor)
     summable, op = _as_summable(x)
     comm = wrap_as_hashable(world.communicator(team))
-    operation = f"reduce in the team {list(team)} ({structure})"
-    summable = noted(summable, operation, done=False)
-    results = [
-        noted(mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm), operation, done=True)
-        for chunk in _chunks(summable)
-    ]
+    with noted(f"reduce in the team {list(team)} ({structure})", ordered_effect):
+        results = [mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)]
     if world.rank != team[0]:
         return tie(x, *results)
     return _assembled(results, Structure(structure.shape, np.dtype(summable.dtype))).astype(structure.dtype)

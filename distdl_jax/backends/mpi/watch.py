@@ -223,9 +223,7 @@ class Watch:
             return lines
         call, name = max((state.calls, state.name_of(state.calls)) for state in busy.values())
         programs = self.programs.get(name or "")
-        absent = frozenset(
-            w for w in range(self._world.size) if self._states.get(w, State("running")).calls < call
-        )
+        absent = frozenset(w for w in range(self._world.size) if self._states.get(w, State("running")).calls < call)
         if programs is None:
             return lines
         if not absent:
