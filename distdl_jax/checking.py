@@ -81,8 +81,8 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
             traced = traceable.trace(*args, **kwargs)
         world = first_world()
         program = read_program(world, traced.jaxpr.jaxpr)
-        return world.room.meet(
-            world, tuple(range(world.size)), f"the check of {name}", program, lambda programs: _report(name, programs)
+        return world.meet(
+            tuple(range(world.size)), f"the check of {name}", program, lambda programs: _report(name, programs)
         )
 
 
@@ -107,7 +107,8 @@ class CheckedFunction:
             return self._inner(*args, **kwargs)
 
         self._jitted = jax.jit(compared, **options)
-        update_wrapper(self, fun)
+        # Not its __dict__, which is ours where `fun` wraps another checked function.
+        update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with board.call(self._name):
@@ -159,7 +160,7 @@ def _compare(name: str, jaxpr: Any) -> None:
         misfit = find_misfit(programs)
         return None if misfit is None else misfit_text(name, misfit)
 
-    problem = world.room.meet(world, tuple(range(world.size)), f"the plan of {name}", mine, decide)
+    problem = world.meet(tuple(range(world.size)), f"the plan of {name}", mine, decide)
     logging.getLogger("distdl_jax").info(
         "worker %d of %d: the plan of %s was compared in %.1f ms", world.rank, world.size, name,
         1e3 * (perf_counter() - start),

@@ -46,7 +46,7 @@ def play(path: Path) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[tuple[int, str]]]]:
     """What every chosen program does. Three at a time: most of the time they wait."""
-    chosen = {item.callspec.params["path"] for item in request.session.items if hasattr(item, "callspec")}
+    chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(3) as pool:
         yield {path.stem: pool.submit(play, path) for path in PROGRAMS if path in chosen}
 

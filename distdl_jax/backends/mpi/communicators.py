@@ -6,17 +6,21 @@ so what mpi4py does while tracing (meetings, the watch) and what mpi4jax does wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
-from distdl_jax.backends.mpi.meeting import MeetingRoom
+from distdl_jax.backends.mpi.meeting import Contributions, MeetingRoom
 from distdl_jax.backends.mpi.memory import prefer_huge_pages
 from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limit
 from distdl_jax.backends.mpi.watch import Watch
 from distdl_jax.backends.mpi.watchman import watchman
 from distdl_jax.errors import SetupError
+
+_FOR_PLANNING = "This world was made for planning, without a communicator: no data can move in it."
 
 
 class World:
@@ -42,6 +46,14 @@ class World:
             if size > 1:
                 watchman.add(self.watch)
 
+    def meet(
+        self, team: tuple[int, ...], subject: str, contribution: Any, decide: Callable[[Contributions], Any] = dict
+    ) -> Any:
+        """What the first worker of `team` decides on all contributions (by world rank); see `meeting`."""
+        if self._comm is None:
+            raise SetupError(_FOR_PLANNING)
+        return self.room.meet(self, team, subject, contribution, decide)
+
     @property
     def messages(self) -> MPI.Intracomm:
         """The data communicator of the whole world, in which every worker's rank is its world rank."""
@@ -51,7 +63,7 @@ class World:
         """The communicator of `team` (world ranks, in the order of its ranks); its first use is collective in it."""
         if team not in self._cache:
             if self._comm is None:
-                raise SetupError("This world was made for planning, without a communicator: no data can move in it.")
+                raise SetupError(_FOR_PLANNING)
             if self.rank not in team:
                 raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
             group = self._comm.Get_group().Incl(team)

@@ -57,7 +57,7 @@ class MeetingRoom:
         team: tuple[int, ...],
         subject: str,
         contribution: Any,
-        decide: Callable[[Contributions], Any] = lambda contributions: contributions,
+        decide: Callable[[Contributions], Any],
     ) -> Any:
         """The decision of the team's first worker on all contributions, by world rank; collective in `team`.
 

@@ -250,7 +250,7 @@ class MPIPartition:
             return None
         subject = f"broadcast_data from worker {worker} to {self.in_words()}"
         mine = data if self._world.rank == worker else None
-        return self._world.room.meet(self._world, self._ranks, subject, mine, itemgetter(worker))
+        return self._world.meet(self._ranks, subject, mine, itemgetter(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
         """Give every worker's `data`, any object that pickles, to all workers of this partition.
@@ -259,7 +259,7 @@ class MPIPartition:
         """
         if not self.active:
             return None
-        everyone = self._world.room.meet(self._world, self._ranks, f"allgather_data on {self.in_words()}", data)
+        everyone = self._world.meet(self._ranks, f"allgather_data on {self.in_words()}", data)
         return [everyone[worker] for worker in self._ranks]
 
     def _checked_rank(self, name: str, rank: int) -> int:

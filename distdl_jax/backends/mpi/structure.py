@@ -58,7 +58,7 @@ def agree(world: World, team: tuple[int, ...], subject: str, contribute: Callabl
         mine = contribute()
     except DistDLError as error:
         mine = error
-    everyone: dict[int, Any] = world.room.meet(world, team, subject, mine) if len(team) > 1 else {world.rank: mine}
+    everyone: dict[int, Any] = world.meet(team, subject, mine) if len(team) > 1 else {world.rank: mine}
     for worker in team:
         if isinstance(theirs := everyone[worker], DistDLError):
             raise theirs if worker == world.rank else type(theirs)(f"On worker {worker}: {theirs}")
