@@ -151,7 +151,7 @@ def played_one_by_one(programs):
 
 
 def test_random_programs_are_decided_like_one_by_one():
-    """Messages between random pairs, in one global order, then disturbed: swapped, dropped, or turned into exchanges."""
+    """Messages between random pairs, in one global order, then disturbed: swapped or dropped."""
     draw, completed = random.Random(0), 0
     for _ in range(1500):
         workers = draw.randint(2, 5)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 Team = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where an operation comes from; of no weight in comparisons.
 
@@ -25,7 +25,7 @@ class Place:
     backward: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One blocking MPI operation of one worker.
 
@@ -51,6 +51,9 @@ class Operation:
     itemsize: int = 0
     op: str = ""
     place: Place = field(default=Place(), compare=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Operation, tuple(getattr(self, name) for name in self.__slots__)
 
     @property
     def is_message(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jax._src import source_info_util
 from jax.extend.core import jaxprs_in_params
 from mpi4py import MPI
@@ -52,8 +52,8 @@ class _Reader:
         return tuple(self.read(closed.jaxpr, around))
 
     def _operation(self, kind: str, eqn: Any, place: Place) -> Operation:
-        params = {key: getattr(value, "wrapped", value) for key, value in eqn.params.items()}
-        team = self._team(params["comm"])
+        params = eqn.params
+        team = self._team(params["comm"].wrapped)
         given = eqn.invars[0].aval
 
         def worker(name: str) -> int | None:
@@ -74,9 +74,9 @@ class _Reader:
             root=worker("root"),
             count=_size(given),
             received=_size(eqn.outvars[0].aval) if eqn.outvars else 0,
-            dtype=str(given.dtype),
+            dtype=given.dtype.name,
             itemsize=given.dtype.itemsize,
-            op=_op_name(params["op"]) if "op" in params else "",
+            op=_op_name(params["op"].wrapped) if "op" in params else "",
             place=place,
         )
 
@@ -88,7 +88,7 @@ class _Reader:
 
 
 def _size(aval: Any) -> int:
-    return int(np.prod(aval.shape, dtype=np.int64))
+    return math.prod(aval.shape)
 
 
 def _op_name(op: MPI.Op) -> str:
@@ -97,12 +97,16 @@ def _op_name(op: MPI.Op) -> str:
 
 def _place(eqns: tuple[Any, ...]) -> Place:
     """Where the innermost of `eqns` comes from."""
-    names = [name for eqn in eqns for name in str(eqn.source_info.name_stack).split("/") if name]
-    layers = [name for name in map(_bare, names) if name]
-    return Place(_line(eqns), "/".join(dict.fromkeys(layers)), any("transpose(" in name for name in names))
+    return _place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
 
 
 @lru_cache(maxsize=4096)
+def _place_of(line: str, stacks: tuple[str, ...]) -> Place:
+    names = [name for stack in stacks for name in stack.split("/") if name]
+    layers = [name for name in map(_bare, names) if name]
+    return Place(line, "/".join(dict.fromkeys(layers)), any("transpose(" in name for name in names))
+
+
 def _bare(name: str) -> str:
     """The scope's own name, out of the transformations around it: `transpose(jvp(DistributedLinear))`."""
     while name.endswith(")") and name.split("(", 1)[0] in ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted"):
@@ -115,7 +119,8 @@ def _line(eqns: tuple[Any, ...]) -> str:
     wrapped = next((n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS), len(eqns) - 1)
     for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
         for frame in _frames(eqn.source_info.traceback):
-            return f"{Path(frame.file_name).name}:{frame.start_line} in {frame.function_name.split('.')[-1]}"
+            file = frame.file_name.rsplit(os.sep, 1)[-1]
+            return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
     return ""
 
 
