@@ -26,14 +26,12 @@ class State:
     - `where`: its source line.
     - `calls`: how many calls of checked functions it has begun; `names`: those of the last ones.
     - `in_call`, `tracing`: whether it is in the last of them, and whether it traces it.
-    - `number`: which of its meetings it is in.
     """
 
     kind: Kind
     where: str = ""
     subject: str = ""
     waits_for: tuple[int, ...] = ()
-    number: int = 0
     calls: int = 0
     names: tuple[str, ...] = ()
     in_call: bool = False

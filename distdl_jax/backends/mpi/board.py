@@ -13,9 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -35,9 +34,10 @@ _LIBRARIES = (
 
 @dataclass(frozen=True)
 class Waiting:
-    """A meeting that the worker takes part in: with whom, about what, from which source line, since when."""
+    """A meeting that the worker takes part in: in which world's room, about what, from which source line, for which
+    workers of that world it still waits, since when."""
 
-    number: int
+    room: object
     subject: str
     where: str
     waits_for: tuple[int, ...]
@@ -60,12 +60,11 @@ class Board:
         self.in_call = False
         self.tracing = False
         self.exit_status = 0
-        self._meetings = count(1)
 
     @contextmanager
-    def meeting(self, subject: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+    def meeting(self, room: object, subject: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
         """Note that the worker is in a meeting."""
-        self.waiting = Waiting(next(self._meetings), subject, where, waits_for, monotonic())
+        self.waiting = Waiting(room, subject, where, waits_for, monotonic())
         try:
             yield
         finally:
@@ -74,8 +73,7 @@ class Board:
     def still_waits_for(self, workers: tuple[int, ...]) -> None:
         """Note for whom the meeting still waits."""
         if self.waiting is not None:
-            now = self.waiting
-            self.waiting = Waiting(now.number, now.subject, now.where, workers, now.since)
+            self.waiting = replace(self.waiting, waits_for=workers)
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from distdl_jax.backends.mpi.board import board, user_line
 from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
 from distdl_jax.backends.mpi.meeting import Contributions, MeetingRoom
 from distdl_jax.backends.mpi.memory import prefer_huge_pages
@@ -98,15 +99,21 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     if isinstance(known, World):
         return known
     check_launch()
+    prefer_huge_pages()
     if comm.Get_size() > 1:
         end_the_job_with_this_worker()
+        watchman.begin(time_limit())
+    everyone = tuple(range(comm.Get_size()))
+    with board.meeting(None, "the first partition of a communicator", user_line(), everyone):
         check_workers_agree(comm)
-    prefer_huge_pages()
-    world = World(comm, comm.Get_rank(), comm.Get_size())
+        world = World(comm, comm.Get_rank(), comm.Get_size())
     comm.Set_attr(_world_attribute(), world)
     _opened.append(world)
     return world
 
+
+if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+    end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at
 
 _opened: list[World] = []
 

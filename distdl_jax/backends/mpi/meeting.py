@@ -70,7 +70,7 @@ class MeetingRoom:
         hub, others = team[0], team[1:]
         world.watch.raise_if_failed()
         mine = Envelope(self.epoch, subject, team, where, contribution)
-        with board.meeting(subject, where, others if world.rank == hub else (hub,)):
+        with board.meeting(self, subject, where, others if world.rank == hub else (hub,)):
             if world.rank != hub:
                 self._send(mine, hub)
                 return self._receive(world, hub, mine).data

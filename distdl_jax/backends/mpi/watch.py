@@ -145,8 +145,9 @@ class Watch:
         waiting = board.waiting
         if self._left is not None:
             return replace(said, kind="left", status=self._left)
-        if waiting is not None and monotonic() - waiting.since > PATIENCE:
-            said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for, number=waiting.number)
+        here = waiting is not None and waiting.room is self._world.room
+        if waiting is not None and here and monotonic() - waiting.since > PATIENCE:
+            said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for)
             return replace(said, kind="meeting", where=waiting.where)
         if sample.compiling_for > PATIENCE:
             return replace(said, kind="compiling", where=sample.where)
