@@ -74,8 +74,14 @@ class Channel:
         sendable = _sendable_dtype(structure.dtype)
         parts = []
         for size in _chunk_sizes(structure.size):
-            template = tie(jnp.zeros(size, sendable), self._anchor)
-            parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            if self._anchor.size == 0:
+                template = tie(jnp.zeros(size, sendable), self._anchor)
+                parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            else:
+                # XLA starts a receive, which has no operand, as early as it can, and the worker then waits before its
+                # own work. One element of the anchor, sent to nobody, lets that work come first.
+                first = _as_sendable(_first_element(self._anchor))
+                parts.append(self._exchange(first, MPI.PROC_NULL, Structure((size,), sendable), source))
         return _assembled(parts, structure)
 
     def sendrecv(self, x: Array, to: int, structure: Structure, source: int) -> Array:
@@ -200,6 +206,12 @@ def _as_summable(x: Array) -> tuple[Array, MPI.Op]:
 
 def _add(x: Array, y: Array) -> Array:
     return x | y if x.dtype == jnp.bool_ else x + y
+
+
+def _first_element(x: Array) -> Array:
+    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element apart.
+    x = lax.optimization_barrier(x)
+    return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
 
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:
