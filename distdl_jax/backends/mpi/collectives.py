@@ -73,9 +73,15 @@ class Channel:
         sendable = _sendable_dtype(structure.dtype)
         parts = []
         for size in _chunk_sizes(structure.size):
-            template = tie(jnp.zeros(size, sendable), self._anchor)
-            with noted(f"recv from worker {source} ({size} x {sendable})", ordered_effect):
-                parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            if self._anchor.size == 0:
+                template = tie(jnp.zeros(size, sendable), self._anchor)
+                with noted(f"recv from worker {source} ({size} x {sendable})", ordered_effect):
+                    parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            else:
+                # XLA starts a receive, which has no operand, as early as it can, and the worker then waits before its
+                # own work. One element of the anchor, sent to nobody, lets that work come first.
+                first = _as_sendable(_first_element(self._anchor))
+                parts.append(self._exchange(first, MPI.PROC_NULL, Structure((size,), sendable), source))
         return _assembled(parts, structure)
 
     def sendrecv(self, x: Array, to: int, structure: Structure, source: int) -> Array:
@@ -94,11 +100,10 @@ class Channel:
 
     def _exchange(self, x: Array, to: int, structure: Structure | None, source: int) -> Array:
         expected = structure or Structure((0,), np.dtype(x.dtype))
-        operation = f"send to worker {to} ({x.size} x {x.dtype})"
-        if structure is not None:
-            operation += f" and recv from worker {source} ({expected})"
+        sent = [] if to == MPI.PROC_NULL else [f"send to worker {to} ({x.size} x {x.dtype})"]
+        coming = [] if structure is None else [f"recv from worker {source} ({structure.size} x {structure.dtype})"]
         template = tie(jnp.zeros(expected.shape, expected.dtype), x)
-        with noted(operation, ordered_effect):
+        with noted(" and ".join(sent + coming), ordered_effect):
             received = mpi4jax.sendrecv(
                 x, template, source=source, dest=to, sendtag=self._tag, recvtag=self._tag, comm=self._comm
             )
@@ -213,6 +218,12 @@ def _as_summable(x: Array) -> tuple[Array, MPI.Op]:
 
 def _add(x: Array, y: Array) -> Array:
     return x | y if x.dtype == jnp.bool_ else x + y
+
+
+def _first_element(x: Array) -> Array:
+    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element apart.
+    x = lax.optimization_barrier(x)
+    return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
 
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:
