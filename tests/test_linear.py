@@ -125,41 +125,6 @@ def test_every_dtype():
         np.testing.assert_allclose(gradient, blocks[name], rtol=0, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.world(2)
-@pytest.mark.parametrize("split", ["outputs", "batch"])
-def test_under_vmap_checkpoint_and_scan(split):
-    """The layer composes: vmap is a leading dimension more, checkpoint changes nothing, scan is the layer repeated."""
-    outputs = LinearCase((0,), (1, 0), (1, 0), (2, 1), 5, 3)
-    batch = LinearCase((0, 1), (1, 0), (1, 0), (2, 1, 1), 5, 3)
-    case = outputs if split == "outputs" else batch
-    params, x, c = case.local()
-    stack = jnp.stack([x, 2 * x, -x])
-
-    @jax.jit
-    def program(params, stack, c):
-        def loss(params, x):
-            return case.loss(params, x, c)
-
-        def add(total, x):
-            return total + jax.grad(loss)(params, x)["weight"], None
-
-        return {
-            "vmap": jax.vmap(case.layer, (None, 0))(params, stack),
-            "vmap of grad": jax.vmap(jax.grad(loss), (None, 0))(params, stack)["weight"].sum(0),
-            "grad of vmap": jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, stack).sum())(params)["weight"],
-            "checkpoint": sum(jax.grad(jax.checkpoint(loss))(params, x)["weight"] for x in stack),
-            "scan of grad": jax.lax.scan(add, 0 * params["weight"], stack)[0],
-        }
-
-    result = program(params, stack, c)
-    data = case.data
-    y = np.stack([s * data["x"] @ data["weight"].T + data["bias"] for s in (1, 2, -1)])
-    weight = sum((data["c"] * np.cos(y[i])).T @ (s * data["x"]) for i, s in enumerate((1, 2, -1)))
-    np.testing.assert_allclose(result.pop("vmap"), np.stack([case.cut({"y": one})["y"] for one in y]), rtol=1e-12)
-    for name, gradient in result.items():
-        np.testing.assert_allclose(gradient, case.cut({"weight": weight})["weight"], rtol=1e-11, err_msg=name)
-
-
 @pytest.mark.world(4)
 def test_wrong_blocks_raise_on_every_worker_of_the_layer():
     """One worker holds the wrong block; all say so, and go on together afterwards."""
