@@ -42,8 +42,8 @@ $(READY): pyproject.toml tools/venv.sh
 venv: $(READY) ## Make the environment, MPI included, from nothing
 
 .PHONY: demo
-demo: $(READY) ## Train the digits example on WORKERS (4) MPI workers
-	$(RUN) -n $(WORKERS) $(PY) examples/digits_mlp.py $(ARGS)
+demo: $(READY) ## Train LeNet-5 on WORKERS (4) MPI workers, and on one, and compare them
+	$(RUN) -n $(WORKERS) $(PY) examples/lenet5.py $(ARGS)
 
 .PHONY: test
 test: $(READY) ## Run the whole test suite

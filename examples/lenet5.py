@@ -32,6 +32,7 @@ os.environ.setdefault("NPROC", "1")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from training import DIFFERENCE, Data, say, train_both
 
@@ -166,8 +167,8 @@ def main() -> int:
     parser.add_argument("--mnist", type=Path, metavar="FOLDER", help="train on MNIST's IDX files instead of the digits")
     parser.add_argument("--dtype", default="float64", choices=list(DIFFERENCE))
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch-size", type=int, default=128, help="images a step; the last of an epoch has fewer")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--batch-size", type=int, default=32, help="images a step; the last of an epoch has fewer")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="at the start; it falls to 0 along a cosine")
     parser.add_argument("--out", type=Path, default=Path("out/lenet5.png"), help="where the training curve goes")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", options.dtype == "float64")
@@ -177,6 +178,8 @@ def main() -> int:
     data = P_world.broadcast_data(read(options.dtype) if P_world.rank == 0 else None)
     network = distributed_lenet5(P_world)
     training, tested = len(data[0].images), len(data[1].images)
+    steps = options.epochs * math.ceil(training / options.batch_size)
+    options.learning_rate = optax.cosine_decay_schedule(options.learning_rate, steps)
     say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
     for layer in network.layers:
         say(f"  {layer}")

@@ -96,7 +96,10 @@ def train_both(
 def train(
     value_and_grad: Callable, accuracy: Callable, params: Params, train_data: Data, test_data: Data, options: Namespace
 ) -> Training:
-    """Train with adam; all that makes it distributed or sequential is in `value_and_grad` and `accuracy`."""
+    """Train with adam; all that makes it distributed or sequential is in `value_and_grad` and `accuracy`.
+
+    `options.learning_rate` is a number or a schedule.
+    """
     optimiser = optax.adam(options.learning_rate)
 
     @jax.jit

@@ -31,26 +31,29 @@ def block(whole: np.ndarray, partition: dj.Partition, dtype: Any = float) -> jax
 class LinearCase:
     """A layer on the world ranks `x`, `y` and `W` (row-major on a grid of `shape`), and data for it.
 
-    The loss is sum(c * sin(y)), so that every output has another cotangent.
+    `shape` is P_fo x P_fi, or P_n x P_fo x P_fi where the batch is split too; `batches` are then the lengths of its
+    blocks, where they are not balanced. The loss is sum(c * sin(y)), so that every output has another cotangent.
     """
 
     x: Ranks
     y: Ranks
     W: Ranks
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     n_in: int
     n_out: int
     lead: tuple[int, ...] = (3,)
     bias: bool = True
+    batches: tuple[int, ...] | None = None
 
     @cached_property
     def partitions(self) -> tuple[dj.CartesianPartition, dj.CartesianPartition, dj.CartesianPartition]:
         def grid(ranks: Ranks, shape: Any) -> dj.CartesianPartition:
             return dj.Partition().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
 
-        rows, columns = self.shape
-        # P_x and P_y may have as many leading dimensions of one worker as there are.
-        return grid(self.x, [1, columns]), grid(self.y, [*(1,) * len(self.lead), rows]), grid(self.W, self.shape)
+        slices, rows, columns = (1, *self.shape)[-3:]
+        # P_x and P_y may have as many dimensions of one worker in between as there are.
+        between = (1,) * (len(self.lead) - 1)
+        return grid(self.x, [slices, columns]), grid(self.y, [slices, *between, rows]), grid(self.W, self.shape)
 
     @cached_property
     def layer(self) -> nn.DistributedLinear:
@@ -69,9 +72,33 @@ class LinearCase:
 
     def cut(self, whole: Arrays, dtype: Any = float) -> dict[str, jax.Array]:
         """This worker's blocks of tensors by name."""
-        P_x, P_y, P_W = self.partitions
-        on = {"x": P_x, "weight": P_W, "c": P_y, "y": P_y, "bias": self.layer._P_bias}
-        return {name: block(tensor, on[name], dtype) for name, tensor in whole.items() if name in on}
+        return {
+            name: self._rows(tensor, P, dtype) if name in ("x", "c", "y") else block(tensor, P, dtype)
+            for name, tensor in whole.items()
+            if (P := self.holders.get(name)) is not None
+        }
+
+    @cached_property
+    def holders(self) -> dict[str, dj.Partition]:
+        """Which partition each tensor is on."""
+        (P_x, P_y, _), W = self.partitions, self.W
+        _, rows, columns = (1, *self.shape)[-3:]
+        first = np.reshape(W, (-1, rows, columns))[0]  # of the slices along the batch
+
+        def grid(ranks: np.ndarray) -> dj.CartesianPartition:
+            team = dj.Partition().create_partition_inclusive(ranks.flat)
+            return team.create_cartesian_topology_partition(ranks.shape)
+
+        return {"x": P_x, "weight": grid(first), "c": P_y, "y": P_y, "bias": grid(first[:, 0])}
+
+    def _rows(self, whole: np.ndarray, P: dj.Partition, dtype: Any) -> jax.Array:
+        """This worker's block of a tensor with a batch, split along its first and its last dimension."""
+        if not P.active:
+            return dj.zero_volume_tensor(dtype=dtype)
+        i, j = np.unravel_index(P.rank, (P.shape[0], P.shape[-1]))
+        cuts = P.shape[0] if self.batches is None else np.cumsum(self.batches)[:-1]
+        rows = np.array_split(whole, cuts)[i]
+        return jnp.asarray(np.array_split(rows, P.shape[-1], axis=-1)[j], dtype)
 
     def local(self, dtype: Any = float) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
         """This worker's parameters, input and cotangent."""
@@ -111,11 +138,10 @@ class LinearCase:
     def check(self, result: dict[str, Any], rtol: float = 1e-12, dtype: Any = float) -> None:
         """This worker's blocks are those of the sequential layer; elsewhere nothing."""
         expected = self.cut(self.expected)
-        held = {"y": self.partitions[1], "x": self.partitions[0], "weight": self.partitions[2]}
         got = [("y", result["y"]), *result["alone"].items(), *result["together"].items()]
         for name, mine in got:
             assert mine.dtype == dtype, name
-            if held.get(name, self.layer._P_bias).active:
+            if self.holders[name].active:
                 size = max(1.0, np.abs(self.expected[name]).max(initial=0.0))
                 np.testing.assert_allclose(
                     np.asarray(mine, float), expected[name], rtol=0, atol=rtol * size, err_msg=f"{name} of {self}"

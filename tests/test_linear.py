@@ -24,6 +24,8 @@ CASES = {
         LinearCase((1,), (0, 1), (0, 1), (2, 1), 4, 3),
         LinearCase((0,), (1,), (1,), (1, 1), 4, 3),  # all of it elsewhere than the input
         LinearCase((1, 0), (1,), (0, 1), (1, 2), 1, 3),  # a worker with an empty block of one feature
+        LinearCase((0, 1), (0, 1), (0, 1), (2, 1, 1), 4, 3),  # the batch split alone: data parallelism
+        LinearCase((1, 0), (0, 1), (1, 0), (2, 1, 1), 4, 3, lead=(3, 2), bias=False),
     ],
     4: [
         LinearCase((0, 1), (0, 1), (0, 1, 2, 3), (2, 2), 7, 5),  # overlapping
@@ -35,10 +37,20 @@ CASES = {
         LinearCase((3, 0, 1), (2,), (0, 1, 2), (1, 3), 2, 3),  # 2 over 3: an empty block of the input
         LinearCase((2,), (2,), (2,), (1, 1), 3, 3, lead=(1,)),  # three workers have nothing to do
         LinearCase((1, 2), (2, 1), (0, 3, 1, 2), (2, 2), 5, 7, lead=(0,)),  # no samples
+        LinearCase((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3), (4, 1, 1), 3, 2),  # 3 samples over 4 workers
+        LinearCase((3, 0, 2, 1), (1, 2), (2, 3, 1, 0), (2, 1, 2), 5, 3, lead=(3, 2)),  # with the input's features
+        LinearCase((0, 3), (2, 0, 1, 3), (1, 2, 3, 0), (2, 2, 1), 4, 3, lead=(5,)),  # with the output's features
+        LinearCase((0, 1), (1, 2), (2, 3), (2, 1, 1), 3, 4),  # teams that overlap in part
+        LinearCase((0, 1), (1, 0), (2, 3), (2, 1, 1), 3, 4, bias=False),  # disjoint from the weight's
+        LinearCase((0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 2, 3), (4, 1, 1), 2, 3, lead=(6,), batches=(0, 4, 2, 0)),
+        LinearCase((0, 1), (2, 3), (3, 1), (2, 1, 1), 2, 3, lead=(4, 1, 2), batches=(1, 3)),
+        LinearCase((3, 1), (0, 2), (1, 0, 3, 2), (1, 2, 2), 7, 5),  # three dimensions, and the batch whole
     ],
     12: [
         LinearCase((0, 1, 2, 3), (4, 5, 6), tuple(range(12)), (3, 4), 16, 12, lead=(1,)),  # the documentation's
         LinearCase((11, 3, 5), (0, 11, 2, 4), (*range(11, 5, -1), *range(6)), (4, 3), 10, 9),
+        LinearCase((4, 5, 6, 7), (11, 0, 1, 2, 3, 9), tuple(range(12)), (2, 3, 2), 7, 5),
+        LinearCase(tuple(range(12)), (*range(6, 12), *range(6)), (*range(11, -1, -1),), (12, 1, 1), 3, 4, lead=(11,)),
     ],
 }
 
@@ -63,12 +75,15 @@ def test_bias_alone_and_everything_eagerly():
 def random_case(seed: int, world: int) -> LinearCase:
     """Any shape of P_W that fits into the world, any teams, any sizes: empty blocks and empty batches too."""
     draw = np.random.default_rng(seed)
-    shapes = [(rows, columns) for rows in range(1, world + 1) for columns in range(1, world // rows + 1)]
-    rows, columns = shapes[draw.integers(len(shapes))]
-    ranks = [tuple(map(int, draw.permutation(world)[:n])) for n in (columns, rows, rows * columns)]
+    upto = range(1, world + 1)
+    shapes = [(n, rows, columns) for n in upto for rows in upto for columns in upto if n * rows * columns <= world]
+    n, rows, columns = shapes[draw.integers(len(shapes))]
+    ranks = [tuple(map(int, draw.permutation(world)[: n * each])) for each in (columns, rows, rows * columns)]
     lead = tuple(map(int, draw.integers(0 if draw.random() < 0.1 else 1, 4, size=draw.integers(1, 4))))
     n_in, n_out = map(int, draw.integers(1, 9, size=2))
-    return LinearCase(*ranks, (rows, columns), n_in, n_out, lead, bool(draw.random() < 0.7))
+    batches = None if n == 1 or draw.random() < 0.5 else tuple(map(int, draw.multinomial(lead[0], np.full(n, 1 / n))))
+    shape = (rows, columns) if n == 1 and draw.random() < 0.7 else (n, rows, columns)
+    return LinearCase(*ranks, shape, n_in, n_out, lead, bool(draw.random() < 0.7), batches)
 
 
 @pytest.mark.world(4)
@@ -108,38 +123,6 @@ def test_every_dtype():
     for name, gradient in zip(names, gradients, strict=True):
         assert gradient.dtype == jnp.complex64
         np.testing.assert_allclose(gradient, blocks[name], rtol=0, atol=1e-4, err_msg=name)
-
-
-@pytest.mark.world(2)
-def test_under_vmap_checkpoint_and_scan():
-    """The layer composes: vmap is a leading dimension more, checkpoint changes nothing, scan is the layer repeated."""
-    case = LinearCase((0,), (1, 0), (1, 0), (2, 1), 5, 3)
-    params, x, c = case.local()
-    stack = jnp.stack([x, 2 * x, -x])
-
-    @jax.jit
-    def program(params, stack, c):
-        def loss(params, x):
-            return case.loss(params, x, c)
-
-        def add(total, x):
-            return total + jax.grad(loss)(params, x)["weight"], None
-
-        return {
-            "vmap": jax.vmap(case.layer, (None, 0))(params, stack),
-            "vmap of grad": jax.vmap(jax.grad(loss), (None, 0))(params, stack)["weight"].sum(0),
-            "grad of vmap": jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, stack).sum())(params)["weight"],
-            "checkpoint": sum(jax.grad(jax.checkpoint(loss))(params, x)["weight"] for x in stack),
-            "scan of grad": jax.lax.scan(add, 0 * params["weight"], stack)[0],
-        }
-
-    result = program(params, stack, c)
-    data = case.data
-    y = np.stack([s * data["x"] @ data["weight"].T + data["bias"] for s in (1, 2, -1)])
-    weight = sum((data["c"] * np.cos(y[i])).T @ (s * data["x"]) for i, s in enumerate((1, 2, -1)))
-    np.testing.assert_allclose(result.pop("vmap"), np.stack([case.cut({"y": one})["y"] for one in y]), rtol=1e-12)
-    for name, gradient in result.items():
-        np.testing.assert_allclose(gradient, case.cut({"weight": weight})["weight"], rtol=1e-11, err_msg=name)
 
 
 @pytest.mark.world(4)
@@ -187,8 +170,9 @@ def grid(P, ranks, shape):
         ({"P_W": None}, dj.InvalidTypeError, "`P_W` (=None) must be a partition"),
         ({"P_x": "here"}, dj.InvalidTypeError, "`P_x` (='here') must be a partition"),
         ({"P_W": [1]}, dj.InvalidArgumentError, "`P_W` (1) must have two dimensions"),
-        ({"P_x": [1]}, dj.InvalidArgumentError, "`P_x` (1) must have shape 1 x 1: its last dimension is P_fi"),
-        ({"P_y": []}, dj.InvalidArgumentError, "`P_y` (()) must have shape 1 x 1: its last dimension is P_fo"),
+        ({"P_W": [1] * 4}, dj.InvalidArgumentError, "or three, P_n x P_fo x P_fi, with those along the batch"),
+        ({"P_x": [1]}, dj.InvalidArgumentError, "`P_x` (1) must have shape 1 x 1, P_n x P_fi, where `P_W` is 1 x 1"),
+        ({"P_y": []}, dj.InvalidArgumentError, "`P_y` (()) must have shape 1 x 1, P_n x P_fo, where `P_W` is 1 x 1"),
     ],
     ids=str,
 )
@@ -209,6 +193,50 @@ def test_partitions_that_do_not_fit_are_refused_by_every_worker():
         with pytest.raises(dj.InvalidArgumentError, match=rf"`{name}` \(.*\) must have shape 1 x 2") as caught:
             nn.DistributedLinear(P_x, P_y, P_W, 4, 4)
         assert len(set(P.allgather_data(str(caught.value)))) == 1
+
+
+@pytest.mark.world(4)
+def test_a_split_batch_is_refused_where_it_does_not_fit_the_weight():
+    """P_x and P_y have in front what P_W has in front of P_fo x P_fi; blocks at one place of the batch are alike."""
+    P = dj.Partition()
+    batch, features, four = grid(P, [0, 1], [2, 1]), grid(P, [0, 1], [1, 2]), grid(P, range(4), [2, 2])
+    for P_x, P_y, W, name, wanted in (
+        (batch, batch, [1, 1], "P_x", "1 x 1, P_n x P_fi, where `P_W` is 1 x 1, P_fo x P_fi. To split the batch, give"),
+        (batch, features, [2, 1, 1], "P_y", "2 x 1, P_n x P_fo, where `P_W` is 2 x 1 x 1, P_n x P_fo x P_fi"),
+        (features, batch, [2, 1, 1], "P_x", "2 x 1, P_n x P_fi"),
+        (four, four, [2, 2, 1], "P_x", "2 x 1, P_n x P_fi"),
+    ):
+        with pytest.raises(dj.InvalidArgumentError) as caught:
+            nn.DistributedLinear(P_x, P_y, grid(P, range(int(np.prod(W))), W), 4, 4)
+        assert f"`{name}`" in str(caught.value) and f"must have shape {wanted}" in str(caught.value)
+        assert len(set(P.allgather_data(str(caught.value)))) == 1
+
+    layer = nn.DistributedLinear(four, batch, grid(P, range(4), [2, 1, 2]), 4, 4)
+    params = layer.init(jax.random.key(0))
+    for rows, features, sentence in (
+        ((3, 2, 2, 2), (2, 2, 2, 2), "must have the same shape"),
+        ((3, 3, 2, 2), (2, 2, 2, 4), "`x` has shape (2, 4), but block 1 must be ... x 2: 4 features, balanced over 2"),
+    ):
+        with pytest.raises(dj.PlanError) as caught:
+            jax.jit(layer)(params, jnp.ones((rows[P.rank], features[P.rank])))
+        assert sentence in str(caught.value)
+
+
+@pytest.mark.world(4)
+def test_initial_weights_are_the_same_however_the_batch_is_split():
+    """They live on P_W's first slice, and gather and scatter take them there and back."""
+    P, key = dj.Partition(), jax.random.key(3)
+    one = nn.DistributedLinear(*(grid(P, [0], [1, 1]),) * 3, 5, 3)
+    split = nn.DistributedLinear(grid(P, [0, 1], [2, 1]), grid(P, range(4), [2, 2]), grid(P, range(4), [2, 2, 1]), 5, 3)
+    specs, params = split.param_specs(), split.init(key)
+    assert specs["weight"].partition == grid(P, [0, 1], [2, 1]) and specs["bias"].partition == grid(P, [0, 1], [2])
+    assert params["weight"].shape == {0: (2, 5), 1: (1, 5)}.get(P.rank, (0,))
+    whole, expected = dj.gather(params, specs), one.init(key)
+    back = dj.scatter(whole, specs)
+    for name in ("weight", "bias"):
+        np.testing.assert_array_equal(whole[name], expected[name])
+        np.testing.assert_array_equal(back[name], params[name])
+    assert repr(split) == "DistributedLinear(5 -> 3, bias=True, P_x 2 x 1, P_y 2 x 2, P_W 2 x 2 x 1)"
 
 
 @pytest.mark.world(1)

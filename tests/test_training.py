@@ -136,10 +136,10 @@ def test_one_worker_with_the_whole_loss():
     layer = nn.DistributedLinear(here, there, here, 3, 2)
     x = jnp.arange(6.0).reshape(2, 3) if MPI.COMM_WORLD.rank == 0 else dj.zero_volume_tensor()
     weight, bias = np.arange(6.0).reshape(2, 3), np.ones(2)
-    params = {"weight": block(weight, layer.P_W), "bias": block(bias, layer._P_bias)}
+    params = {"weight": block(weight, layer.P_W), "bias": block(bias, layer.param_specs()["bias"].partition)}
     value, (d_params, d_x) = dj.value_and_grad(lambda params, x: jnp.sum(layer(params, x) ** 2), (0, 1))(params, x)
     y = np.arange(6.0).reshape(2, 3) @ weight.T + bias
     assert float(value) == np.sum(y**2)
-    np.testing.assert_allclose(d_params["bias"], block(2 * y.sum(0), layer._P_bias))
+    np.testing.assert_allclose(d_params["bias"], block(2 * y.sum(0), layer.param_specs()["bias"].partition))
     np.testing.assert_allclose(d_params["weight"], block(2 * y.T @ np.arange(6.0).reshape(2, 3), layer.P_W))
     np.testing.assert_allclose(d_x, block(2 * y @ weight, layer.P_x))

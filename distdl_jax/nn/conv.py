@@ -22,6 +22,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.conv_local import LocalConvolution
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.nn.parameters import Params, check_params
 from distdl_jax.nn.sliding import (
     PADDING_MODES,
     PaddingMode,
@@ -34,7 +35,6 @@ from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import Range, balanced_sizes
 from distdl_jax.tensors import TensorSpec
 
-Params = dict[str, Array]
 Padding = int | str | Sequence[int | tuple[int, int]]
 
 
@@ -155,9 +155,9 @@ class DistributedConv:
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter: a pytree like the parameters."""
         shape = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
-        specs = {"weight": TensorSpec(shape, self._partitions.weight)}
+        specs = {"weight": TensorSpec(shape, self._partitions.parameters.weight)}
         if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._partitions.bias)
+            specs["bias"] = TensorSpec((self.out_channels,), self._partitions.parameters.bias)
         return specs
 
     def __call__(self, params: Params, x: Array) -> Array:
@@ -178,7 +178,7 @@ class DistributedConv:
             structures = agree(self.P_x.world, parts.team, repr(self), lambda: self._checked(params, x))
             plan = self._plan(structures)
             copies = broadcast(plan.exchange(x), parts.x, parts.work)
-            weight, bias = self._parameters(params)
+            weight, bias = parts.parameters.copies(params, self._weight_shape(), self.bias)
             local = self._local(plan)
             part = (
                 tie(jnp.zeros((copies.shape[0], 0), jnp.result_type(copies, weight)), copies, weight)
@@ -193,15 +193,7 @@ class DistributedConv:
 
     def _checked(self, params: Params, x: Array) -> Structure:
         """The structure of this worker's `x`; refuses parameters that are not its blocks."""
-        for name, spec in self.param_specs().items():
-            if name not in params:
-                raise PlanError(f'`params` must hold "{name}" on every worker, but holds {sorted(params)}.')
-            if spec.partition.active and jnp.shape(params[name]) != spec.local_shape:
-                raise PlanError(
-                    f'`params["{name}"]` has shape {jnp.shape(params[name])}, but this worker\'s block of '
-                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is "
-                    f"{spec.local_shape}."
-                )
+        check_params(params, self.param_specs())
         return structure_of("x", x)
 
     def _plan(self, structures: dict[int, Structure]) -> SlidingPlan:
@@ -216,22 +208,10 @@ class DistributedConv:
             )
         return plan
 
-    def _parameters(self, params: Params) -> tuple[Array, Array | None]:
-        """This worker's copy of its weight and bias, which travel in one message."""
-        parts = self._partitions
-        weight, bias = params["weight"], params.get("bias")
-        if parts.stored.ranks == parts.work.ranks:
-            return weight, bias
-        flat = [weight.reshape(-1)] if bias is None else [weight.reshape(-1), bias.reshape(-1)]
-        packed = broadcast(tie(jnp.concatenate(flat), *params.values()), parts.stored, parts.work, preserve_batch=False)
-        if not parts.work.active:
-            return packed, packed
-        shape = self._weight_shape()
-        size = math.prod(shape)
-        return packed[:size].reshape(shape), packed[size:] if self.bias else None
-
     def _weight_shape(self) -> tuple[int, ...]:
-        """The shape of the block that this worker of P_W convolves with."""
+        """The shape of the block that this worker convolves with; empty where it does not convolve."""
+        if not self._partitions.work.active:
+            return (0,)
         _, i, j, *_ = self._partitions.work.index
         p_co, p_ci = self._partitions.channels
         return (

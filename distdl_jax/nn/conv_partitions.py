@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.nn.parameters import ParameterPartitions
 from distdl_jax.plans.broadcasting import shape_text
 
 Kind = Literal["feature", "channel", "general"]
@@ -20,17 +22,17 @@ class ConvPartitions:
     - `kind`: the algorithm.
     - `work`: P_n x P_co x P_ci x features, the workers that convolve.
     - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`.
-    - `stored`: the workers that hold the weight, 1 x P_co x P_ci x 1 x ... x 1.
-    - `weight`, `bias`: the partitions of the parameters, in their own numbers of dimensions.
     """
 
     kind: Kind
     work: MPIPartition
     x: MPIPartition
     y: MPIPartition
-    stored: MPIPartition
-    weight: MPIPartition
-    bias: MPIPartition
+
+    @cached_property
+    def parameters(self) -> ParameterPartitions:
+        """Where weight and bias live."""
+        return ParameterPartitions(self.work)
 
     @property
     def team(self) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ def conv_partitions(
                 "given too; without them dimension 1 of `P_x` must be 1."
             )
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
-        return _arranged("feature", work, work, work, dims)
+        return ConvPartitions("feature", work, work, work)
     P_x._check_partner("P_y", P_y)
     P_x._check_partner("P_W", P_W)
     if P_y.dim != dims + 2 or (P_y.shape[0], *P_y.shape[2:]) != (batch, *features):
@@ -91,7 +93,7 @@ def conv_partitions(
         [batch, p_ci, 1, *features] if split_groups else [batch, 1, p_ci, *features]
     )
     y = P_y.create_cartesian_topology_partition([batch, p_co, 1, *features])
-    return _arranged("general" if math.prod(features) > 1 else "channel", work, x, y, dims)
+    return ConvPartitions("general" if math.prod(features) > 1 else "channel", work, x, y)
 
 
 def _refusal(
@@ -107,20 +109,4 @@ def _refusal(
     return (
         f"{given} must be {shape_text(expected)}, workers along the output channels, the input channels and the "
         f"features{why if grouped else ''} (P_x is {shape_text(P_x.shape)}, P_y {shape_text(P_y.shape)})."
-    )
-
-
-def _arranged(kind: Kind, work: MPIPartition, x: MPIPartition, y: MPIPartition, dims: int) -> ConvPartitions:
-    _, p_co, p_ci, *features = work.shape
-    step = math.prod(features)
-    stored = work.create_partition_inclusive(range(0, p_co * p_ci * step, step))
-    first_column = stored.create_partition_inclusive(range(0, p_co * p_ci, p_ci))
-    return ConvPartitions(
-        kind,
-        work,
-        x,
-        y,
-        stored.create_cartesian_topology_partition([1, p_co, p_ci, *(1,) * dims]),
-        stored.create_cartesian_topology_partition([p_co, p_ci, *(1,) * dims]),
-        first_column.create_cartesian_topology_partition([p_co]),
     )

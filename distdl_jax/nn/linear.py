@@ -17,11 +17,10 @@ from distdl_jax.backends.mpi.structure import agree
 from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.nn.parameters import ParameterPartitions, Params, check_params
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import balanced_sizes
 from distdl_jax.tensors import TensorSpec
-
-Params = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,21 @@ class DistributedLinear:
 
     | tensor | global shape | partition |
     |---|---|---|
-    | x | ... x n_in | P_x: 1 x P_fi |
-    | y | ... x n_out | P_y: 1 x P_fo |
-    | W (`params["weight"]`) | n_out x n_in | P_W: P_fo x P_fi |
-    | b (`params["bias"]`) | n_out | the 0th column of P_W |
+    | x | n_b x ... x n_in | P_x: P_n x P_fi |
+    | y | n_b x ... x n_out | P_y: P_n x P_fo |
+    | W (`params["weight"]`) | n_out x n_in | P_W's first slice, P_fo x P_fi |
+    | b (`params["bias"]`) | n_out | the 0th column of that slice |
 
-    Blocks are balanced; feature counts need not divide. P_x, P_y and P_W may be equal, overlap or be disjoint. Leading
-    dimensions of x, any number of them, are not split, and are the same on all of P_x.
+    P_W has shape P_fo x P_fi, with P_n in front where the batch is split too: P_n x P_fo x P_fi. Then W and b are
+    broadcast along P_n, and their gradients are summed along it.
+
+    Blocks are balanced along the features, which need not divide. Along the batch they may be of any length, also 0,
+    the same for all workers of P_x at one place along P_n; y's are like x's. P_x, P_y and P_W may be equal, overlap or
+    be disjoint. Dimensions of x between the batch and the features, any number of them, are not split.
 
     **Arguments:**
 
-    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension but the last is 1.
+    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension between is 1.
     - `in_features`, `out_features`: n_in and n_out.
     - `bias`: whether there is a b.
 
@@ -75,19 +78,18 @@ class DistributedLinear:
                 raise InvalidTypeError(f"`{name}` (={features!r}) must be an integer.")
             if features < 1:
                 raise InvalidArgumentError(f"`{name}` (={features}) must be 1 or more.")
-        if self.P_W.dim != 2:
+        if self.P_W.dim not in (2, 3):
             raise InvalidArgumentError(
                 f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "
-                "features, and along the input features."
+                "features, and along the input features; or three, P_n x P_fo x P_fi, with those along the batch."
             )
-        for name, P, workers, features in (
-            ("P_x", self.P_x, self.P_W.shape[1], "P_fi, the second of P_W"),
-            ("P_y", self.P_y, self.P_W.shape[0], "P_fo, the first of P_W"),
-        ):
-            if P.dim < 2 or P.shape[:-1] != (1,) * (P.dim - 1) or P.shape[-1] != workers:
+        p_n, p_fo, p_fi = self._work.shape
+        given = f"where `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' if self.P_W.dim == 3 else ''}P_fo x P_fi"
+        for name, P, workers, features in (("P_x", self.P_x, p_fi, "P_fi"), ("P_y", self.P_y, p_fo, "P_fo")):
+            if P.dim < 2 or P.shape != (p_n, *(1,) * (P.dim - 2), workers):
                 raise InvalidArgumentError(
-                    f"`{name}` ({shape_text(P.shape)}) must have shape 1 x {workers}: its last dimension is {features} "
-                    f"({shape_text(self.P_W.shape)})."
+                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {workers}, P_n x {features}, {given}. "
+                    "To split the batch, give P_W three dimensions, P_n x P_fo x P_fi; with two, P_n is 1."
                 )
 
     def init(
@@ -116,17 +118,19 @@ class DistributedLinear:
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter: a pytree like the parameters."""
-        specs = {"weight": TensorSpec((self.out_features, self.in_features), self.P_W)}
+        specs = {"weight": TensorSpec((self.out_features, self.in_features), self._parameters.weight)}
         if self.bias:
-            specs["bias"] = TensorSpec((self.out_features,), self._P_bias)
+            specs["bias"] = TensorSpec((self.out_features,), self._parameters.bias)
         return specs
 
     @cached_property
-    def _P_bias(self) -> MPIPartition:
-        rows, columns = self.P_W.shape
-        return self.P_W.create_partition_inclusive(
-            range(0, rows * columns, columns)
-        ).create_cartesian_topology_partition([rows])
+    def _work(self) -> MPIPartition:
+        """The workers that multiply, P_n x P_fo x P_fi."""
+        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        return ParameterPartitions(self._work)
 
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
@@ -134,9 +138,9 @@ class DistributedLinear:
         **Arguments:**
 
         - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x, ... x n_in/P_fi; a zero-volume array elsewhere.
+        - `x`: this worker's block on P_x, n_b/P_n x ... x n_in/P_fi; a zero-volume array elsewhere.
 
-        **Returns:** this worker's block on P_y, ... x n_out/P_fo; elsewhere a zero-volume array.
+        **Returns:** this worker's block on P_y, n_b/P_n x ... x n_out/P_fo; elsewhere a zero-volume array.
 
         **Raises:** `PlanError`, on every worker of the layer, where a block of x does not have its share of the
         features, or a parameter its shape.
@@ -144,50 +148,46 @@ class DistributedLinear:
         workers = self.P_W.create_partition_union(self.P_x).create_partition_union(self.P_y)
         if workers.active:
             agree(workers.world, tuple(sorted(workers.ranks)), repr(self), lambda: self._check_blocks(params, x))
+        p_n, p_fo, p_fi = self._work.shape
         with jax.named_scope("DistributedLinear"):
-            copy = broadcast(x, self._P_x, self.P_W)
+            copy = broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), self._work)
+            weight, bias = self._parameters.copies(params, self._weight_shape(), self.bias)
             # Every worker's part depends on all that any worker's part depends on, so that whatever is
             # differentiated, all of them carry a derivative into the sum, or none does.
-            part = tie(self._multiply(params, copy), *params.values())
-            return sum_reduce(part, self.P_W, self._P_y, transpose_src=True)
+            part = tie(self._multiply(copy, weight, bias), *params.values())
+            return sum_reduce(part, self._work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
 
     apply = __call__
 
-    @cached_property
-    def _P_x(self) -> MPIPartition:
-        return self.P_x.create_cartesian_topology_partition([1, self.P_W.shape[1]])
+    def _weight_shape(self) -> tuple[int, ...]:
+        """The shape of the block that this worker multiplies with; empty where it does not multiply."""
+        if not self._work.active:
+            return (0,)
+        _, i, j = self._work.index
+        _, p_fo, p_fi = self._work.shape
+        return balanced_sizes(self.out_features, p_fo)[i], balanced_sizes(self.in_features, p_fi)[j]
 
-    @cached_property
-    def _P_y(self) -> MPIPartition:
-        return self.P_y.create_cartesian_topology_partition([1, self.P_W.shape[0]])
-
-    def _multiply(self, params: Params, x: Array) -> Array:
+    def _multiply(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """This worker's product; zero-volume outside P_W."""
-        weight = params["weight"]
         dtype = jnp.result_type(x, weight)
-        if not self.P_W.active:
-            return tie(jnp.zeros((x.shape[0], 0), dtype), x)
+        if not self._work.active:
+            return tie(jnp.zeros((x.shape[0], 0), dtype), x, weight)
         y = jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), (((x.ndim - 1,), (1,)), ((), ())))
-        return y + params["bias"].astype(dtype) if self.bias and self._P_bias.active else y
+        # Of the workers whose products are summed, one adds the bias.
+        return y if bias is None or self._work.index[2] > 0 else y + bias.astype(dtype)
 
     def _check_blocks(self, params: Params, x: Array) -> None:
         """Refuse what this worker holds where it is not its share of the input or of the parameters."""
         if self.P_x.rank is not None:
-            share = balanced_sizes(self.in_features, self.P_x.size)[self.P_x.rank]
+            p_fi = self.P_x.shape[-1]
+            block = self.P_x.rank % p_fi
+            share = balanced_sizes(self.in_features, p_fi)[block]
             if len(jnp.shape(x)) < 2 or jnp.shape(x)[-1] != share:
                 raise PlanError(
-                    f"`x` has shape {jnp.shape(x)}, but block {self.P_x.rank} must be ... x {share}: "
-                    f"{self.in_features} features, balanced over {self.P_x.size} workers."
+                    f"`x` has shape {jnp.shape(x)}, but block {block} must be ... x {share}: "
+                    f"{self.in_features} features, balanced over {p_fi} workers."
                 )
-        for name, spec in self.param_specs().items():
-            if name not in params:
-                raise PlanError(f'`params` must hold "{name}" on every worker, but holds {sorted(params)}.')
-            if spec.partition.active and jnp.shape(params[name]) != spec.local_shape:
-                raise PlanError(
-                    f'`params["{name}"]` has shape {jnp.shape(params[name])}, but this worker\'s block of '
-                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is "
-                    f"{spec.local_shape}."
-                )
+        check_params(params, self.param_specs())
 
     def __repr__(self) -> str:
         return (

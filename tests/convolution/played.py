@@ -102,7 +102,7 @@ def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.nd
 
     fetched = Fetched(plans, conv)
     to_work = Copies({rank: (its.x, its.work) for rank, its in parts.items()})
-    of_params = Copies({rank: (its.stored, its.work) for rank, its in parts.items()})
+    of_params = Copies({rank: (its.parameters.stored, its.work) for rank, its in parts.items()})
     to_y = Copies({rank: (its.y, its.work) for rank, its in parts.items()})
     specs = {rank: layer.param_specs() for rank, layer in layers.items()}
     boxes = _boxes(specs, "weight"), _boxes(specs, "bias")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from convolution import direct
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -186,8 +187,9 @@ def linear(
     P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False
 ) -> Case:
     """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
-    weights = blocks(P_W, n_out, n_in, world=world)
-    biases = blocks(On(P_W.shape[:1], tuple(P_W.grid[:, 0].tolist())), n_out, world=world)
+    stored = P_W.grid.reshape(-1, *P_W.shape[-2:])[0]  # of the slices along the batch, the first
+    weights = blocks(On(stored.shape, tuple(stored.flat)), n_out, n_in, world=world)
+    biases = blocks(On(stored.shape[:1], tuple(stored[:, 0])), n_out, world=world)
     params = tuple({"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True))
     xs = blocks(P_x, batch, n_in, world=world, elsewhere=(batch, 0))
     name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights on {P_W}"
@@ -205,6 +207,57 @@ def linear(
         return reference.linear(*both, P_x.grid, P_y.grid, P_W.grid)
 
     return Case(name, world, params if of_params else xs, operator, dense, any_dtype=False)
+
+
+def conv(
+    P_x: On, P_y: On | None, P_W: On | None, sizes: Shape, kernel: Shape, world: int = 4, batch: int = 1, **options: Any
+) -> Case:
+    """The convolution of two channels with a fixed weight, without a bias: linear in x of batch x 2 x `sizes`.
+
+    `options` are stride and padding, an integer for each feature.
+    """
+    dims = len(kernel)
+    name = f"conv {_listed([sizes])} kernel {_listed([kernel])} {options} {P_x} -> {P_y}, weights on {P_W}"
+    (weight,) = painted(name, [(3, 2, *kernel)], np.float64)
+
+    def operator(P: dj.Partition) -> Operator:
+        on = (None if each is None else each.partition(P) for each in (P_x, P_y, P_W))
+        layer_type = getattr(nn, f"DistributedConv{dims}d")
+        layer = layer_type(*on, in_channels=2, out_channels=3, kernel_size=kernel, bias=False, **options)
+        box = layer.param_specs()["weight"].box
+        mine = np.zeros(0) if box is None else weight[tuple(slice(*side) for side in box)]
+        return lambda x: layer({"weight": mine.astype(x.dtype)}, x)
+
+    def whole(x: np.ndarray) -> np.ndarray:
+        padded = direct.pad(x, [(p, p) for p in options.get("padding", (0,) * dims)])
+        return direct.convolve(padded, weight, options.get("stride", (1,) * dims), (1,) * dims, 1)
+
+    xs = blocks(P_x, batch, 2, *sizes, world=world, elsewhere=(batch, 0))
+    return Case(
+        name,
+        world,
+        xs,
+        operator,
+        lambda xs: reference.windowed(xs, P_x.grid, (P_y or P_x).grid, whole),
+        any_dtype=False,
+    )
+
+
+def average_pool(P_x: On, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, world: int = 4) -> Case:
+    """The pooling of three channels; kernels of a power of two, so that nothing is rounded."""
+    xs = blocks(P_x, 2, 3, *sizes, world=world, elsewhere=(2, 0))
+
+    def whole(x: np.ndarray) -> np.ndarray:
+        return direct.sum_pool(direct.pad(x, [(p, p) for p in padding]), kernel, stride) / prod(kernel)
+
+    return Case(
+        f"average_pool {_listed([sizes])} {_listed([kernel, stride, padding])} {P_x}",
+        world,
+        xs,
+        lambda P: getattr(nn, f"DistributedAvgPool{len(kernel)}d")(P_x.partition(P), kernel, stride, padding),
+        lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
+        any_dtype=False,
+    )
 
 
 def _text(options: Mapping[str, bool]) -> str:
@@ -260,6 +313,14 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
+    linear(on(2, 1, ranks=(1, 0)), on(2, 2), on(2, 2, 1), 2, 3, batch=3),
+    linear(on(2, 1), on(2, 1), on(2, 1, 1, ranks=(0, 1)), 3, 2, batch=3, of_params=True),
+    # The general algorithm, the channel one, the feature one with the batch split too, and in two dimensions.
+    conv(on(1, 2, 2), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2, ranks=(1, 3, 0, 2)), (5,), (3,), padding=(1,)),
+    conv(on(1, 2, 1, ranks=(1, 0)), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), (4,), (2,)),
+    conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, stride=(2,), padding=(1,)),
+    conv(on(1, 1, 2, 2), None, None, (3, 5), (3, 2), stride=(1, 2), padding=(1, 1)),
+    average_pool(on(1, 2, 2), (5,), (4,), (1,), (1,)),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
@@ -280,6 +341,8 @@ PRIMITIVES = (
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1, of_params=True),
+    conv(on(1, 1, 1), None, None, (4,), (3,), world=1, padding=(1,)),
+    average_pool(on(1, 1, 1), (4,), (2,), (2,), (0,), world=1),
     # Twelve workers: the documentation's examples, and teams too large for trees of messages.
     broadcast(on(1, 3, ranks=(4, 5, 6)), on(4, 3), _BLOCK, world=12),
     sum_reduce(on(2, 3, 2), on(1, 3, 1, ranks=(2, 3, 4)), _BLOCK, world=12),
@@ -290,6 +353,7 @@ PRIMITIVES = (
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
     reduce_scatter(on(1, 12), (1,), held(on(1, 12), (1, 14), 12)),
     linear(on(1, 4, ranks=(4, 5, 6, 7)), on(1, 3), on(3, 4), 5, 4, world=12),
+    conv(on(1, 2, 2), on(1, 3, 2, ranks=range(6, 12)), on(3, 2, 2), (5,), (3,), world=12, padding=(1,)),
 )
 
 

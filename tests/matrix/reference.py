@@ -95,14 +95,20 @@ def reduce_scatter(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
 
 
 def linear(blocks: Blocks, params: Blocks, P_x: Grid, P_y: Grid, P_W: Grid) -> Blocks:
-    """x W^T + b of the assembled tensors, cut into the blocks of y; the partitions have two dimensions."""
-    x = np.concatenate([blocks[worker] for worker in P_x.flat], axis=-1)
-    weight = assembled([p["weight"] for p in params], P_W)
-    y = x @ weight.T
+    """x W^T + b of the assembled tensors, cut into the blocks of y; P_W may have P_n in front of P_fo x P_fi."""
+    stored = P_W.reshape(-1, *P_W.shape[-2:])[0]
+    y = assembled(blocks, P_x) @ assembled([p["weight"] for p in params], stored).T
     if "bias" in params[0]:
-        y = y + np.concatenate([params[worker]["bias"] for worker in P_W[:, 0]])
-    held = dict(zip(P_y.flat, np.array_split(y, P_y.size, axis=-1), strict=True))
-    return [held.get(worker, y[..., :0]) for worker in range(len(blocks))]
+        y = y + np.concatenate([params[worker]["bias"] for worker in stored[:, 0]])
+    held = cut(y, P_y)
+    return [held.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
+
+
+def windowed(blocks: Blocks, P_x: Grid, P_y: Grid, whole: Callable[[Any], Any]) -> Blocks:
+    """`whole`, a convolution or a pooling, of the assembled tensor, cut into the blocks of y."""
+    y = whole(assembled(blocks, P_x))
+    held = cut(y, P_y)
+    return [held.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
 
 
 def with_placeholders(blocks: Blocks, P_x: Grid, held: dict[int, Any], preserve_batch: bool = True) -> Blocks:
