@@ -1,15 +1,18 @@
 """Convolutions and a max pool beside the sequential layer, and JAX's own partitioning of it (GSPMD over gloo).
 
-mpiexec -n 4 python benchmarks/conv.py
+mpiexec -n 4 python benchmarks/conv.py [words: rows whose title has one of them]
 
-"sequential" is the whole layer on worker 0 alone. With NPROC=1 every process has one thread.
+"one thread" is the whole layer on worker 0 alone, as lax has it; NPROC=1 gives every worker one thread. "all threads"
+is the same in a process of its own. Workers that wait for a slower one sleep.
 """
+
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from harness import Table, Way, in_one_program, jax_sharding
-from jax import lax
+from harness.sequential import OnAllThreads, both_ways, conv, max_pool
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
@@ -19,33 +22,17 @@ from distdl_jax import nn
 P_all = dj.Partition()
 N = P_all.size
 CALLS = 1
+ROUNDS = 7
 
 
 def grid(*shape):
     return P_all.create_partition_inclusive(range(int(np.prod(shape)))).create_cartesian_topology_partition(shape)
 
 
-def both_ways(apply):
-    """Forward, and the gradients of input and parameters."""
-
-    def run(params, x):
-        y, pullback = jax.vjp(apply, params, x)
-        return y, pullback(y)
-
-    return run
-
-
-def conv(params, x):
-    y = lax.conv_general_dilated(x, params["weight"], (1,) * (x.ndim - 2), [(1, 1)] * (x.ndim - 2))
-    return y + params["bias"].reshape(-1, *(1,) * (x.ndim - 2))
-
-
-def max_pool(params, x):
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-
-
 def rows(title, layer, sequential, shape, channels, mesh_shape, x_spec, w_spec):
     """Rows for one layer; for JAX, x and the weight are cut as `x_spec` and `w_spec` say along a mesh (a, b)."""
+    if sys.argv[1:] and not any(word in title for word in sys.argv[1:]):
+        return
     mesh = Mesh(np.asarray(jax.devices()).reshape(mesh_shape), ("a", "b"))
 
     def shared(shape, spec):
@@ -58,14 +45,18 @@ def rows(title, layer, sequential, shape, channels, mesh_shape, x_spec, w_spec):
     x = jnp.ones(dj.TensorSpec(shape, layer.P_x).local_shape)  # zero-volume outside P_x
     params = layer.init(jax.random.key(0))
     for direction, wrap in (("forward", lambda f: f), ("forward + backward", both_ways)):
-        alone = in_one_program("sequential", wrap(sequential), (whole, jnp.ones(shape)), CALLS, unrolled=True)
+        alone = in_one_program("one thread", wrap(sequential), (whole, jnp.ones(shape)), CALLS, unrolled=True)
+        threads = None
         if P_all.rank > 0:
             alone = Way(alone.name, lambda: None, CALLS)
+        else:
+            threads = OnAllThreads(sequential.__name__, shape, channels, direction != "forward")
         partitioned, x_shared = jax.jit(wrap(sequential)), shared(shape, x_spec)
         table.row(
             f"{title}, {direction}",
             [
                 alone,
+                Way("all threads", threads.run if threads else lambda: None, CALLS),
                 in_one_program("distdl_jax", wrap(layer.apply), (params, x), CALLS, unrolled=True),
                 Way(
                     "GSPMD",
@@ -73,8 +64,10 @@ def rows(title, layer, sequential, shape, channels, mesh_shape, x_spec, w_spec):
                     CALLS,
                 ),
             ],
-            rounds=5,
+            rounds=ROUNDS,
         )
+        if threads:
+            threads.close()
 
 
 jax_sharding.start()

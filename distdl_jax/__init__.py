@@ -7,6 +7,7 @@ distributed layers give block for block what the sequential layers give.
 from distdl_jax import functional, nn
 from distdl_jax.backends.mpi.partition import MPICartesianPartition as CartesianPartition
 from distdl_jax.backends.mpi.partition import MPIPartition as Partition
+from distdl_jax.checking import check, jit
 from distdl_jax.differentiation import value_and_grad
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.tensors import TensorSpec, gather, scatter
@@ -21,8 +22,10 @@ __all__ = [
     "PlanError",
     "SetupError",
     "TensorSpec",
+    "check",
     "functional",
     "gather",
+    "jit",
     "nn",
     "scatter",
     "value_and_grad",

@@ -7,9 +7,12 @@ from functools import wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from distdl_jax.backends.mpi.functional import all_sum_reduce
+from distdl_jax.backends.mpi.functional.witnesses import depending_on_movements
 from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.mpi.structure import agree
 
 
 def value_and_grad(
@@ -29,8 +32,9 @@ def value_and_grad(
 
     **Arguments:**
 
-    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. It uses every output of every layer,
-      the zero-volume ones too (a sum over them is 0), so that all workers differentiate the same operations.
+    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. The scalar may be a constant on some
+      workers, and need not use every output there: it is made to depend on every movement of data that `fun` makes
+      outside loops and nested jits, so that all workers run the same adjoints.
     - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
     - `partition`: the workers that are summed over. Default: all of COMM_WORLD.
 
@@ -46,7 +50,7 @@ def value_and_grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
-    local = jax.value_and_grad(fun, argnums, has_aux, **options)
+    local = jax.value_and_grad(depending_on_movements(fun, has_aux), argnums, has_aux, **options)
 
     @wraps(fun)
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -54,7 +58,17 @@ def value_and_grad(
         value, gradient = local(*args, **kwargs)
         if has_aux:
             value, aux = value
-            return (all_sum_reduce(value, workers, axes_keep=()), aux), gradient
-        return all_sum_reduce(value, workers, axes_keep=()), gradient
+            return (_sum(value, workers), aux), gradient
+        return _sum(value, workers), gradient
 
     return value_and_gradient
+
+
+def _sum(value: jax.Array, workers: MPIPartition) -> jax.Array:
+    """The sum of the workers' values, in the dtype of those that are not Python's numbers."""
+    if workers.size > 1 and workers.active:
+        mine = (str(value.dtype), jax.typeof(value).weak_type)
+        told = agree(workers.world, workers.ranks, f"value_and_grad on {workers.in_words()}", lambda: mine)
+        dtypes = {dtype for dtype, weak in told.values() if not weak} or {dtype for dtype, _ in told.values()}
+        value = value.astype(jnp.result_type(*sorted(dtypes)))
+    return all_sum_reduce(value, workers, axes_keep=())

@@ -120,7 +120,8 @@ def _check_leaf(
 
     team = holders.create_partition_union(receivers)
     if team.active:
-        agree(team.world, tuple(sorted(team.ranks)), check)
+        subject = f"the move of a leaf from {holders.in_words()} to {receivers.in_words()}"
+        agree(team.world, tuple(sorted(team.ranks)), subject, check)
 
 
 def _on_root(spec: TensorSpec, root: int) -> MPIPartition:

@@ -24,12 +24,15 @@ for path in sys.argv[1:]:
 """
 
 
-def start(size: int, *arguments: object, cwd: Path = ROOT) -> subprocess.Popen[str]:
+def start(
+    size: int, *arguments: object, cwd: Path = ROOT, settings: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe."""
     environment = mpiexec.clean(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     environment["JAX_PLATFORMS"] = "cpu"
     environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
+    environment.update(settings or {})
     return subprocess.Popen(
         [*mpiexec.command(size), sys.executable, *map(str, arguments)],
         cwd=cwd,
@@ -53,9 +56,15 @@ def finish(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
     return process.returncode, output
 
 
-def run(size: int, *arguments: object, limit: float = 120, cwd: Path = ROOT) -> tuple[int, str]:
-    """`start` and `finish` in one."""
-    return finish(start(size, *arguments, cwd=cwd), limit)
+def run(
+    size: int,
+    *arguments: object,
+    limit: float = 120,
+    cwd: Path = ROOT,
+    settings: dict[str, str] | None = None,
+) -> tuple[int, str]:
+    """`start` and `finish` in one; `settings` go into the environment."""
+    return finish(start(size, *arguments, cwd=cwd, settings=settings), limit)
 
 
 def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:

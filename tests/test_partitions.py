@@ -302,9 +302,11 @@ def test_long_lists_of_ranks_are_cut_short_in_errors():
 
 def test_planning_worlds_have_no_communicators():
     world = World(None, 1, 3)
-    assert world.communicator_count() == {"control": 0, "data": 0}
+    assert world.communicator_count() == 0
     with pytest.raises(SetupError, match="no data can move in it"):
-        world.communicator("data", (0, 1))
+        world.communicator((0, 1))
+    with pytest.raises(SetupError, match="no data can move in it"):
+        world.meet((0, 1), "nothing", None)
 
 
 def test_shapes_multiply_to_sizes_whatever_the_grid():

@@ -175,7 +175,7 @@ class DistributedConv:
             return x
         with jax.named_scope(type(self).__name__):
             # One handshake, in which all workers of the layer learn of all mistakes.
-            structures = agree(self.P_x.world, parts.team, lambda: self._checked(params, x))
+            structures = agree(self.P_x.world, parts.team, repr(self), lambda: self._checked(params, x))
             plan = self._plan(structures)
             copies = broadcast(plan.exchange(x), parts.x, parts.work)
             weight, bias = parts.parameters.copies(params, self._weight_shape(), self.bias)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.backends.mpi.tie import tie
+from distdl_jax.nn.conv_cpu import convolution
 from distdl_jax.nn.sliding import Pairs, SlidingWindows
 from distdl_jax.plans.decomposition import Range
 
@@ -42,13 +43,9 @@ class LocalConvolution:
             y = tie(jnp.zeros(shape, dtype), x, weight)
         else:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
-            y = lax.conv_general_dilated(
-                own.astype(dtype),
-                weight.astype(dtype),
-                self.windows.stride,
-                self.padding,
-                rhs_dilation=self.windows.dilation,
-                feature_group_count=self.groups,
+            windows = self.windows
+            y = convolution(
+                own.astype(dtype), weight.astype(dtype), windows.stride, self.padding, windows.dilation, self.groups
             )
         if bias is None or not self.adds_bias:
             return y

@@ -147,7 +147,7 @@ class DistributedLinear:
         """
         workers = self.P_W.create_partition_union(self.P_x).create_partition_union(self.P_y)
         if workers.active:
-            agree(workers.world, tuple(sorted(workers.ranks)), lambda: self._check_blocks(params, x))
+            agree(workers.world, tuple(sorted(workers.ranks)), repr(self), lambda: self._check_blocks(params, x))
         p_n, p_fo, p_fi = self._work.shape
         with jax.named_scope("DistributedLinear"):
             copy = broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), self._work)

@@ -105,7 +105,7 @@ class DistributedPool(ABC):
         if self.P_x.rank is None:
             return x
         with jax.named_scope(type(self).__name__):
-            structures = exchange_structures(self.P_x.world, tuple(sorted(self.P_x.ranks)), "x", x)
+            structures = exchange_structures(self.P_x.world, tuple(sorted(self.P_x.ranks)), repr(self), "x", x)
             plan = SlidingPlan(self.P_x, self._windows, structures)
             index = index_of(self.P_x.rank, self.P_x.shape)[2:]
             block = plan.exchange(x)

@@ -15,8 +15,6 @@ broadcast would first fill a template and copy it on every receiver.
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax.numpy as jnp
 import mpi4jax
 import numpy as np
@@ -24,10 +22,11 @@ from jax import Array, lax
 from jax._src import effects
 from mpi4jax._src.collective_ops.bcast import mpi_bcast_p
 from mpi4jax._src.collective_ops.reduce import mpi_reduce_p
-from mpi4jax._src.utils import MPI_TYPE_MAP, OrderedMPIEffect, wrap_as_hashable
+from mpi4jax._src.utils import MPI_TYPE_MAP, OrderedMPIEffect, ordered_effect, wrap_as_hashable
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.communicators import World
+from distdl_jax.backends.mpi.ring import noted
 from distdl_jax.backends.mpi.structure import Structure
 from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
@@ -74,8 +73,15 @@ class Channel:
         sendable = _sendable_dtype(structure.dtype)
         parts = []
         for size in _chunk_sizes(structure.size):
-            template = tie(jnp.zeros(size, sendable), self._anchor)
-            parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            if self._anchor.size == 0:
+                template = tie(jnp.zeros(size, sendable), self._anchor)
+                with noted(f"recv from worker {source} ({size} x {sendable})", ordered_effect):
+                    parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
+            else:
+                # XLA starts a receive, which has no operand, as early as it can, and the worker then waits before its
+                # own work. One element of the anchor, sent to nobody, lets that work come first.
+                first = _as_sendable(_first_element(self._anchor))
+                parts.append(self._exchange(first, MPI.PROC_NULL, Structure((size,), sendable), source))
         return _assembled(parts, structure)
 
     def sendrecv(self, x: Array, to: int, structure: Structure, source: int) -> Array:
@@ -94,10 +100,13 @@ class Channel:
 
     def _exchange(self, x: Array, to: int, structure: Structure | None, source: int) -> Array:
         expected = structure or Structure((0,), np.dtype(x.dtype))
+        sent = [] if to == MPI.PROC_NULL else [f"send to worker {to} ({x.size} x {x.dtype})"]
+        coming = [] if structure is None else [f"recv from worker {source} ({structure.size} x {structure.dtype})"]
         template = tie(jnp.zeros(expected.shape, expected.dtype), x)
-        received = mpi4jax.sendrecv(
-            x, template, source=source, dest=to, sendtag=self._tag, recvtag=self._tag, comm=self._comm
-        )
+        with noted(" and ".join(sent + coming), ordered_effect):
+            received = mpi4jax.sendrecv(
+                x, template, source=source, dest=to, sendtag=self._tag, recvtag=self._tag, comm=self._comm
+            )
         self._done.append(received)
         return received
 
@@ -163,9 +172,11 @@ def allreduce_in_team(world: World, team: tuple[int, ...], x: Array) -> Array:
     """The sum of the workers' `x`, on every worker of `team` (world ranks, the same order on all)."""
     if x.size == 0 or len(team) == 1:
         return x
-    comm = world.communicator("data", team)
+    comm = world.communicator(team)
     summable, op = _as_summable(x.astype(accumulation_dtype(np.dtype(x.dtype))))
-    parts = [mpi4jax.allreduce(chunk, op=op, comm=comm) for chunk in _chunks(summable)]
+    operation = f"allreduce in the team {list(team)} ({summable.size} x {summable.dtype})"
+    with noted(operation, ordered_effect):
+        parts = [mpi4jax.allreduce(chunk, op=op, comm=comm) for chunk in _chunks(summable)]
     return _assembled(parts, Structure(tuple(x.shape), np.dtype(summable.dtype))).astype(x.dtype)
 
 
@@ -173,7 +184,13 @@ def _collective_broadcast(
     world: World, team: tuple[int, ...], x: Array | None, anchor: Array, structure: Structure
 ) -> Array:
     # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
-    bind = partial(mpi_bcast_p.bind, root=0, comm=wrap_as_hashable(world.communicator("data", team)))
+    comm = wrap_as_hashable(world.communicator(team))
+
+    def bind(chunk: Array) -> Array:
+        with noted(f"bcast in the team {list(team)} ({structure})", ordered_effect):
+            result: Array = mpi_bcast_p.bind(chunk, root=0, comm=comm)
+        return result
+
     if x is not None:
         return tie(x, *(bind(chunk) for chunk in _chunks(_as_sendable(x))))
     template = tie(jnp.zeros(structure.size, _sendable_dtype(structure.dtype)), anchor)
@@ -186,8 +203,9 @@ def _collective_reduce(
     if x is None:
         x = tie(jnp.zeros(structure.shape, structure.dtype), anchor)
     summable, op = _as_summable(x)
-    comm = wrap_as_hashable(world.communicator("data", team))
-    results = [mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)]
+    comm = wrap_as_hashable(world.communicator(team))
+    with noted(f"reduce in the team {list(team)} ({structure})", ordered_effect):
+        results = [mpi_reduce_p.bind(chunk, op=wrap_as_hashable(op), root=0, comm=comm) for chunk in _chunks(summable)]
     if world.rank != team[0]:
         return tie(x, *results)
     return _assembled(results, Structure(structure.shape, np.dtype(summable.dtype))).astype(structure.dtype)
@@ -200,6 +218,12 @@ def _as_summable(x: Array) -> tuple[Array, MPI.Op]:
 
 def _add(x: Array, y: Array) -> Array:
     return x | y if x.dtype == jnp.bool_ else x + y
+
+
+def _first_element(x: Array) -> Array:
+    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element apart.
+    x = lax.optimization_barrier(x)
+    return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
 
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:

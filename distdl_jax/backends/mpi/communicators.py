@@ -1,24 +1,27 @@
 """Communicators: made when first needed, cached by team, never freed; and the checks when a world is opened.
 
 Compiled programs hold the handle of the communicator that they use, so none is ever freed. JAX runs asynchronously,
-so what mpi4py does while tracing (control) and what mpi4jax does while running (data) never share a communicator.
+so what mpi4py does while tracing (meetings, the watch) and what mpi4jax does while running never share a communicator.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable
 from functools import cache
-from types import TracebackType
-from typing import Literal
+from typing import Any
 
 from mpi4py import MPI
 
+from distdl_jax.backends.mpi.board import board, user_line
+from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
+from distdl_jax.backends.mpi.meeting import Contributions, MeetingRoom
 from distdl_jax.backends.mpi.memory import prefer_huge_pages
+from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limit
+from distdl_jax.backends.mpi.watch import Watch
+from distdl_jax.backends.mpi.watchman import watchman
 from distdl_jax.errors import SetupError
 
-Purpose = Literal["control", "data"]
+_FOR_PLANNING = "This world was made for planning, without a communicator: no data can move in it."
 
 
 class World:
@@ -35,33 +38,51 @@ class World:
         self._comm = None if comm is None else comm.Dup()
         self.rank = rank
         self.size = size
-        self._cache: dict[tuple[Purpose, tuple[int, ...]], MPI.Intracomm] = {}
+        self._cache: dict[tuple[int, ...], MPI.Intracomm] = {}
         if self._comm is not None:
             # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
-            self._cache["data", tuple(range(size))] = self._comm.Dup()
+            self._cache[tuple(range(size))] = reporting_errors(self._comm.Dup())
+            self.room = MeetingRoom(self._comm.Dup())
+            self.watch = Watch(self, self._comm.Dup(), time_limit())
+            if size > 1:
+                watchman.add(self.watch)
+
+    def meet(
+        self, team: tuple[int, ...], subject: str, contribution: Any, decide: Callable[[Contributions], Any] = dict
+    ) -> Any:
+        """What the first worker of `team` decides on all contributions (by world rank); see `meeting`."""
+        if self._comm is None:
+            raise SetupError(_FOR_PLANNING)
+        return self.room.meet(self, team, subject, contribution, decide)
 
     @property
     def messages(self) -> MPI.Intracomm:
         """The data communicator of the whole world, in which every worker's rank is its world rank."""
-        return self.communicator("data", tuple(range(self.size)))
+        return self.communicator(tuple(range(self.size)))
 
-    def communicator(self, purpose: Purpose, team: tuple[int, ...]) -> MPI.Intracomm:
+    def communicator(self, team: tuple[int, ...]) -> MPI.Intracomm:
         """The communicator of `team` (world ranks, in the order of its ranks); its first use is collective in it."""
-        key = (purpose, team)
-        if key not in self._cache:
+        if team not in self._cache:
             if self._comm is None:
-                raise SetupError("This world was made for planning, without a communicator: no data can move in it.")
+                raise SetupError(_FOR_PLANNING)
             if self.rank not in team:
                 raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
             group = self._comm.Get_group().Incl(team)
-            self._cache[key] = self._comm.Create_group(group, tag=0 if purpose == "control" else 1)
+            self._cache[team] = reporting_errors(self._comm.Create_group(group))
             group.Free()
-        return self._cache[key]
+        return self._cache[team]
 
-    def communicator_count(self) -> dict[str, int]:
-        """How many communicators this worker has made, by purpose."""
-        purposes = [purpose for purpose, _ in self._cache]
-        return {purpose: purposes.count(purpose) for purpose in ("control", "data")}
+    def team_of(self, comm: MPI.Comm) -> tuple[int, ...]:
+        """The world ranks of a communicator's workers, in the order of its ranks."""
+        for team, known in self._cache.items():
+            if known == comm:
+                return team
+        assert self._comm is not None  # who has a communicator has opened the world with one
+        return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group()))
+
+    def communicator_count(self) -> int:
+        """How many communicators that data move over this worker has made."""
+        return len(self._cache)
 
 
 @cache
@@ -77,50 +98,26 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     known = comm.Get_attr(_world_attribute())
     if isinstance(known, World):
         return known
-    _check_thread_support()
-    if comm.Get_size() > 1:
-        _abort_on_uncaught_exceptions()
+    check_launch()
     prefer_huge_pages()
-    world = World(comm, comm.Get_rank(), comm.Get_size())
+    if comm.Get_size() > 1:
+        end_the_job_with_this_worker()
+        watchman.begin(time_limit())
+    everyone = tuple(range(comm.Get_size()))
+    with board.meeting(None, "the first partition of a communicator", user_line(), everyone):
+        check_workers_agree(comm)
+        world = World(comm, comm.Get_rank(), comm.Get_size())
     comm.Set_attr(_world_attribute(), world)
+    _opened.append(world)
     return world
 
 
-def _check_thread_support() -> None:
-    names = {
-        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-    }
-    if (provided := MPI.Query_thread()) < MPI.THREAD_MULTIPLE:
-        raise SetupError(
-            f"MPI was started with {names[provided]}, but JAX calls MPI from its own threads, which takes "
-            "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
-            "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
-        )
+if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+    end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at
+
+_opened: list[World] = []
 
 
-_ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-
-
-def _abort_on_uncaught_exceptions() -> None:
-    """Make an exception that nobody catches on one worker end the whole job: the others would wait for it for ever."""
-    if getattr(sys.excepthook, "ends_mpi_job", False):
-        return
-    previous: _ExceptionHook = sys.excepthook
-
-    def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        rank = MPI.COMM_WORLD.Get_rank()
-        try:
-            if previous is sys.__excepthook__:
-                print(f"Worker {rank} of {MPI.COMM_WORLD.Get_size()} raised; the job ends.", file=sys.stderr)
-                traceback.print_exception(kind, error, trace)
-            else:
-                previous(kind, error, trace)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            MPI.COMM_WORLD.Abort(1)
-
-    end_job.ends_mpi_job = True  # type: ignore[attr-defined]
-    sys.excepthook = end_job
+def first_world() -> World:
+    """The world that was opened first; that of COMM_WORLD where there is none yet."""
+    return _opened[0] if _opened else open_world()

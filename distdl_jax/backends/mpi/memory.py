@@ -53,7 +53,7 @@ def _mark_heap(libc: ctypes.CDLL, size: int) -> bool:
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     # One heap, never trimmed, and no buffer outside it.
-    for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1)):
+    for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1)):
         if libc.mallopt(option, value) != 1:
             return False
     block = libc.malloc(size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from mpi4py import MPI
@@ -247,17 +248,19 @@ class MPIPartition:
             )
         if not self.active:
             return None
-        return self._control().bcast(data, root=self._ranks.index(worker))
+        subject = f"broadcast_data from worker {worker} to {self.in_words()}"
+        mine = data if self._world.rank == worker else None
+        return self._world.meet(self._ranks, subject, mine, itemgetter(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
         """Give every worker's `data`, any object that pickles, to all workers of this partition.
 
         **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
         """
-        return self._control().allgather(data) if self.active else None
-
-    def _control(self) -> MPI.Intracomm:
-        return self._world.communicator("control", self._ranks)
+        if not self.active:
+            return None
+        everyone = self._world.meet(self._ranks, f"allgather_data on {self.in_words()}", data)
+        return [everyone[worker] for worker in self._ranks]
 
     def _checked_rank(self, name: str, rank: int) -> int:
         rank = _integer(name, rank)
@@ -267,6 +270,10 @@ class MPIPartition:
 
     def _check_partner(self, name: str, other: object) -> None:
         check_partitions(**{"this partition": self, name: other})
+
+    def in_words(self) -> str:
+        """The team and its shape, in the same words on every worker."""
+        return f"{shape_text(self._shape)} ({_run(self._ranks)})"
 
     def _summary(self) -> str:
         """What the partition is, in the same words on every worker."""

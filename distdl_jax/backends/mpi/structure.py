@@ -47,27 +47,27 @@ def structure_of(name: str, x: Any) -> Structure:
     return Structure(tuple(x.shape), np.dtype(jnp.result_type(x.dtype)))
 
 
-def agree(world: World, team: tuple[int, ...], contribute: Callable[[], T]) -> dict[int, T]:
+def agree(world: World, team: tuple[int, ...], subject: str, contribute: Callable[[], T]) -> dict[int, T]:
     """Each worker's contribution, by world rank; collective in `team` (world ranks, the same order on all).
 
-    Where `contribute` raises on some worker, all workers of the team raise, so that none waits for another for ever.
+    `subject` says, in the same words on all workers, what it is for. Where `contribute` raises on some worker, all
+    workers of the team raise, so that none waits for another for ever.
     """
     mine: T | DistDLError
     try:
         mine = contribute()
     except DistDLError as error:
         mine = error
-    alone = team == (world.rank,)
-    everyone = [mine] if alone else world.communicator("control", team).allgather(mine)
-    for worker, theirs in zip(team, everyone, strict=True):
-        if isinstance(theirs, DistDLError):
+    everyone: dict[int, Any] = world.meet(team, subject, mine) if len(team) > 1 else {world.rank: mine}
+    for worker in team:
+        if isinstance(theirs := everyone[worker], DistDLError):
             raise theirs if worker == world.rank else type(theirs)(f"On worker {worker}: {theirs}")
-    return dict(zip(team, everyone, strict=True))
+    return everyone
 
 
-def exchange_structures(world: World, team: tuple[int, ...], name: str, x: Array) -> dict[int, Structure]:
+def exchange_structures(world: World, team: tuple[int, ...], subject: str, name: str, x: Array) -> dict[int, Structure]:
     """The structure of `x` on every worker of `team`, by world rank."""
-    return agree(world, team, lambda: structure_of(name, x))
+    return agree(world, team, subject, lambda: structure_of(name, x))
 
 
 def common_structure(name: str, structures: dict[int, Structure]) -> Structure:

@@ -46,7 +46,8 @@ def all_gather(x: Array, P_x: MPIPartition, axes: int | Sequence[int]) -> Array:
     gathered = checked_axes(axes, P_x.dim)
     if not P_x.active:
         return x
-    structures = exchange_structures(P_x.world, P_x.ranks, "x", x)
+    subject = f"all_gather along {gathered} on {P_x.in_words()}"
+    structures = exchange_structures(P_x.world, P_x.ranks, subject, "x", x)
     owned = owned_grid("x", P_x, {worker: structure.shape for worker, structure in structures.items()})
     return _run("all_gather", x, P_x, gathered, owned, structures)
 
@@ -74,7 +75,8 @@ def reduce_scatter(x: Array, P_x: MPIPartition, axes: int | Sequence[int]) -> Ar
     scattered = checked_axes(axes, P_x.dim)
     if not P_x.active:
         return x
-    structures = exchange_structures(P_x.world, P_x.ranks, "x", x)
+    subject = f"reduce_scatter along {scattered} on {P_x.in_words()}"
+    structures = exchange_structures(P_x.world, P_x.ranks, subject, "x", x)
     blocks = owned_grid("x", P_x, {worker: structure.shape for worker, structure in structures.items()})
     ranges: list[tuple[Range, ...]] = list(blocks.ranges)
     for d in scattered:

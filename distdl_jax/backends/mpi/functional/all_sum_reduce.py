@@ -65,5 +65,6 @@ def all_sum_reduce(
     team = P_x.create_allreduction_partition(axes_reduce, axes_keep)
     if team.size <= 1:
         return x
-    structure = common_structure("x", exchange_structures(P_x.world, team.ranks, "x", x))
+    subject = f"all_sum_reduce on {P_x.in_words()}"
+    structure = common_structure("x", exchange_structures(P_x.world, team.ranks, subject, "x", x))
     return move(AllSum(P_x.world, team.ranks, bool(jnp.issubdtype(structure.dtype, jnp.inexact))), x)

@@ -54,7 +54,8 @@ def halo_exchange(
         raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {P_x.dim} entries, one per dimension.")
     if not P_x.active:
         return x
-    told = agree(P_x.world, P_x.ranks, lambda: (structure_of("x", x), _checked_halo(halo, P_x.dim)))
+    subject = f"halo_exchange on {P_x.in_words()}"
+    told = agree(P_x.world, P_x.ranks, subject, lambda: (structure_of("x", x), _checked_halo(halo, P_x.dim)))
     structures = {worker: structure for worker, (structure, _) in told.items()}
     owned = owned_grid("x", P_x, {worker: structure.shape for worker, structure in structures.items()})
     try:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.backends.mpi.functional.witnesses import note_witness
 from distdl_jax.backends.mpi.tie import tie
 
 
@@ -40,23 +41,29 @@ class Movement(Protocol):
 
 def move(plan: Movement, x: Array) -> Array:
     """What this worker holds after the movement, given what it holds before."""
-    return _move(plan, x) if plan.differentiable else _run(plan, x)
+    if not plan.differentiable:
+        return _run(plan, x)
+    y, witness = _move(plan, x)
+    note_witness(witness)
+    return y
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _move(plan: Movement, x: Array) -> Array:
-    return _run(plan, x)
+def _move(plan: Movement, x: Array) -> tuple[Array, Array]:
+    """What is held after the movement, and an empty witness of it: whoever uses that has the adjoint run."""
+    y = _run(plan, x)
+    return y, tie(jnp.zeros(0, y.dtype), y)
 
 
-def _forward(plan: Movement, x: Array) -> tuple[Array, Array]:
+def _forward(plan: Movement, x: Array) -> tuple[tuple[Array, Array], Array]:
     # Nothing of `x` is kept but that it is there: where it is batched, so is what is kept.
     return _move(plan, x), jnp.ravel(x)[:0]
 
 
-def _backward(plan: Movement, trace_of_x: Array, dy: Array) -> tuple[Array]:
+def _backward(plan: Movement, trace_of_x: Array, cotangents: tuple[Array, Array]) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
-    return (_move(plan.adjoint(), tie(dy, trace_of_x)),)
+    return (_move(plan.adjoint(), tie(cotangents[0], cotangents[1], trace_of_x))[0],)
 
 
 _move.defvjp(_forward, _backward)

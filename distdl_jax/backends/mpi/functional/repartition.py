@@ -53,7 +53,8 @@ def repartition(x: Array, P_x: MPIPartition, P_y: MPIPartition, *, preserve_batc
     if not union.active:
         return x
     team = tuple(sorted(union.ranks))
-    structures = exchange_structures(world, team, "x", x)
+    subject = f"repartition from {P_x.in_words()} to {P_y.in_words()}"
+    structures = exchange_structures(world, team, subject, "x", x)
     owned = owned_grid("x", P_x, {worker: structure.shape for worker, structure in structures.items()})
     dtype = common_dtype("x", structures, P_x.ranks)
     step = Exchange(owned, ProductGrid.balanced(owned.extent, P_y.shape, P_y.ranks)).plan(world.rank)

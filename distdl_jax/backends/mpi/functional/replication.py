@@ -197,7 +197,9 @@ def _plan(
     union = P_source.create_partition_union(P_copies)
     if not union.active:
         return None
-    structures = exchange_structures(world, tuple(sorted(union.ranks)), "x", x)
+    P_x, P_y = (P_source, P_copies) if spreads else (P_copies, P_source)
+    subject = f"{'broadcast' if spreads else 'sum_reduce'} from {P_x.in_words()} to {P_y.in_words()}"
+    structures = exchange_structures(world, tuple(sorted(union.ranks)), subject, "x", x)
     holders = P_source.ranks if spreads else P_copies.ranks
     # Every worker checks all teams, so that all raise the same where one does not fit.
     teams = {

@@ -1,0 +1,121 @@
+"""What this worker is doing, written by its main thread and read by its watch.
+
+Plain attributes, written in one step each, so that a training step pays next to nothing for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+
+CALLS_REMEMBERED = 1024
+"""Of how many calls of checked functions the names are remembered."""
+
+_LIBRARIES = (
+    *(
+        str(Path(spec.origin).parent) + os.sep
+        for name in ("distdl_jax", "jax", "mpi4jax", "mpi4py")
+        if (spec := find_spec(name)) and spec.origin
+    ),
+    *(str(module.__file__) for module in (functools, contextlib, threading)),
+)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A meeting that the worker takes part in: in which world's room, about what, from which source line, for which
+    workers of that world it still waits, since when."""
+
+    room: object
+    subject: str
+    where: str
+    waits_for: tuple[int, ...]
+    since: float
+
+
+class Board:
+    """The state of this process.
+
+    - `waiting`: the meeting that it is in; None outside.
+    - `calls`: how many calls of checked functions it has begun; `names` are those of the last ones.
+    - `in_call`, `tracing`: whether it is in such a call now, and whether in its tracing.
+    - `exit_status`: what `sys.exit` was last called with; 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Waiting | None = None
+        self.calls = 0
+        self.names: deque[str] = deque(maxlen=CALLS_REMEMBERED)
+        self.in_call = False
+        self.tracing = False
+        self.exit_status = 0
+
+    @contextmanager
+    def meeting(self, room: object, subject: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+        """Note that the worker is in a meeting."""
+        self.waiting = Waiting(room, subject, where, waits_for, monotonic())
+        try:
+            yield
+        finally:
+            self.waiting = None
+
+    def still_waits_for(self, workers: tuple[int, ...]) -> None:
+        """Note for whom the meeting still waits."""
+        if self.waiting is not None:
+            self.waiting = replace(self.waiting, waits_for=workers)
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Note that a checked function is called; calls inside it are part of it."""
+        if self.in_call:
+            yield
+            return
+        self.calls += 1
+        self.names.append(name)
+        self.in_call = True
+        try:
+            yield
+        finally:
+            self.in_call = self.tracing = False
+
+
+board = Board()
+
+
+def user_line() -> str:
+    """The source line of the user's program that runs now, `train.py:31 in loss`: the innermost outside libraries."""
+    frame = user_frame(sys._getframe(1))
+    return "an unknown line" if frame is None else line_of(frame)
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame, from `frame` on outwards, that is not in a library's file."""
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def line_of(frame: FrameType) -> str:
+    """A frame as people write it: `train.py:31 in loss`."""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def is_library(file_name: str) -> bool:
+    """Whether a source file belongs to this library, to those that it stands on, or to Python."""
+    return file_name.startswith(_LIBRARIES) or file_name.startswith("<")
+
+
+def main_stack() -> FrameType | None:
+    """The innermost frame of the main thread."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)

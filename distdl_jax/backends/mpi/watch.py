@@ -1,0 +1,260 @@
+"""The watch: a thread beside the program that tells the other workers when this one stands still, and keeps the clock.
+
+Worker 0's watch is the desk: it hears from the others what they are doing and decides (`plans.standstill`) whether they
+can go on. Where they can't, all workers raise the same error, or the job ends with what each of them was doing. What
+cannot be decided is left to the clock, `DISTDL_JAX_TIMEOUT`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mpi4py import MPI
+
+from distdl_jax.backends.mpi.board import board, is_library, main_stack
+from distdl_jax.backends.mpi.ending import end_the_job, say
+from distdl_jax.backends.mpi.ring import last_operations
+from distdl_jax.backends.mpi.sampling import Sample
+from distdl_jax.errors import PlanError
+from distdl_jax.plans.matching import find_stops
+from distdl_jax.plans.programs import Program
+from distdl_jax.plans.standstill import State, find_deadlock, workers_text
+
+if TYPE_CHECKING:
+    from distdl_jax.backends.mpi.communicators import World
+
+PATIENCE = 1.0
+"""Seconds for which a worker stands still before it says so."""
+
+GRACE = 3.0
+"""Seconds that a worker has to raise what its watch was told, before its watch ends the job."""
+
+LATE = 60.0
+"""Seconds after which a program is taken to wait for a worker that has left."""
+
+REPORTED_OPERATIONS = 12
+"""How many of a worker's last operations its report lists."""
+
+DESK = 0
+"""The world rank of the worker whose watch decides."""
+
+
+class Watch:
+    """One worker's watch over one world. `turn` runs in the watch's thread, the rest in the main thread."""
+
+    def __init__(self, world: World, comm: MPI.Intracomm, limit: float) -> None:
+        self._world = world
+        self._comm = comm
+        self._limit = limit
+        self._sent: list[MPI.Request] = []
+        self._told = State("running")
+        self._told_at = 0.0
+        self._left: int | None = None
+        self._failure: tuple[int, str, float] | None = None
+        self._asked_for_end = 0.0
+        self._ends = False
+        self._end: tuple[str, float] | None = None
+        self._states: dict[int, State] = {}
+        self._verdict: tuple[str, float] | None = None
+        self._since: dict[int, float] = {}
+        self.programs: dict[str, Mapping[int, Program]] = {}
+
+    # --- the main thread ---
+
+    def raise_if_failed(self) -> None:
+        """Raise what all workers raise, where the desk has said so."""
+        if self._failure is not None and self._failure[0] == self._world.room.epoch:
+            self._world.room.epoch += 1
+            text, self._failure = self._failure[1], None
+            raise PlanError(text)
+
+    def fail(self, text: str) -> NoReturn:
+        """Make all workers raise `text`; the first that any worker says is the one that counts."""
+        self._post(DESK, ("fail", self._world.room.epoch, text))
+        deadline = monotonic() + 2 * GRACE
+        while monotonic() < deadline:
+            self.raise_if_failed()
+            time.sleep(0.01)
+        raise PlanError(text)
+
+    def leave(self, status: int) -> None:
+        """Tell the others that this worker's program has ended, and wait until theirs have."""
+        self._left = status
+        everyone = self._comm.Ibarrier()
+        while not everyone.Test():
+            time.sleep(0.005)
+
+    # --- the watch's thread ---
+
+    def turn(self, sample: Sample) -> None:
+        """Hear the others, tell them what changed, look at the clock."""
+        while self._comm.iprobe(source=MPI.ANY_SOURCE):
+            self._hear(self._comm.recv(source=MPI.ANY_SOURCE))
+        self._tell(sample)
+        if self._world.rank == DESK:
+            self._decide()
+        self._look_at_the_clock(sample)
+        if self._failure is not None and monotonic() > self._failure[2] + GRACE and sample.executing_for > GRACE:
+            # The main thread waits for a message that will not come, so it can't raise.
+            self._finish(self._failure[1])
+        if self._end is not None and monotonic() > self._end[1]:
+            self._finish(self._end[0])
+
+    def _post(self, to: int, message: tuple[Any, ...]) -> None:
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(message, to))
+
+    def _end_all(self, text: str) -> None:
+        self._ends = True
+        self._to_all(("end", text))
+
+    def _to_all(self, message: tuple[Any, ...]) -> None:
+        for worker in range(self._world.size):
+            self._post(worker, message)
+
+    def _hear(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("state", int(worker), State() as state):
+                if self._states.get(worker, State("running")).kind != state.kind:
+                    self._since[worker] = monotonic()
+                self._states[worker] = state
+            case ("fail", int(epoch), str(text)):  # to the desk
+                if self._verdict is None or self._verdict[0] != text:
+                    self._to_all(("failed", epoch, text))
+            case ("failed", int(epoch), str(text)):
+                if self._failure is None and epoch == self._world.room.epoch:
+                    self._failure = (epoch, text, monotonic())
+            case ("late", int(worker), float(waited)):  # to the desk
+                self._end_for_lateness(worker, waited)
+            case ("wait",):
+                self._asked_for_end = monotonic()
+            case ("end", str(text)):
+                self._report()
+                # The desk ends the job when all have had time to report; if it can't, each does.
+                self._end = (text, monotonic() + (1.0 if self._world.rank == DESK else 10.0))
+
+    def _state(self, sample: Sample) -> State:
+        said = State("running", calls=board.calls, names=tuple(board.names), in_call=board.in_call)
+        said = replace(said, tracing=board.tracing)
+        waiting = board.waiting
+        if self._left is not None:
+            return replace(said, kind="left", status=self._left)
+        here = waiting is not None and waiting.room is self._world.room
+        if waiting is not None and here and monotonic() - waiting.since > PATIENCE:
+            said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for)
+            return replace(said, kind="meeting", where=waiting.where)
+        if sample.compiling_for > PATIENCE:
+            return replace(said, kind="compiling", where=sample.where)
+        if sample.executing_for > PATIENCE:
+            return replace(said, kind="executing", where=sample.where)
+        return said
+
+    def _tell(self, sample: Sample) -> None:
+        state = self._state(sample)
+        # Of a worker that moves, only the number of its calls is of interest, now and then.
+        moves = state.kind == self._told.kind == "running"
+        pause = max(PATIENCE, self._world.size / 256) if moves else 0.0
+        if state != self._told and monotonic() - self._told_at > pause:
+            self._told, self._told_at = state, monotonic()
+            self._post(DESK, ("state", self._world.rank, state))
+
+    def _decide(self) -> None:
+        text = find_deadlock(self._states)
+        if text is None:
+            text = self._waits_for_the_gone()
+        if text is None:
+            self._verdict = None
+        elif self._verdict is None or self._verdict[0] != text:
+            # What is on its way may change it: decided is what still holds some turns later.
+            self._verdict = (text, monotonic())
+        elif monotonic() - self._verdict[1] > PATIENCE / 2 and not self._ends:
+            self._verdict = (text, float("inf"))
+            if any(state.kind == "meeting" for state in self._states.values()):
+                self._to_all(("failed", self._world.room.epoch, text))
+            else:
+                self._end_all(text)
+
+    def _waits_for_the_gone(self) -> str | None:
+        gone = tuple(sorted(worker for worker, state in self._states.items() if state.kind == "left"))
+        if not gone:
+            return None
+        for worker, state in sorted(self._states.items()):
+            if state.kind == "executing" and monotonic() - max(self._since[w] for w in (worker, *gone)) > LATE:
+                return f"{workers_text(gone).capitalize()} ended long ago, but worker {worker} {state.in_words()}."
+        return None
+
+    def _look_at_the_clock(self, sample: Sample) -> None:
+        waiting = board.waiting
+        waited = max(sample.executing_for, 0.0 if waiting is None else monotonic() - waiting.since)
+        if not self._limit or self._left is not None or self._end is not None or waited < self._limit:
+            return
+        if self._asked_for_end < monotonic() - 10.0:
+            if self._asked_for_end and self._asked_for_end > monotonic() - 30.0:
+                self._report()
+                self._finish(f"Worker {self._world.rank} has waited for {waited:.0f} s, and worker {DESK} is silent.")
+            self._asked_for_end = monotonic()
+            self._post(DESK, ("late", self._world.rank, float(waited)))
+
+    def _end_for_lateness(self, worker: int, waited: float) -> None:
+        if any(state.kind == "compiling" for state in self._states.values()):
+            self._to_all(("wait",))
+            return
+        if self._ends:
+            return
+        text = (
+            f"Worker {worker} has waited for {waited:.0f} s; the limit is {self._limit:.0f} s (DISTDL_JAX_TIMEOUT, in "
+            "seconds; 0 turns it off)."
+        )
+        self._end_all("\n".join([text, *self._where_all_stand()]))
+
+    def _where_all_stand(self) -> list[str]:
+        """What each worker does, and where in the plan those must be that wait, given who is not in the call."""
+        lines = [
+            f"Worker {worker} {self._states.get(worker, State('running')).in_words()}."
+            for worker in range(min(self._world.size, 64))
+        ]
+        busy = {worker: state for worker, state in self._states.items() if state.kind == "executing" and state.calls}
+        if not busy:
+            return lines
+        call, name = max((state.calls, state.name_of(state.calls)) for state in busy.values())
+        programs = self.programs.get(name or "")
+        absent = frozenset(w for w in range(self._world.size) if self._states.get(w, State("running")).calls < call)
+        if programs is None:
+            return lines
+        if not absent:
+            return [
+                *lines,
+                f"All workers are in {name}, whose plan was found to complete: they must have taken different branches "
+                "of a cond, or left a while loop after different numbers of passes (a condition that is NaN on one "
+                "worker, say). Its condition must be the same on all workers: all_sum_reduce what it depends on.",
+            ]
+        lines.append(f"{workers_text(tuple(sorted(absent))).capitalize()} did not come to call {call}, of {name}.")
+        for stop in find_stops(programs, absent):
+            if stop.operation is not None:
+                place = stop.operation.place
+                lines.append(
+                    f"Worker {stop.worker} waits in operation {stop.place} of {stop.total} of its plan: "
+                    f"{stop.operation}, {place.layer} at {place.line}."
+                )
+        return lines
+
+    # --- the end ---
+
+    def _report(self) -> None:
+        world, state = self._world, self._told
+        lines = [f"Worker {world.rank} of {world.size}, process {os.getpid()}, {state.in_words()}. Its Python stack:\n"]
+        entries = traceback.extract_stack(main_stack())
+        lines += traceback.format_list([e for e in entries if not is_library(e.filename)] or entries)
+        if noted := last_operations():
+            lines.append("Its last operations:\n")
+            lines += [f"{line}\n" for line in noted[-REPORTED_OPERATIONS:]]
+        say("".join(lines))
+
+    def _finish(self, text: str) -> None:
+        end_the_job(f"distdl_jax ends the job. {text}\n")

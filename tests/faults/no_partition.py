@@ -1,0 +1,18 @@
+"""One worker makes no partition: it has gone another way before the first one.
+
+workers: 2
+timeout: 3
+says: A worker has waited for 3 s
+says: no_partition.py
+says: for others to come to the first partition of a communicator
+"""
+
+import time
+
+from mpi4py import MPI
+
+import distdl_jax as dj
+
+if MPI.COMM_WORLD.rank == 0:
+    dj.Partition()
+time.sleep(100)

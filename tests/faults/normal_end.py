@@ -1,0 +1,22 @@
+"""Nothing is wrong: exits that are caught, errors that all handle, and workers that end at different times.
+
+workers: 2
+status: 0
+says: worker 0 is done
+says: worker 1 is done
+"""
+
+import contextlib
+import sys
+import time
+
+from parts import dj, jnp, on_root, rank, scatter, spread
+
+with contextlib.suppress(SystemExit):
+    sys.exit(1)
+try:
+    dj.jit(lambda x: scatter(x) if rank else spread(x))(on_root(4, 6))
+except dj.PlanError:
+    dj.jit(lambda x: jnp.sum(spread(x)))(on_root(4, 6))
+time.sleep(3 * rank)
+print(f"worker {rank} is done")

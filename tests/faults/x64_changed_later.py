@@ -1,0 +1,11 @@
+"""64-bit numbers are switched on on one worker after the partitions were made.
+
+workers: 2
+says: jax_enable_x64 must be the same on all workers
+"""
+
+from parts import dj, jax, on_root, rank, spread
+
+if rank == 1:
+    jax.config.update("jax_enable_x64", True)
+dj.jit(lambda x: spread(x))(on_root(4, 6))

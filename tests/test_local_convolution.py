@@ -1,0 +1,136 @@
+"""The convolution that a worker computes is `lax.conv_general_dilated`, whatever the shape makes of it.
+
+Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from distdl_jax.nn.conv_cpu import convolution
+
+# features, channels in and out, kernel, stride, padding, dilation, groups
+CASES = {
+    "LeNet's first": ((28, 28), 1, 6, (5, 5), 1, ((2, 2), (2, 2)), 1, 1),
+    "LeNet's second": ((14, 14), 6, 16, (5, 5), 1, ((0, 0), (0, 0)), 1, 1),
+    "1-D": ((23,), 3, 5, (4,), 1, ((1, 2),), 1, 1),
+    "1-D strided, dilated": ((23,), 5, 4, (3,), 2, ((3, 0),), 2, 1),
+    "1-D, one channel, strided": ((23,), 1, 4, (3,), 3, ((0, 5),), 1, 1),
+    "one channel each way": ((9, 8), 1, 1, (3, 2), 1, ((1, 1), (0, 1)), 1, 1),
+    "padding beyond the kernel": ((5, 6), 3, 4, (2, 3), 1, ((4, 3), (0, 5)), 1, 1),
+    "kernel of one": ((6, 5), 4, 3, (1, 1), 2, ((0, 0), (1, 0)), 1, 1),
+    "wide": ((8, 7), 18, 20, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
+    "wide, strided": ((8, 7), 18, 20, (3, 3), 2, ((1, 1), (0, 1)), 1, 1),
+    "dilated": ((9, 11), 4, 5, (3, 2), 1, ((2, 2), (0, 3)), (2, 3), 1),
+    "unused rows at the end": ((10, 9), 4, 5, (2, 2), 3, ((0, 0), (1, 0)), 1, 1),
+    "groups": ((8, 9), 6, 9, (3, 3), 1, ((1, 0), (1, 2)), 1, 3),
+    "groups, strided": ((8, 9), 6, 4, (3, 3), 2, ((1, 0), (1, 2)), 1, 2),
+    "one channel a group": ((8, 9), 4, 8, (3, 3), 1, ((1, 1), (1, 1)), 1, 4),
+    "more groups than are written out": ((6, 6), 20, 20, (3, 3), 1, ((1, 1), (1, 1)), 1, 20),
+    "3-D": ((6, 7, 5), 3, 4, (3, 2, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
+    "3-D strided, dilated": ((8, 7, 9), 2, 5, (3, 2, 2), (2, 1, 3), ((2, 0), (0, 1), (1, 1)), (2, 3, 1), 1),
+    "3-D, one channel": ((6, 7, 5), 1, 3, (3, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 1),
+    "3-D, one channel, large kernel": ((7, 8, 6), 1, 2, (5, 5, 3), 1, ((2, 2), (2, 2), (0, 1)), 1, 1),
+    "3-D, nothing but padding": ((0, 4, 0), 3, 4, (2, 2, 2), 1, ((1, 1), (0, 1), (3, 1)), 1, 1),
+    "1-D, nothing but padding": ((0,), 1, 4, (2,), 1, ((2, 1),), 1, 1),
+    "3-D groups": ((5, 4, 6), 4, 6, (2, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 2),
+}
+
+
+def _per_dimension(value, kernel):
+    return value if isinstance(value, tuple) else (value,) * len(kernel)
+
+
+def _case(name, dtype, batch=2):
+    features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
+    stride, dilation = _per_dimension(stride, kernel), _per_dimension(dilation, kernel)
+    rng = np.random.default_rng(len(name))
+    x = jnp.asarray(rng.normal(size=(batch, c_in, *features)), dtype)
+    weight = jnp.asarray(rng.normal(size=(c_out, c_in // groups, *kernel)), dtype)
+
+    def ours(x, weight):
+        return convolution(x, weight, stride, padding, dilation, groups)
+
+    def plain(x, weight):
+        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+
+    return ours, plain, x, weight
+
+
+def _assert_close(got, expected, dtype):
+    tolerance = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 0}[np.dtype(dtype).name]
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        scale = max(1.0, float(np.abs(np.asarray(b, np.float64)).max(initial=0)))
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=0, atol=tolerance * scale)
+
+
+def _gradients(f):
+    """Result and gradients of a function whose cotangent is not constant."""
+
+    def run(x, weight):
+        y, pullback = jax.vjp(f, x, weight)
+        return y, pullback(jnp.sin(y))
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_gradients(name, dtype):
+    ours, plain, x, weight = _case(name, dtype)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), dtype)
+
+
+# One for each way in which a convolution is written.
+WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "groups", "3-D strided, dilated"]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_second_derivatives(name):
+    ours, plain, x, weight = _case(name, "float64")
+
+    def penalty(f):
+        return lambda x, weight: sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(x, weight)[1]))
+
+    got, expected = (jax.jit(jax.grad(penalty(f), argnums=(0, 1)))(x, weight) for f in (ours, plain))
+    _assert_close(got, expected, "float64")
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (1, 2)])
+def test_vmap(name, axes):
+    ours, plain, x, weight = _case(name, "float64")
+    args = [
+        a if axis is None else jnp.stack([a, 2 * a, a - 1], axis) for a, axis in zip((x, weight), axes, strict=True)
+    ]
+    got, expected = (jax.jit(jax.vmap(_gradients(f), axes))(*args) for f in (ours, plain))
+    _assert_close(got, expected, "float64")
+
+
+@pytest.mark.parametrize("name", ["LeNet's first", "1-D", "groups", "3-D"])
+def test_checkpoint_and_scan(name):
+    ours, plain, x, weight = _case(name, "float64")
+
+    def summed(f):
+        def step(total, factor):
+            return total + jnp.sum(jnp.sin(jax.checkpoint(f)(factor * x, weight))), None
+
+        return lambda weight: lax.scan(lambda t, s: step(t, s * jnp.sum(weight)), 0.0, jnp.arange(1.0, 4.0))[0]
+
+    got, expected = (jax.jit(jax.value_and_grad(summed(f)))(weight) for f in (ours, plain))
+    _assert_close(got, expected, "float64")
+
+
+def test_other_dtypes_and_devices_take_the_plain_operation(monkeypatch):
+    def primitives(dtype):
+        ours, _, x, weight = _case("3-D", dtype)
+        return [equation.primitive.name for equation in jax.make_jaxpr(ours)(x, weight).eqns]
+
+    assert primitives("bfloat16") == primitives("float16") == ["conv_general_dilated"]
+    assert primitives("float32") != ["conv_general_dilated"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert primitives("float32") == ["conv_general_dilated"]
