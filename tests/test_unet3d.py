@@ -1,0 +1,91 @@
+"""The 3-D example: its solver against numpy, its blocks against whole tensors, and the program as a user starts it."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import ROOT, run
+
+import distdl_jax as dj
+
+
+@pytest.fixture(scope="module")
+def examples() -> tuple[ModuleType, ModuleType]:
+    """The modules of the solver and of the network."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        import unet3d
+        import wave3d
+    return wave3d, unet3d
+
+
+def leapfrog(u: np.ndarray, c: np.ndarray, size: int, times: list[int]) -> list[np.ndarray]:
+    """The solver's waves on the whole volume, in numpy: fourth order in space, steps of 0.2, a sponge of size / 10."""
+    depth = np.minimum(np.arange(size), np.arange(size)[::-1])
+    line = np.maximum(size / 10 - depth, 0) / (size / 10)
+    sponge = 0.2 * 0.4 * np.maximum(np.maximum(line[:, None, None], line[None, :, None]), line[None, None, :]) ** 2
+    before, found = u, []
+    for start, stop in pairwise([0, *times]):
+        for _ in range(start, stop):
+            wide = np.pad(u, 2)
+            laplacian = 0
+            for offset, weight in zip(range(-2, 3), (-1 / 12, 4 / 3, -5 / 2, 4 / 3, -1 / 12), strict=True):
+                laplacian += weight * sum(np.roll(wide, -offset, axis) for axis in range(3))[2:-2, 2:-2, 2:-2]
+            u, before = (2 * u - (1 - sponge) * before + (0.2 * c) ** 2 * laplacian) / (1 + sponge), u
+        found.append(u)
+    return found
+
+
+@pytest.mark.world(4)
+def test_waves_are_those_of_the_whole_volume(examples: tuple[ModuleType, ModuleType]) -> None:
+    """On blocks of 6 + 5 cells along two dimensions, in float64: medium, pulses, and the pressure at two times."""
+    (wave3d, _), size, times = examples, 11, (30, 47)
+    P = dj.Partition().create_cartesian_topology_partition([2, 1, 2])
+    alone = dj.Partition().create_partition_inclusive([P.rank]).create_cartesian_topology_partition([1, 1, 1])
+    split, whole = (wave3d.WaveSolver(on, size, "float64") for on in (P, alone))
+    c, u = np.asarray(whole.medium(3)), np.asarray(whole.pulses(3))
+    assert c.std() > 0.01 and np.abs(u).max() > 0.1
+    box = tuple(slice(*bounds) for bounds in dj.TensorSpec((size,) * 3, P).box)
+    np.testing.assert_array_equal(split.medium(3), c[box])
+    np.testing.assert_allclose(split.pulses(3), u[box], rtol=1e-14)
+    found = split.snapshots(split.medium(3), split.pulses(3), times)
+    for got, want in zip(found, leapfrog(u, c, size, list(times)), strict=True):
+        np.testing.assert_allclose(got, want[box], rtol=0, atol=1e-13)
+
+
+@pytest.mark.world(4)
+def test_repeating_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleType, ModuleType]) -> None:
+    """5 voxels over 2 workers are 3 + 2, and doubled 6 + 4: the layer makes them 5 + 5. Its adjoint sums back."""
+    _, unet3d = examples
+    network = unet3d.UNet3d(unet3d.volume_partition(dj.Partition(), 4), (2, 4))
+    assert network.P.shape == (1, 1, 2, 2, 1)
+    small, large = (dj.TensorSpec((1, 2, *sizes), network.P) for sizes in ((5, 3, 2), (10, 6, 4)))
+    x = np.random.default_rng(0).normal(size=small.global_shape)
+    dy = np.random.default_rng(1).normal(size=large.global_shape)
+    mine, back = (jnp.asarray(a[tuple(slice(*b) for b in s.box)]) for a, s in ((x, small), (dy, large)))
+    y, adjoint = jax.vjp(network.repeat, mine)
+    want = x.repeat(2, axis=2).repeat(2, axis=3).repeat(2, axis=4)
+    np.testing.assert_array_equal(y, want[tuple(slice(*bounds) for bounds in large.box)])
+    sums = dy.reshape(1, 2, 5, 2, 3, 2, 2, 2).sum(axis=(3, 5, 7))
+    np.testing.assert_allclose(adjoint(back)[0], sums[tuple(slice(*bounds) for bounds in small.box)], rtol=1e-12)
+
+
+@pytest.mark.limit(200)
+def test_the_program_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
+    """Losses equal at every step, in float64; the planned memory of a worker falls with the number of workers."""
+    picture = tmp_path / "out" / "unet3d.png"
+    sizes = ("--volume", 12, "--memory-volume", 32, "--channels", 2, 4, "--samples", 3, "--steps", 4)
+    options = (*sizes, "--check", "--dtype", "float64", "--out", picture)
+    status, output = run(2, ROOT / "examples" / "unet3d.py", *options, limit=190)
+    assert status == 0, output
+    assert float(re.search(r"losses at any step, relative to the first: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
+    rows = re.findall(r"^ +([12]) +\d+ x \d+ x \d+ +(\S+) +(\S+) +(\S+)$", output, re.MULTILINE)
+    assert [row[0] for row in rows] == ["2", "1"]
+    two, one = (float(row[2]) for row in rows)
+    assert two < 0.75 * one, output
+    assert picture.read_bytes().startswith(b"\x89PNG")
