@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from functools import partial, update_wrapper, wraps
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax
 
 from distdl_jax.backends.mpi.board import board
 from distdl_jax.backends.mpi.communicators import first_world
+from distdl_jax.backends.mpi.log import log
 from distdl_jax.backends.mpi.reading import read_program
 from distdl_jax.backends.mpi.startup import check_devices
 from distdl_jax.errors import PlanError
@@ -161,10 +161,7 @@ def _compare(name: str, jaxpr: Any) -> None:
         return None if misfit is None else misfit_text(name, misfit)
 
     problem = world.meet(tuple(range(world.size)), f"the plan of {name}", mine, decide)
-    logging.getLogger("distdl_jax").info(
-        "worker %d of %d: the plan of %s was compared in %.1f ms", world.rank, world.size, name,
-        1e3 * (perf_counter() - start),
-    )  # fmt: skip
+    log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
         raise PlanError(problem)
 

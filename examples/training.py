@@ -68,6 +68,7 @@ def train_both(
     whole_params = dj.gather(params, param_specs)
     say("Distributed:")
     distributed = train(
+        dj.jit,
         dj.value_and_grad(partial(loss, network)),
         lambda *args: dj.functional.all_sum_reduce(accuracy(network, *args), P_world, axes_keep=()),
         params,
@@ -81,6 +82,7 @@ def train_both(
     if P_world.rank == 0:  # nothing in here moves data between workers
         say("Sequential, from the same parameters, on one worker:")
         sequential = train(
+            jax.jit,
             jax.value_and_grad(partial(loss, sequential_network)),
             partial(accuracy, sequential_network),
             whole_params,
@@ -94,21 +96,27 @@ def train_both(
 
 
 def train(
-    value_and_grad: Callable, accuracy: Callable, params: Params, train_data: Data, test_data: Data, options: Namespace
+    jit: Callable,
+    value_and_grad: Callable,
+    accuracy: Callable,
+    params: Params,
+    train_data: Data,
+    test_data: Data,
+    options: Namespace,
 ) -> Training:
-    """Train with adam; all that makes it distributed or sequential is in `value_and_grad` and `accuracy`.
+    """Train with adam; all that makes it distributed or sequential is in `jit`, `value_and_grad` and `accuracy`.
 
     `options.learning_rate` is a number or a schedule.
     """
     optimiser = optax.adam(options.learning_rate)
 
-    @jax.jit
+    @jit
     def step(params: Params, state: Any, batch: Data) -> tuple[Params, Any, jax.Array]:
         value, gradient = value_and_grad(params, batch)
         updates, state = optimiser.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    accuracy = jax.jit(accuracy)
+    accuracy = jit(accuracy)
     state = optimiser.init(params)
     steps, losses, accuracies, seconds = [], [], [], []
     for epoch in range(options.epochs):

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from distdl_jax.backends.mpi.board import board, user_line
 from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
+from distdl_jax.backends.mpi.log import log
 from distdl_jax.backends.mpi.meeting import Contributions, MeetingRoom
 from distdl_jax.backends.mpi.memory import prefer_huge_pages
 from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limit
@@ -68,6 +69,7 @@ class World:
             if self.rank not in team:
                 raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
             group = self._comm.Get_group().Incl(team)
+            log.info("a communicator of the team %s is made", team)
             self._cache[team] = reporting_errors(self._comm.Create_group(group))
             group.Free()
         return self._cache[team]
@@ -109,6 +111,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
         world = World(comm, comm.Get_rank(), comm.Get_size())
     comm.Set_attr(_world_attribute(), world)
     _opened.append(world)
+    log.info("a world of %d workers is open; the clock ends the job after %g s of waiting", world.size, time_limit())
     return world
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.board import board, user_line
+from distdl_jax.backends.mpi.log import log
 from distdl_jax.plans.standstill import ONE_PROGRAM
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class MeetingRoom:
             return decide({world.rank: contribution})
         where = user_line()
         hub, others = team[0], team[1:]
+        log.debug("meeting of %s about %s, at %s", team, subject, where)
         world.watch.raise_if_failed()
         mine = Envelope(self.epoch, subject, team, where, contribution)
         with board.meeting(self, subject, where, others if world.rank == hub else (hub,)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 import threading
 from time import monotonic
@@ -15,6 +14,7 @@ from mpi4py import MPI
 from distdl_jax.backends.mpi.board import board
 from distdl_jax.backends.mpi.ending import end_the_job, turn_lock
 from distdl_jax.backends.mpi.faults import heed_signals
+from distdl_jax.backends.mpi.log import log
 from distdl_jax.backends.mpi.sampling import Sampler
 from distdl_jax.plans.standstill import ONE_PROGRAM
 
@@ -60,7 +60,7 @@ class Watchman:
                     try:
                         watch.turn(sample)
                     except Exception:
-                        logging.getLogger("distdl_jax").exception("The watch failed; the program goes on without it.")
+                        log.exception("The watch failed; the program goes on without it.")
                         return
 
     def _look_at_the_clock(self) -> None:

@@ -1,0 +1,77 @@
+"""What the plan check costs: mpiexec -n 4 python benchmarks/plan_check.py
+
+Once a trace: reading the program, exchanging it and playing it, beside the trace itself; for a program of 500
+operations a worker. In each step: a call of `dj.jit` beside one of `jax.jit`.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from harness import Table, Way
+
+import distdl_jax as dj
+from distdl_jax.backends.mpi.reading import read_program
+from distdl_jax.functional import all_sum_reduce
+from distdl_jax.plans.matching import find_misfit
+from distdl_jax.plans.programs import operations
+
+OPERATIONS = 500
+P_all = dj.Partition()
+everyone = tuple(range(P_all.size))
+around = dj.nn.HaloExchange(P_all.create_cartesian_topology_partition([P_all.size]), [(1, 1)])
+_meetings = itertools.count()
+
+
+def many(x):
+    """A sum of halo exchanges, of two operations each in the middle of the line and one at its ends; with adjoints."""
+    return sum(jnp.sum(around(x) ** 2) for _ in range(OPERATIONS // 4))
+
+
+traced = jax.jit(jax.grad(many)).trace(jnp.ones(8))
+program = read_program(P_all.world, traced.jaxpr.jaxpr)
+programs = dict(enumerate(P_all.allgather_data(program)))
+
+
+def meet():
+    P_all.world.meet(everyone, f"meeting {next(_meetings)}", program, lambda programs: None)
+
+
+def whole():
+    own = read_program(P_all.world, traced.jaxpr.jaxpr)
+    P_all.world.meet(everyone, f"meeting {next(_meetings)}", own, find_misfit)
+
+
+def trace():
+    jax.jit(lambda x: jax.grad(many)(x)).trace(jnp.ones(8))
+
+
+table = Table("plan_check")
+count = sum(1 for _ in operations(program))
+table.row(
+    f"{count} operations on worker {P_all.rank}",
+    [
+        Way("the plan check", whole),
+        Way("reading", lambda: read_program(P_all.world, traced.jaxpr.jaxpr)),
+        Way("meeting", meet),
+        Way("playing", lambda: find_misfit(programs)),
+        Way("tracing", trace),
+    ],
+)
+
+
+def step(x):
+    return all_sum_reduce(x, P_all, axes_keep=())
+
+
+def calls(jitted, x, count=200):
+    def run():
+        for _ in range(count):
+            jitted(x).block_until_ready()
+
+    return run
+
+
+x = jnp.ones(8)
+table.row("a step", [Way("jax.jit", calls(jax.jit(step), x), 200), Way("dj.jit", calls(dj.jit(step), x), 200)])
+table.write()
