@@ -94,28 +94,16 @@ board = Board()
 
 
 def user_line() -> str:
-    """The source line of the user's program that runs now, `train.py:31 in loss`: the innermost outside libraries."""
-    frame = user_frame(sys._getframe(1))
-    return "an unknown line" if frame is None else line_of(frame)
-
-
-def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame, from `frame` on outwards, that is not in a library's file."""
+    """The source line of the user's program that this thread is at, `train.py:31 in loss`: the innermost outside
+    libraries."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame
-
-
-def line_of(frame: FrameType) -> str:
-    """A frame as people write it: `train.py:31 in loss`."""
+    if frame is None:
+        return "an unknown line"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def is_library(file_name: str) -> bool:
     """Whether a source file belongs to this library, to those that it stands on, or to Python."""
     return file_name.startswith(_LIBRARIES) or file_name.startswith("<")
-
-
-def main_stack() -> FrameType | None:
-    """The innermost frame of the main thread."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)

@@ -10,13 +10,14 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import cache
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from distdl_jax.backends.mpi.board import board, line_of, main_stack, user_frame
+from distdl_jax.backends.mpi.board import board
 from distdl_jax.backends.mpi.ending import end_the_job
+from distdl_jax.backends.mpi.sampling import main_line, main_stack, stack_text, users_part
 
 UNDERSTANDING = 3.0
 """Seconds that are given to the watches when MPI fails."""
@@ -75,10 +76,8 @@ def reporting_errors(comm: MPI.Intracomm) -> MPI.Intracomm:
 def _failed_operation() -> MPI.Errhandler:
     def end(comm: MPI.Comm, code: int) -> None:
         time.sleep(UNDERSTANDING)  # the watches may find out more: they compare what was called
-        rank, frame = MPI.COMM_WORLD.Get_rank(), user_frame(main_stack())
-        where = line_of(frame) if frame else "an unknown line"
         end_the_job(
-            f"Worker {rank}: MPI failed in a compiled program, at {where}. Most "
+            f"Worker {MPI.COMM_WORLD.Get_rank()}: MPI failed in a compiled program, at {main_line()}. Most "
             "often a message of another operation came in: the workers run different programs. dj.jit compares them "
             f"before they run. MPI says: {MPI.Get_error_string(code)}\n"
         )
@@ -103,7 +102,7 @@ def _report_termination() -> None:
     if (other := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) != -1:
         signal.set_wakeup_fd(other)
         return
-    signal.signal(signal.SIGTERM, lambda number, frame: _stop(number, frame))
+    signal.signal(signal.SIGTERM, lambda number, frame: _stop(number))
     _signals.append(reading)
 
 
@@ -115,10 +114,10 @@ def heed_signals() -> None:
         except BlockingIOError:
             continue
         if signal.SIGTERM in numbers:
-            _stop(signal.SIGTERM, main_stack())
+            _stop(signal.SIGTERM)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop(number: int) -> None:
     name = signal.Signals(number).name
-    lines = [f"Worker {MPI.COMM_WORLD.Get_rank()} got {name}; the job ends. It was at:\n"]
-    end_the_job("".join(lines + traceback.format_stack(frame)), 128 + number)
+    text = f"Worker {MPI.COMM_WORLD.Get_rank()} got {name}; the job ends. It was at:\n"
+    end_the_job(text + stack_text(users_part(main_stack())), 128 + number)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
@@ -17,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpi4py import MPI
 
-from distdl_jax.backends.mpi.board import board, is_library, main_stack
+from distdl_jax.backends.mpi.board import board
 from distdl_jax.backends.mpi.ending import end_the_job, say
 from distdl_jax.backends.mpi.ring import last_operations
-from distdl_jax.backends.mpi.sampling import Sample
+from distdl_jax.backends.mpi.sampling import Sample, main_line, main_stack, stack_text, users_part
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.matching import find_stops
 from distdl_jax.plans.programs import Program
-from distdl_jax.plans.standstill import State, find_deadlock, workers_text
+from distdl_jax.plans.standstill import Kind, State, find_deadlock, workers_text
 
 if TYPE_CHECKING:
     from distdl_jax.backends.mpi.communicators import World
@@ -149,10 +148,13 @@ class Watch:
         if waiting is not None and here and monotonic() - waiting.since > PATIENCE:
             said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for)
             return replace(said, kind="meeting", where=waiting.where)
-        if sample.compiling_for > PATIENCE:
-            return replace(said, kind="compiling", where=sample.where)
-        if sample.executing_for > PATIENCE:
-            return replace(said, kind="executing", where=sample.where)
+        stands: tuple[tuple[Kind, float], ...]
+        stands = (("compiling", sample.compiling_for), ("executing", sample.executing_for))
+        for kind, seconds in stands:
+            if seconds > PATIENCE:
+                # Where it was when it said so first: it has not moved since.
+                where = self._told.where if self._told.kind == kind else main_line()
+                return replace(said, kind=kind, where=where)
         return said
 
     def _tell(self, sample: Sample) -> None:
@@ -249,8 +251,7 @@ class Watch:
     def _report(self) -> None:
         world, state = self._world, self._told
         lines = [f"Worker {world.rank} of {world.size}, process {os.getpid()}, {state.in_words()}. Its Python stack:\n"]
-        entries = traceback.extract_stack(main_stack())
-        lines += traceback.format_list([e for e in entries if not is_library(e.filename)] or entries)
+        lines.append(stack_text(users_part(main_stack())))
         if noted := last_operations():
             lines.append("Its last operations:\n")
             lines += [f"{line}\n" for line in noted[-REPORTED_OPERATIONS:]]
