@@ -4,6 +4,11 @@ Tensors are split over partitions of workers, data moves between partitions by p
 distributed layers give block for block what the sequential layers give.
 """
 
+# ruff: noqa: E402
+from distdl_jax.backends.mpi.memory import prefer_huge_pages
+
+prefer_huge_pages()  # before mpi4py starts MPI, whose threads would get heaps of their own
+
 from distdl_jax import functional, nn
 from distdl_jax.backends.mpi.partition import MPICartesianPartition as CartesianPartition
 from distdl_jax.backends.mpi.partition import MPIPartition as Partition

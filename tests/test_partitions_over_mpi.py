@@ -204,9 +204,9 @@ def test_an_exception_that_nobody_catches_ends_the_job(waiting, tmp_path):
 
 
 HUGE_PAGES = """
-from distdl_jax.backends.mpi.memory import prefer_huge_pages
 import numpy as np
 try:
+    from distdl_jax.backends.mpi.memory import prefer_huge_pages  # the import sets it up
     print(prefer_huge_pages(), prefer_huge_pages())
 except Exception as error:
     print(type(error).__name__, error)

@@ -16,7 +16,6 @@ from distdl_jax.backends.mpi.board import board, user_line
 from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
 from distdl_jax.backends.mpi.log import log
 from distdl_jax.backends.mpi.meeting import Contributions, MeetingRoom
-from distdl_jax.backends.mpi.memory import prefer_huge_pages
 from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limit
 from distdl_jax.backends.mpi.watch import Watch
 from distdl_jax.backends.mpi.watchman import watchman
@@ -101,7 +100,6 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     if isinstance(known, World):
         return known
     check_launch()
-    prefer_huge_pages()
     if comm.Get_size() > 1:
         end_the_job_with_this_worker()
         watchman.begin(time_limit())

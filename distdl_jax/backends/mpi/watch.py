@@ -250,7 +250,9 @@ class Watch:
 
     def _report(self) -> None:
         world, state = self._world, self._told
-        lines = [f"Worker {world.rank} of {world.size}, process {os.getpid()}, {state.in_words()}. Its Python stack:\n"]
+        since = f", for {monotonic() - self._told_at + PATIENCE:.0f} s" if state.kind != "running" else ""
+        who = f"Worker {world.rank} of {world.size}, process {os.getpid()}"
+        lines = [f"{who}, {state.in_words()}{since}. Its Python stack:\n"]
         lines.append(stack_text(users_part(main_stack())))
         if noted := last_operations():
             lines.append("Its last operations:\n")
