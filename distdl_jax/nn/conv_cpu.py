@@ -10,12 +10,16 @@ plain operation, measured by benchmarks/local_convolution.py:
 So depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups
 become convolutions of their own, and 4 to 16 float64 output channels become 17. Elsewhere than on a CPU, and in other
 dtypes, it is the plain operation.
+
+The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
+`DISTDL_JAX_FAST_CONVOLUTIONS=0` keeps to the plain operation.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -64,7 +68,8 @@ def convolution(
 ) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
     window = Window(stride, padding, dilation)
-    if jax.default_backend() != "cpu" or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
+    fast = os.environ.get("DISTDL_JAX_FAST_CONVOLUTIONS", "1") != "0" and jax.default_backend() == "cpu"
+    if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
         return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
     if groups == 1:
         return _convolution(x, weight, window)
