@@ -48,15 +48,14 @@ class Board:
     """The state of this process.
 
     - `waiting`: the meeting that it is in; None outside.
-    - `calls`: how many calls of checked functions it has begun; `names` are those of the last ones.
+    - `calls`: the last calls of checked functions that it has begun, as number and name.
     - `in_call`, `tracing`: whether it is in such a call now, and whether in its tracing.
     - `exit_status`: what `sys.exit` was last called with; 0 before.
     """
 
     def __init__(self) -> None:
         self.waiting: Waiting | None = None
-        self.calls = 0
-        self.names: deque[str] = deque(maxlen=CALLS_REMEMBERED)
+        self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=CALLS_REMEMBERED)
         self.in_call = False
         self.tracing = False
         self.exit_status = 0
@@ -81,9 +80,9 @@ class Board:
         if self.in_call:
             yield
             return
-        self.calls += 1
-        self.names.append(name)
+        # In this order: who sees the call in the list sees that the worker is in it, or that it has been.
         self.in_call = True
+        self.calls.append((self.calls[-1][0] + 1, name))
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ from distdl_jax.backends.mpi.board import board, user_line
 from distdl_jax.backends.mpi.faults import end_the_job_with_this_worker, reporting_errors
 from distdl_jax.backends.mpi.log import log
 from distdl_jax.backends.mpi.meeting import Contributions, MeetingRoom
-from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limit
+from distdl_jax.backends.mpi.startup import check_launch, check_workers_agree, time_limits
 from distdl_jax.backends.mpi.watch import Watch
 from distdl_jax.backends.mpi.watchman import watchman
 from distdl_jax.errors import SetupError
@@ -43,7 +43,7 @@ class World:
             # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
             self._cache[tuple(range(size))] = reporting_errors(self._comm.Dup())
             self.room = MeetingRoom(self._comm.Dup())
-            self.watch = Watch(self, self._comm.Dup(), time_limit())
+            self.watch = Watch(self, self._comm.Dup(), time_limits())
             if size > 1:
                 watchman.add(self.watch)
 
@@ -86,6 +86,9 @@ class World:
         return len(self._cache)
 
 
+_opened: list[World] = []
+
+
 @cache
 def _world_attribute() -> int:
     """Under which key a communicator carries its world. MPI drops it when the communicator is freed, so that a new one
@@ -102,21 +105,21 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     check_launch()
     if comm.Get_size() > 1:
         end_the_job_with_this_worker()
-        watchman.begin(time_limit())
+        watchman.begin(time_limits().waiting)
     everyone = tuple(range(comm.Get_size()))
     with board.meeting(None, "the first partition of a communicator", user_line(), everyone):
         check_workers_agree(comm)
         world = World(comm, comm.Get_rank(), comm.Get_size())
     comm.Set_attr(_world_attribute(), world)
     _opened.append(world)
-    log.info("a world of %d workers is open; the clock ends the job after %g s of waiting", world.size, time_limit())
+    log.info(
+        "a world of %d workers is open; the clock ends the job after %g s of waiting", world.size, time_limits().waiting
+    )
     return world
 
 
 if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
     end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at
-
-_opened: list[World] = []
 
 
 def first_world() -> World:

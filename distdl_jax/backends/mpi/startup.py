@@ -8,30 +8,44 @@ import re
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import InvalidArgumentError, SetupError
 
-DEFAULT_TIME_LIMIT = 1800.0
-"""Seconds; longer than a data set takes to load or a checkpoint to be written. Compilation does not count."""
+
+class TimeLimits(NamedTuple):
+    """Seconds after which the clock ends the job; 0 for never.
+
+    - `waiting`: for others that do not come. Longer than a data set takes to load or a checkpoint to be written.
+    - `program`: for a program that all workers are in.
+    """
+
+    waiting: float
+    program: float
+
+
+DEFAULT_TIME_LIMITS = TimeLimits(1800.0, 4 * 3600.0)
 
 # The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH tell it.
 _LAUNCHED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
 
-def time_limit() -> float:
-    """The seconds after which the clock ends the job (`DISTDL_JAX_TIMEOUT`); 0 turns it off."""
+def time_limits() -> TimeLimits:
+    """The defaults, or both what `DISTDL_JAX_TIMEOUT` says."""
     given = os.environ.get("DISTDL_JAX_TIMEOUT", "")
+    if not given:
+        return DEFAULT_TIME_LIMITS
     try:
-        seconds = float(given) if given else DEFAULT_TIME_LIMIT
+        seconds = float(given)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
         raise InvalidArgumentError(f"DISTDL_JAX_TIMEOUT (={given!r}) must be a number of seconds, or 0 for no limit.")
-    return seconds
+    return TimeLimits(seconds, seconds)
 
 
 def check_launch() -> None:
@@ -56,7 +70,7 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         "MPI library": _library(),
         "Python": platform.python_version(),
         "jax_enable_x64": bool(jax.config.read("jax_enable_x64")),
-        "DISTDL_JAX_TIMEOUT": time_limit(),
+        "DISTDL_JAX_TIMEOUT": time_limits(),
     }
     everyone = comm.allgather(mine)
     for what in mine:

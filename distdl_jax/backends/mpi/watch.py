@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpi4py import MPI
 
 from distdl_jax.backends.mpi.board import board
-from distdl_jax.backends.mpi.ending import end_the_job, say
+from distdl_jax.backends.mpi.ending import end_the_job, say, turn_lock
 from distdl_jax.backends.mpi.ring import last_operations
 from distdl_jax.backends.mpi.sampling import Sample, main_line, main_stack, stack_text, users_part
+from distdl_jax.backends.mpi.startup import TimeLimits
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.matching import find_stops
 from distdl_jax.plans.programs import Program
@@ -34,6 +35,9 @@ PATIENCE = 1.0
 GRACE = 3.0
 """Seconds that a worker has to raise what its watch was told, before its watch ends the job."""
 
+BETWEEN_QUESTIONS = 10.0
+"""Seconds before a worker that was told to wait longer asks again."""
+
 LATE = 60.0
 """Seconds after which a program is taken to wait for a worker that has left."""
 
@@ -47,16 +51,17 @@ DESK = 0
 class Watch:
     """One worker's watch over one world. `turn` runs in the watch's thread, the rest in the main thread."""
 
-    def __init__(self, world: World, comm: MPI.Intracomm, limit: float) -> None:
+    def __init__(self, world: World, comm: MPI.Intracomm, limits: TimeLimits) -> None:
         self._world = world
         self._comm = comm
-        self._limit = limit
+        self._limit, self._limit_of_programs = limits
         self._sent: list[MPI.Request] = []
         self._told = State("running")
         self._told_at = 0.0
         self._left: int | None = None
         self._failure: tuple[int, str, float] | None = None
-        self._asked_for_end = 0.0
+        self._asked_at: float | None = None
+        self._not_before = 0.0
         self._ends = False
         self._end: tuple[str, float] | None = None
         self._states: dict[int, State] = {}
@@ -106,8 +111,9 @@ class Watch:
             self._finish(self._end[0])
 
     def _post(self, to: int, message: tuple[Any, ...]) -> None:
-        self._sent = [request for request in self._sent if not request.Test()]
-        self._sent.append(self._comm.isend(message, to))
+        with turn_lock:
+            self._sent = [request for request in self._sent if not request.Test()]
+            self._sent.append(self._comm.isend(message, to))
 
     def _end_all(self, text: str) -> None:
         self._ends = True
@@ -132,15 +138,16 @@ class Watch:
             case ("late", int(worker), float(waited)):  # to the desk
                 self._end_for_lateness(worker, waited)
             case ("wait",):
-                self._asked_for_end = monotonic()
+                self._asked_at, self._not_before = None, monotonic() + BETWEEN_QUESTIONS
             case ("end", str(text)):
                 self._report()
                 # The desk ends the job when all have had time to report; if it can't, each does.
                 self._end = (text, monotonic() + (1.0 if self._world.rank == DESK else 10.0))
 
     def _state(self, sample: Sample) -> State:
-        said = State("running", calls=board.calls, names=tuple(board.names), in_call=board.in_call)
-        said = replace(said, tracing=board.tracing)
+        calls = tuple(board.calls)
+        said = State("running", calls=calls[-1][0], names=tuple(name for number, name in calls if number))
+        said = replace(said, in_call=board.in_call, tracing=board.tracing)
         waiting = board.waiting
         if self._left is not None:
             return replace(said, kind="left", status=self._left)
@@ -196,18 +203,21 @@ class Watch:
         waited = max(sample.executing_for, 0.0 if waiting is None else monotonic() - waiting.since)
         if not self._limit or self._left is not None or self._end is not None or waited < self._limit:
             return
-        if self._asked_for_end < monotonic() - 10.0:
-            if self._asked_for_end and self._asked_for_end > monotonic() - 30.0:
-                self._report()
-                self._finish(f"Worker {self._world.rank} has waited for {waited:.0f} s, and worker {DESK} is silent.")
-            self._asked_for_end = monotonic()
+        if self._asked_at is None and monotonic() > self._not_before:
+            self._asked_at = monotonic()
             self._post(DESK, ("late", self._world.rank, float(waited)))
+        elif self._asked_at is not None and monotonic() - self._asked_at > 2 * BETWEEN_QUESTIONS:
+            self._report()
+            self._finish(f"Worker {self._world.rank} has waited for {waited:.0f} s, and worker {DESK} is silent.")
 
     def _end_for_lateness(self, worker: int, waited: float) -> None:
-        if any(state.kind == "compiling" for state in self._states.values()):
-            self._to_all(("wait",))
-            return
         if self._ends:
+            return
+        kinds = {self._states.get(w, State("running")).kind for w in range(self._world.size)}
+        # A program in which all workers are may simply be long, a scan over a whole training, say.
+        is_long = kinds == {"executing"} and waited < self._limit_of_programs
+        if "compiling" in kinds or is_long:
+            self._to_all(("wait",))
             return
         text = (
             f"Worker {worker} has waited for {waited:.0f} s; the limit is {self._limit:.0f} s (DISTDL_JAX_TIMEOUT, in "
