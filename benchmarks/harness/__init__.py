@@ -95,20 +95,20 @@ def in_one_program(
     barriers in the end and does equal work once.
     """
 
-    def step(args: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
+    def step(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Array]]:
         done = [
             mpi4jax.sendrecv(y, tie(jnp.zeros(0), y), source=MPI.PROC_NULL, dest=MPI.PROC_NULL, comm=_comm)
             for y in jax.tree.leaves(function(*args))
         ]
-        return jax.tree.map(lambda x: tie(x, *done), args), None
+        return jax.tree.map(lambda x: tie(x, *done), args), done
 
     @jax.jit
     def program(*args: Any) -> Any:
         if not unrolled:
-            return lax.scan(step, args, None, length=calls)[0]
+            return lax.scan(lambda args, _: (step(args)[0], None), args, None, length=calls)[0]
         for _ in range(calls):
-            args, _ = step(args, None)
-        return args
+            args, done = step(args)
+        return done  # not the arguments, which would be copied
 
     return Way(name, lambda: jax.block_until_ready(program(*args)), calls)
 
