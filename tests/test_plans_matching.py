@@ -98,6 +98,12 @@ def test_long_loops_are_decided_at_once(programs, expected):
     assert time.monotonic() - start < 2
 
 
+def test_a_play_without_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("distdl_jax.plans.matching.MOST_PLAYED", 1000)
+    nested = {w: (Loop(10**6, (Loop(10**6 - w, (both(1 - w, 1 - w),)),)),) for w in range(2)}
+    assert reason(nested)[0] == "undecided"
+
+
 def test_each_branch_is_played():
     one, other = (send(1),), (send(1), send(1))
     fits = {0: (Choice((one, other)),), 1: (Choice(((recv(0),), (recv(0), recv(0)))),)}

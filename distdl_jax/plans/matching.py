@@ -17,6 +17,9 @@ from dataclasses import dataclass
 
 from distdl_jax.plans.programs import Choice, Loop, Operation, Program, simplified
 
+MOST_PLAYED = 500_000
+"""How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
+
 UNKNOWN_LENGTH = 2
 """How many passes are played of a loop whose length is not known: what one leaves behind meets the next."""
 
@@ -36,8 +39,8 @@ class Misfit:
     """The first thing that doesn't fit.
 
     - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
-      program ends without it), "partner" (the partner is at an operation that doesn't match) or "cycle" (each
-      waits for the next).
+      program ends without it), "partner" (the partner is at an operation that doesn't match), "cycle" (each
+      waits for the next) or "undecided" (loops so long, and so different, that the play was given up).
     - `stops`: where the workers concerned stand, the waiting one first.
     - `branch`: which branch of its choices was played; None where there are none.
     """
@@ -167,9 +170,13 @@ class _Play:
 
     def run(self) -> Misfit | None:
         ready = deque(worker for rank, worker in sorted(self._workers.items()) if rank not in self._absent)
+        left = MOST_PLAYED + 100 * sum(worker.total for worker in self._workers.values())
         while ready:
             worker = ready.popleft()
             while not worker.waits and worker.advance():
+                left -= 1
+                if left == 0:
+                    return self._misfit("undecided", worker)
                 if worker.begun is not None:
                     self._skip_equal_passes(worker, worker.begun)
                     worker.begun = None
@@ -197,20 +204,17 @@ class _Play:
                 other.meets = False
             return members
         moved = []
-        if worker.sends and (partner := self._workers.get(_rank(op.dest))) and partner.receives:
-            theirs = partner.operation
-            if theirs is not None and theirs.source == worker.rank and theirs.recv_tag == op.send_tag:
-                if (theirs.received, theirs.dtype) != (op.count, op.dtype):
-                    return self._misfit("amount", worker, partner)
-                worker.sends = partner.receives = False
-                moved.append(partner)
-        if worker.receives and (partner := self._workers.get(_rank(op.source))) and partner.sends:
-            theirs = partner.operation
-            if theirs is not None and theirs.dest == worker.rank and theirs.send_tag == op.recv_tag:
-                if (theirs.count, theirs.dtype) != (op.received, op.dtype):
-                    return self._misfit("amount", worker, partner)
-                worker.receives = partner.sends = False
-                moved.append(partner)
+        for sender, receiver in (
+            (worker, self._workers.get(_rank(op.dest))),
+            (self._workers.get(_rank(op.source)), worker),
+        ):
+            if sender is None or receiver is None or not _fit(sender, receiver):
+                continue
+            partner = receiver if sender is worker else sender
+            if _sent(sender) != _expected(receiver):
+                return self._misfit("amount", worker, partner)
+            sender.sends = receiver.receives = False
+            moved.append(partner)
         return moved
 
     def _skip_equal_passes(self, worker: _Worker, begun: _Pass) -> None:
@@ -285,6 +289,24 @@ class _Play:
         if rank in self._workers:
             return (self.stop(rank),)
         return (Stop(rank, None, 0, 0),)
+
+
+def _fit(sender: _Worker, receiver: _Worker) -> bool:
+    """Whether one waits to send what the other waits to receive."""
+    sent, expected = sender.operation, receiver.operation
+    if sent is None or expected is None or not (sender.sends and receiver.receives):
+        return False
+    return (sent.dest, expected.source, sent.send_tag) == (receiver.rank, sender.rank, expected.recv_tag)
+
+
+def _sent(sender: _Worker) -> tuple[int, str]:
+    assert sender.operation is not None
+    return sender.operation.count, sender.operation.dtype
+
+
+def _expected(receiver: _Worker) -> tuple[int, str]:
+    assert receiver.operation is not None
+    return receiver.operation.received, receiver.operation.dtype
 
 
 def _rank(rank: int | None) -> int:
