@@ -77,7 +77,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     with board.call(f"check of {name}"):
         board.tracing = True
         traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
-        with _unchecked():
+        with _Unchecked():
             traced = traceable.trace(*args, **kwargs)
         world = first_world()
         program = read_program(world, traced.jaxpr.jaxpr)
@@ -99,7 +99,7 @@ class CheckedFunction:
                 return fun(*args, **kwargs)
             board.tracing = True
             try:
-                with _unchecked():
+                with _Unchecked():
                     traced = self._inner.trace(*args, **kwargs)
                 _compare(self._name, traced.jaxpr.jaxpr)
             finally:
@@ -136,9 +136,6 @@ class _Unchecked:
 
     def __exit__(self, *error: object) -> None:
         _Unchecked.active = self.before
-
-
-_unchecked = _Unchecked
 
 
 def _compare(name: str, jaxpr: Any) -> None:

@@ -61,8 +61,7 @@ class Report:
                     counts["of teams"] += n
                     counts["bytes of teams"] += n * op.bytes_sent
             rows.append((str(worker), *(f"{counts[column]:,}" for column in columns)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return _in_columns(rows)
 
     def matrix(self) -> str:
         """Who sends how many bytes to whom: a line for each source, a column for each destination."""
@@ -71,8 +70,7 @@ class Report:
         for source in workers:
             sent = (found.get((source, dest), (0, 0))[1] for dest in workers)
             rows.append((str(source), *(f"{size:,}" if size else "." for size in sent)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return _in_columns(rows)
 
     def listing(self, worker: int, limit: int | None = None) -> str:
         """A worker's operations in order, with their layers and source lines; the first `limit` of them."""
@@ -103,3 +101,8 @@ class Report:
             if listing := self.listing(worker, SHOWN_OPERATIONS):
                 parts.append(f"Worker {worker}:\n{listing}")
         return "\n\n".join(parts)
+
+
+def _in_columns(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -1,6 +1,6 @@
 """The last operations of this worker, noted while compiled programs run, where `DISTDL_JAX_DEBUG=1` asks for it.
 
-A note costs a call of Python from the compiled program, some 10 us; without the setting programs are compiled without.
+A note costs a call of Python from the compiled program; without the setting programs are compiled without.
 """
 
 from __future__ import annotations
