@@ -2,9 +2,9 @@
 
 NPROC=1 python benchmarks/local_convolution.py [float32] [float64]
 
-Milliseconds of processor time, which other programs on the machine disturb less; the ways take turns and each has its
-median. With NPROC=1 it is that of one thread. "forward", "dx" and "dw" (the gradients of input and weight) are programs
-of their own, "all" is one program with the three.
+Milliseconds; the ways take turns, and each has the least of its medians. With NPROC=1 it is the time of one thread.
+"forward", "dx" and "dw" (the gradients of input and weight) are programs of their own, "all" is one program with the
+three.
 """
 
 import sys
@@ -44,14 +44,14 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def processor_time(program: Callable[..., Any], args: tuple[Array, ...], budget: float = 0.02) -> float:
+def duration(program: Callable[..., Any], args: tuple[Array, ...], budget: float = 0.02) -> float:
     """The median, in seconds, over as many calls as fit into `budget` seconds, 3 at least."""
     jax.block_until_ready(program(*args))
     times: list[float] = []
     while len(times) < 3 or (sum(times) < budget and len(times) < 50):
-        start = time.process_time()
+        start = time.perf_counter()
         jax.block_until_ready(program(*args))
-        times.append(time.process_time() - start)
+        times.append(time.perf_counter() - start)
     return median(times)
 
 
@@ -83,13 +83,13 @@ def row(
         return lax.conv_general_dilated(x, w, *window[:2], rhs_dilation=window[2], feature_group_count=g)
 
     def ours(x: Array, w: Array) -> Array:
-        return convolution(x, w, *window)
+        return convolution(x, w, None, *window)
 
     args = (x, w, jax.random.normal(keys[2], jax.eval_shape(plain, x, w).shape, dtype))
     cells: dict[str, list[float]] = {}
     for part, program in parts(plain).items():
         ways = [jax.jit(program), jax.jit(parts(ours)[part])]
-        rounds = [[processor_time(way, args) for way in ways] for _ in range(3)]
+        rounds = [[duration(way, args) for way in ways] for _ in range(3)]
         cells[part] = [min(times) for times in zip(*rounds, strict=True)]
     table.rows.append({"work": f"{name}, {dtype}", "plain, ours": cells})
     shown = (f"{part} {1e3 * a:7.2f} {1e3 * b:7.2f} ({b / a:4.2f}x)" for part, (a, b) in cells.items())

@@ -3,12 +3,15 @@
 Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from distdl_jax.nn import conv_planar
 from distdl_jax.nn.conv_cpu import convolution
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
@@ -23,13 +26,23 @@ CASES = {
     "kernel of one": ((6, 5), 4, 3, (1, 1), 2, ((0, 0), (1, 0)), 1, 1),
     "wide": ((8, 7), 18, 20, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
     "wide, strided": ((8, 7), 18, 20, (3, 3), 2, ((1, 1), (0, 1)), 1, 1),
+    "wide, dilated": ((8, 9), 18, 20, (3, 3), 1, ((1, 1), (0, 1)), (1, 2), 1),
     "dilated": ((9, 11), 4, 5, (3, 2), 1, ((2, 2), (0, 3)), (2, 3), 1),
     "unused rows at the end": ((10, 9), 4, 5, (2, 2), 3, ((0, 0), (1, 0)), 1, 1),
+    "13 channels": ((9, 8), 13, 16, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
+    "16 channels, strided, dilated": ((9, 8), 16, 6, (3, 2), (2, 1), ((2, 1), (0, 1)), (1, 2), 1),
+    "16 channels, every tap meets padding": ((5, 4), 16, 3, (2, 2), 1, ((3, 3), (2, 2)), 1, 1),
+    "12 channels each way": ((9, 8), 12, 12, (3, 5), 1, ((1, 1), (2, 2)), 1, 1),
+    "3 to 2 channels, a row more": ((7, 9), 3, 2, (3, 2), (2, 1), ((1, 3), (1, 1)), 1, 1),
+    "8 to 16 channels": ((7, 9), 8, 16, (3, 3), 1, ((0, 0), (1, 1)), 1, 1),
+    "16 to 24 channels": ((7, 9), 16, 24, (3, 3), 1, ((2, 2), (1, 1)), 1, 1),
+    "24 to 16 channels, strided": ((7, 9), 24, 16, (3, 3), 2, ((2, 2), (1, 1)), 1, 1),
     "groups": ((8, 9), 6, 9, (3, 3), 1, ((1, 0), (1, 2)), 1, 3),
     "groups, strided": ((8, 9), 6, 4, (3, 3), 2, ((1, 0), (1, 2)), 1, 2),
     "one channel a group": ((8, 9), 4, 8, (3, 3), 1, ((1, 1), (1, 1)), 1, 4),
     "more groups than are written out": ((6, 6), 20, 20, (3, 3), 1, ((1, 1), (1, 1)), 1, 20),
     "3-D": ((6, 7, 5), 3, 4, (3, 2, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
+    "3-D, wide": ((4, 7, 5), 17, 18, (2, 3, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
     "3-D strided, dilated": ((8, 7, 9), 2, 5, (3, 2, 2), (2, 1, 3), ((2, 0), (0, 1), (1, 1)), (2, 3, 1), 1),
     "3-D, one channel": ((6, 7, 5), 1, 3, (3, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 1),
     "3-D, one channel, large kernel": ((7, 8, 6), 1, 2, (5, 5, 3), 1, ((2, 2), (2, 2), (0, 1)), 1, 1),
@@ -50,11 +63,15 @@ def _case(name, dtype, batch=2):
     x = jnp.asarray(rng.normal(size=(batch, c_in, *features)), dtype)
     weight = jnp.asarray(rng.normal(size=(c_out, c_in // groups, *kernel)), dtype)
 
-    def ours(x, weight):
-        return convolution(x, weight, stride, padding, dilation, groups)
+    def of(weight):  # a bias, so that the weight's gradient checks that of the bias too
+        return jnp.sin(weight.reshape(c_out, -1)[:, 0])
 
-    def plain(x, weight):
-        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+    def ours(x, weight, bias=True):
+        return convolution(x, weight, of(weight) if bias else None, stride, padding, dilation, groups)
+
+    def plain(x, weight, bias=True):
+        y = lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+        return y + of(weight).reshape(-1, *(1,) * len(features)) if bias else y
 
     return ours, plain, x, weight
 
@@ -85,30 +102,40 @@ def test_forward_and_gradients(name, dtype):
     _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), dtype)
 
 
+@pytest.mark.parametrize("name", ["wide", "wide, strided", "wide, dilated", "3-D, wide"])
+@pytest.mark.parametrize("size", [1, 2000, 5000])
+def test_weight_gradient_in_pieces_of_rows_and_of_samples(name, size, monkeypatch):
+    monkeypatch.setattr(conv_planar, "PIECE", size)
+    ours, plain, x, weight = _case(name, "float32", batch=4)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), "float32")
+
+
 # One for each way in which a convolution is written.
 WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "groups", "3-D strided, dilated"]
+SINGLE = ["13 channels", "12 channels each way", "wide, strided"]
+WAYS_AND_DTYPES = [(name, "float64") for name in WAYS] + [(name, "float32") for name in SINGLE]
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_second_derivatives(name):
-    ours, plain, x, weight = _case(name, "float64")
+@pytest.mark.parametrize(("name", "dtype"), WAYS_AND_DTYPES)
+def test_second_derivatives(name, dtype):
+    ours, plain, x, weight = _case(name, dtype)
 
     def penalty(f):
         return lambda x, weight: sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(x, weight)[1]))
 
     got, expected = (jax.jit(jax.grad(penalty(f), argnums=(0, 1)))(x, weight) for f in (ours, plain))
-    _assert_close(got, expected, "float64")
+    _assert_close(got, expected, dtype)
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(("name", "dtype"), WAYS_AND_DTYPES)
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (1, 2)])
-def test_vmap(name, axes):
-    ours, plain, x, weight = _case(name, "float64")
+def test_vmap(name, dtype, axes):
+    ours, plain, x, weight = _case(name, dtype)
     args = [
         a if axis is None else jnp.stack([a, 2 * a, a - 1], axis) for a, axis in zip((x, weight), axes, strict=True)
     ]
     got, expected = (jax.jit(jax.vmap(_gradients(f), axes))(*args) for f in (ours, plain))
-    _assert_close(got, expected, "float64")
+    _assert_close(got, expected, dtype)
 
 
 @pytest.mark.parametrize("name", ["LeNet's first", "1-D", "groups", "3-D"])
@@ -126,11 +153,14 @@ def test_checkpoint_and_scan(name):
 
 
 def test_other_dtypes_and_devices_take_the_plain_operation(monkeypatch):
-    def primitives(dtype):
-        ours, _, x, weight = _case("3-D", dtype)
-        return [equation.primitive.name for equation in jax.make_jaxpr(ours)(x, weight).eqns]
+    def takes_it(dtype):
+        ours, plain, x, weight = _case("3-D", dtype)
+        ours, plain = (partial(f, bias=False) for f in (ours, plain))
+        used = [[equation.primitive.name for equation in jax.make_jaxpr(f)(x, weight).eqns] for f in (ours, plain)]
+        return used[0] == used[1]
 
-    assert primitives("bfloat16") == primitives("float16") == ["conv_general_dilated"]
-    assert primitives("float32") != ["conv_general_dilated"]
+    assert takes_it("bfloat16")
+    assert takes_it("float16")
+    assert not takes_it("float32")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert primitives("float32") == ["conv_general_dilated"]
+    assert takes_it("float32")

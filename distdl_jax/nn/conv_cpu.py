@@ -20,21 +20,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-Pairs = tuple[tuple[int, int], ...]
-
-LIBRARY_CHANNELS = 17
-"""Output channels from which on XLA hands a two-dimensional convolution to its library."""
-
-WORTH_PADDING = 4
-"""Output channels from which on it pays to add zero ones up to that number."""
+from distdl_jax.nn.conv_planar import Pairs, Window, padded, planar, planar_weight_gradient, plus_bias
 
 MOST_TAPS = 64
 """The largest kernel that is written out tap by tap."""
@@ -43,86 +36,81 @@ MOST_GROUPS = 16
 """The most groups that are written out as convolutions of their own."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """Stride, zero padding (low, high) and dilation of the kernel, one entry for each feature dimension."""
-
-    stride: tuple[int, ...]
-    padding: Pairs
-    dilation: tuple[int, ...]
-
-    def reach(self, kernel: Sequence[int]) -> tuple[int, ...]:
-        """How far the first and the last tap are apart."""
-        return tuple(dilation * (k - 1) for dilation, k in zip(self.dilation, kernel, strict=True))
-
-    def outputs(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """The number of outputs along each dimension."""
-        return tuple(
-            (n + sum(padding) - reach - 1) // stride + 1
-            for n, padding, reach, stride in zip(sizes, self.padding, self.reach(kernel), self.stride, strict=True)
-        )
-
-
 def convolution(
-    x: Array, weight: Array, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: tuple[int, ...],
+    padding: Pairs,
+    dilation: tuple[int, ...],
+    groups: int,
 ) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
+    """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel, and `bias` (n_co) added.
+
+    All have one dtype; `bias` may be None.
+    """
     window = Window(stride, padding, dilation)
     fast = os.environ.get("DISTDL_JAX_FAST_CONVOLUTIONS", "1") != "0" and jax.default_backend() == "cpu"
     if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
-        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+        y = lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+        return plus_bias(y, bias)
     if groups == 1:
-        return _convolution(x, weight, window)
+        return _convolution(x, weight, bias, window)
     parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups), strict=True)
-    return jnp.concatenate([_convolution(*part, window) for part in parts], axis=1)
+    return plus_bias(jnp.concatenate([_convolution(*part, None, window) for part in parts], axis=1), bias)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _convolution(x: Array, weight: Array, window: Window) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _convolution(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
     if x.shape[1] == 1 and math.prod(weight.shape[2:]) <= MOST_TAPS:
-        return _by_taps(x, weight, window)
-    return _as_products(x, weight, window)
+        return plus_bias(_by_taps(x, weight, window), bias)
+    return _as_products(x, weight, bias, window)
 
 
-def _as_products(x: Array, weight: Array, window: Window) -> Array:
-    return _by_planes(x, weight, window) if x.ndim == 5 else _planar(x, weight, window)
+def _as_products(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
+    return _by_planes(x, weight, bias, window) if x.ndim == 5 else planar(x, weight, bias, window)
 
 
-def _backward(window: Window, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    return _input_gradient(*residuals, dy, window), _weight_gradient(*residuals, dy, window)
+Residuals = tuple[Array, Array, Array | None]
 
 
-_convolution.defvjp(lambda x, weight, window: (_convolution(x, weight, window), (x, weight)), _backward)
+def _forward(x: Array, weight: Array, bias: Array | None, window: Window) -> tuple[Array, Residuals]:
+    return _convolution(x, weight, bias, window), (x, weight, bias)
+
+
+def _backward(window: Window, residuals: Residuals, dy: Array) -> tuple[Array, Array, Array | None]:
+    x, weight, bias = residuals
+    d_bias = None if bias is None else jnp.sum(dy, (0, *range(2, dy.ndim)))
+    return _input_gradient(x, weight, dy, window), _weight_gradient(x, weight, dy, window), d_bias
+
+
+_convolution.defvjp(_forward, _backward)
 
 
 def _input_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
     if any(stride > 1 for stride in window.stride):
-        return jax.vjp(lambda x: _as_products(x, weight, window), x)[1](dy)[0]
+        return jax.vjp(lambda x: _as_products(x, weight, None, window), x)[1](dy)[0]
     # With stride 1 it is the convolution of dy with the reversed kernel.
     ends = zip(window.reach(weight.shape[2:]), window.padding, x.shape[2:], dy.shape[2:], strict=True)
     padding = tuple((reach - low, n - m + low) for reach, (low, _), n, m in ends)
     reversed_weight = jnp.swapaxes(jnp.flip(weight, range(2, weight.ndim)), 0, 1)
-    return _convolution(dy, reversed_weight, replace(window, padding=padding))
+    return _convolution(dy, reversed_weight, None, replace(window, padding=padding))
 
 
 def _weight_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
     if x.ndim < 5:
-        return jax.vjp(lambda weight: _planar(x, weight, window), weight)[1](dy)[0]
+        return planar_weight_gradient(x, dy, weight.shape[2:], window)
     # One plane of the kernel after the other: the stack of planes is not needed, and not kept from forward on.
-    planes = _planes(x, weight.shape[2], window)
+    planes = map(_folded, _planes(x, weight.shape[2], window))
     plane_window, dy = _of_planes(window), _folded(dy)
-    gradients = [
-        jax.vjp(lambda w, plane=plane: _planar(_folded(plane), w, plane_window), weight[:, :, i])[1](dy)[0]
-        for i, plane in enumerate(planes)
-    ]
-    return jnp.stack(gradients, axis=2)
+    return jnp.stack([planar_weight_gradient(plane, dy, weight.shape[3:], plane_window) for plane in planes], axis=2)
 
 
 def _by_taps(x: Array, weight: Array, window: Window) -> Array:
     """One input channel: the sum, over the kernel's taps, of shifted copies of x times a number."""
     kernel = weight.shape[2:]
     outputs = window.outputs(x.shape[2:], kernel)
-    x = _padded(x, window.padding)
+    x = padded(x, window.padding)
     terms = []
     for tap in itertools.product(*map(range, kernel)):
         starts = tuple(dilation * i for dilation, i in zip(window.dilation, tap, strict=True))
@@ -132,19 +120,19 @@ def _by_taps(x: Array, weight: Array, window: Window) -> Array:
     return reduce(jnp.add, terms)
 
 
-def _by_planes(x: Array, weight: Array, window: Window) -> Array:
+def _by_planes(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
     """Three dimensions: the planes that a window reads become channels, and the windows along the depth a batch."""
     planes = _planes(x, weight.shape[2], window)
     leading = (x.shape[0], planes[0].shape[2])
     stacked = _folded(jnp.concatenate(planes, axis=1))
     kernel = jnp.concatenate([weight[:, :, i] for i in range(weight.shape[2])], axis=1)
-    y = _planar(stacked, kernel, _of_planes(window))
+    y = planar(stacked, kernel, bias, _of_planes(window))
     return jnp.swapaxes(y.reshape(*leading, *y.shape[1:]), 1, 2)
 
 
 def _planes(x: Array, kernel: int, window: Window) -> list[Array]:
     """For each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
-    x = _padded(x, (window.padding[0], (0, 0), (0, 0)))
+    x = padded(x, (window.padding[0], (0, 0), (0, 0)))
     dilation, stride = window.dilation[0], window.stride[0]
     outputs = (x.shape[2] - dilation * (kernel - 1) - 1) // stride + 1
     starts = (dilation * i for i in range(kernel))
@@ -159,25 +147,3 @@ def _folded(x: Array) -> Array:
     """N x C x depth x features as (N depth) x C x features."""
     x = jnp.swapaxes(x, 1, 2)
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def _planar(x: Array, weight: Array, window: Window) -> Array:
-    """One or two dimensions: the plain operation, led to the library where the alternative is a slow loop."""
-    double, channels = x.dtype == jnp.float64, weight.shape[0]
-    if double and x.ndim == 3:
-        window = Window((1, *window.stride), ((0, 0), *window.padding), (1, *window.dilation))
-        return _planar(x[:, :, None], weight[:, :, None], window)[:, :, 0]
-    if double and WORTH_PADDING <= channels < LIBRARY_CHANNELS and set(window.stride) == {1}:
-        weight = jnp.pad(weight, ((0, LIBRARY_CHANNELS - channels), *((0, 0),) * (weight.ndim - 1)))
-    outputs = window.outputs(x.shape[2:], weight.shape[2:])
-    if double and any(map(int.__gt__, outputs, x.shape[2:])):
-        x, window = _padded(x, window.padding), replace(window, padding=((0, 0),) * len(outputs))
-    y = lax.conv_general_dilated(x, weight, window.stride, window.padding, rhs_dilation=window.dilation)
-    return lax.slice_in_dim(y, 0, channels, axis=1)
-
-
-def _padded(x: Array, padding: Pairs) -> Array:
-    """`x` with zeros around it along the features, or with so much less of it."""
-    if not any(map(any, padding)):
-        return x
-    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])

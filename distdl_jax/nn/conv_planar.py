@@ -1,0 +1,240 @@
+"""Convolutions in one and two dimensions, written for the library of fast kernels that XLA's CPU compiler knows.
+
+The compiler hands a convolution to that library if it is two-dimensional, has more than 16 channels on one side, and no
+more outputs than inputs along each dimension. Others go to an older one, which takes 1.2 to 4 times as long. So, for
+float32 with at most 16 channels on both sides:
+
+- 13 to 16 input channels get empty ones, up to 20. The bias is the weight of such a channel, which holds ones.
+- With fewer, several outputs that stand side by side count as channels: a larger kernel, with a larger stride.
+
+Padding that would make the outputs outnumber the inputs becomes part of the input. In float64, 4 to 16 output channels
+become 17.
+
+The gradient of the weight is a convolution too, whose kernel is dy (or x) and whose input is x (or dy). Here the older
+library is fast if nothing is padded. The newer one is where its kernel fits the processor's cache: so it gets x and dy
+in pieces.
+
+Figures: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+Pairs = tuple[tuple[int, int], ...]
+
+LIBRARY_CHANNELS = 17
+"""Channels, of the input or the output, from which on XLA hands a convolution to its fast library."""
+
+FILLED_CHANNELS = 20
+"""What 13 to 16 input channels are filled up to: enough for the library, and a multiple of four, which it likes."""
+
+SIDE_BY_SIDE = 32
+"""Output channels to aim at when several outputs count as one."""
+
+WORTH_PADDING = 4
+"""float64 output channels from which on it pays to add empty ones."""
+
+PIECE = 1 << 20
+"""Bytes of dy in a piece: half of a common second-level cache."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Stride, zero padding (low, high) and dilation of the kernel, one entry for each feature dimension."""
+
+    stride: tuple[int, ...]
+    padding: Pairs
+    dilation: tuple[int, ...]
+
+    def reach(self, kernel: Sequence[int]) -> tuple[int, ...]:
+        """How far the first and the last tap are apart."""
+        return tuple(dilation * (k - 1) for dilation, k in zip(self.dilation, kernel, strict=True))
+
+    def outputs(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+        """The number of outputs along each dimension."""
+        return tuple(
+            (n + sum(padding) - reach - 1) // stride + 1
+            for n, padding, reach, stride in zip(sizes, self.padding, self.reach(kernel), self.stride, strict=True)
+        )
+
+    def with_row(self) -> Window:
+        """The same with one more dimension, in front, of which there is one row."""
+        return Window((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
+
+
+def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
+    """`x` with zeros around it along the features, or with so much less of it."""
+    if not any(map(any, padding)):
+        return x
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
+
+
+def plus_bias(y: Array, bias: Array | None) -> Array:
+    """`y` with `bias`, one number a channel, added; `y` without one."""
+    return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+
+def planar(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
+    """The convolution of `x`, N x C x features, with `weight`, and `bias` (or None) added; one or two dimensions."""
+    if x.ndim == 3:
+        return planar(x[:, :, None], weight[:, :, None], bias, window.with_row())[:, :, 0]
+    x, window = _no_more_outputs_than_inputs(x, weight.shape[2:], window)
+    c_out, c_in, *kernel = weight.shape
+    if x.dtype == jnp.float64:
+        return plus_bias(_double(x, weight, window), bias)
+    if max(c_in, c_out) >= LIBRARY_CHANNELS or math.prod(kernel) == 1:
+        return plus_bias(_plain(x, weight, window), bias)
+    if c_in > 12:
+        return _filled_up(x, weight, bias, window)
+    # Eight channels suit the older library; there it is not worth the extra work for more outputs than that.
+    if window.stride[1] == window.dilation[1] == 1 and not (c_in == 8 < c_out):
+        return plus_bias(_side_by_side(x, weight, window), bias)
+    return plus_bias(_plain(x, weight, window), bias)
+
+
+def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window: Window) -> Array:
+    """The gradient of the weight of `planar`, c_out x C x `kernel`, from x and the cotangent `dy` of the result."""
+    if x.ndim == 3:
+        gradient = planar_weight_gradient(x[:, :, None], dy[:, :, None], (1, *kernel), window.with_row())
+        return gradient[:, :, 0]
+    channels = (x.shape[1], dy.shape[1])
+    wide = min(channels) >= LIBRARY_CHANNELS
+    # The kernel is the side with more channels, unless that is too many for the older library.
+    by_dy = channels[0] < LIBRARY_CHANNELS <= channels[1] or channels[1] < channels[0] < LIBRARY_CHANNELS
+    older = x.shape[0] < LIBRARY_CHANNELS and not (by_dy and set(window.stride) != {1})
+    if x.dtype == jnp.float64 or not (wide or older) or 0 in (*x.shape, *dy.shape):
+        weight = jnp.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
+        way = _double if x.dtype == jnp.float64 else _plain
+        x, window = _no_more_outputs_than_inputs(x, kernel, window)
+        return jax.vjp(lambda weight: way(x, weight, window), weight)[1](dy)[0]
+    # Exactly what the windows read.
+    sizes = zip(window.padding, window.stride, window.reach(kernel), x.shape[2:], dy.shape[2:], strict=True)
+    x = padded(x, [(low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in sizes])
+    if wide:
+        return _in_pieces(x, dy, kernel, window)
+    return _of_weight_by_dy(x, dy, kernel, window) if by_dy else _of_weight(x, dy, window)
+
+
+def _channels_last(x: Array, weight: Array, window: Window) -> Array:
+    """The convolution of N x features x C with kernel x C x c_out.
+
+    That is the order that the compiler computes in. It rearranges other orders by itself, but not inside a loop, where
+    it then takes 4 to 10 times as long.
+    """
+    return lax.conv_general_dilated(
+        x,
+        weight,
+        window.stride,
+        window.padding,
+        rhs_dilation=window.dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def _plain(x: Array, weight: Array, window: Window) -> Array:
+    y = _channels_last(jnp.moveaxis(x, 1, 3), jnp.transpose(weight, (2, 3, 1, 0)), window)
+    return jnp.moveaxis(y, 3, 1)
+
+
+def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window) -> tuple[Array, Window]:
+    """`x` with so much of the padding around it that outputs don't outnumber inputs, and the window that is left."""
+    now, later = [], []
+    for (low, high), m, n in zip(window.padding, window.outputs(x.shape[2:], kernel), x.shape[2:], strict=True):
+        missing = max(m - n, 0)
+        at_low = min(max(low, 0), missing)
+        now.append((at_low, missing - at_low))
+        later.append((low - at_low, high - missing + at_low))
+    return padded(x, now), replace(window, padding=tuple(later))
+
+
+def _filled_up(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
+    """With more input channels, so that the library takes it; they hold ones, for the sake of the bias."""
+    more = FILLED_CHANNELS - x.shape[1]
+    tap = _tap_inside(x.shape[2:], weight.shape[2:], window)
+    one = jnp.ones((), x.dtype)
+    x = lax.pad(jnp.moveaxis(x, 1, 3), one, [(0, 0, 0)] * 3 + [(0, more, 0)])
+    weight = lax.pad(jnp.transpose(weight, (2, 3, 1, 0)), 0 * one, [(0, 0, 0)] * 2 + [(0, more, 0), (0, 0, 0)])
+    if bias is not None and tap is not None:
+        weight, bias = weight.at[(*tap, -1)].set(bias), None
+    return plus_bias(jnp.moveaxis(_channels_last(x, weight, window), 3, 1), bias)
+
+
+def _tap_inside(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...] | None:
+    """A tap of the kernel that reads no padding, whatever the output."""
+    found = []
+    outputs = window.outputs(sizes, kernel)
+    along = zip(sizes, kernel, outputs, window.stride, window.padding, window.dilation, strict=True)
+    for n, k, m, stride, (low, _), dilation in along:
+        inside = [i for i in range(k) if low <= dilation * i < n + low - stride * (m - 1)]
+        if not inside:
+            return None
+        found.append(inside[0])
+    return tuple(found)
+
+
+def _side_by_side(x: Array, weight: Array, window: Window) -> Array:
+    """Several outputs along the last dimension as the channels of one, whose kernel reads what all of them read."""
+    c_out, c_in, *kernel = weight.shape
+    rows, columns = window.outputs(x.shape[2:], kernel)
+    together = next(b for b in (8, 4, 2, 1) if b == 1 or b * c_out <= SIDE_BY_SIDE)
+    missing = -columns % together
+    low, high = window.padding[1]
+    window = replace(window, stride=(window.stride[0], together), padding=(window.padding[0], (low, high + missing)))
+    weight = jnp.transpose(weight, (2, 3, 1, 0))
+    shifted = [jnp.pad(weight, ((0, 0), (i, together - 1 - i), (0, 0), (0, 0))) for i in range(together)]
+    weight = jnp.concatenate(shifted, axis=3)
+    if c_in == 3:  # the library is fast with multiples of four
+        x, weight = jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))), jnp.pad(weight, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    y = _channels_last(jnp.moveaxis(x, 1, 3), weight, window)
+    y = y.reshape(x.shape[0], rows, columns + missing, c_out)
+    return jnp.moveaxis(lax.slice_in_dim(y, 0, columns, axis=2), 3, 1)
+
+
+def _double(x: Array, weight: Array, window: Window) -> Array:
+    channels = weight.shape[0]
+    if WORTH_PADDING <= channels < LIBRARY_CHANNELS and set(window.stride) == {1}:
+        weight = jnp.pad(weight, ((0, LIBRARY_CHANNELS - channels), *((0, 0),) * (weight.ndim - 1)))
+    return lax.slice_in_dim(_plain(x, weight, window), 0, channels, axis=1)
+
+
+def _of_weight(x: Array, dy: Array, window: Window) -> Array:
+    """The gradient of the weight as the convolution of x, whose channels are a batch, with dy."""
+    window = Window(window.dilation, ((0, 0), (0, 0)), window.stride)
+    gradient = _channels_last(jnp.transpose(x, (1, 2, 3, 0)), jnp.transpose(dy, (2, 3, 0, 1)), window)
+    return jnp.transpose(gradient, (3, 0, 1, 2))
+
+
+def _of_weight_by_dy(x: Array, dy: Array, kernel: Sequence[int], window: Window) -> Array:
+    """The same as the convolution of dy with x, which finds the taps in reverse; stride 1."""
+    dy = padded(dy, [(reach, reach) for reach in window.reach(kernel)])
+    return jnp.swapaxes(jnp.flip(_of_weight(dy, x, window), (2, 3)), 0, 1)
+
+
+def _in_pieces(x: Array, dy: Array, kernel: Sequence[int], window: Window) -> Array:
+    """The sum of `_of_weight` over pieces of dy: some samples, or some rows of one, and what they read of x."""
+    (samples, _, rows, columns), stride = dy.shape, window.stride[0]
+    sample = dy.nbytes // samples
+    together = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * sample <= PIECE // 4))
+    height = -(-rows // min(rows, -(-sample // PIECE)))
+    parts = -(-rows // height)
+    if parts * samples == together:
+        return _of_weight(x, dy, window)
+    missing = parts * height - rows
+    dy, x = padded(dy, [(0, missing), (0, 0)]), padded(x, [(0, stride * missing), (0, 0)])
+    read = stride * (height - 1) + window.reach(kernel)[0] + 1
+
+    def add(total: Array, piece: Array) -> tuple[Array, None]:
+        first, row = together * (piece // parts), height * (piece % parts)
+        own_x = lax.dynamic_slice(x, (first, 0, stride * row, 0), (together, x.shape[1], read, x.shape[3]))
+        own_dy = lax.dynamic_slice(dy, (first, 0, row, 0), (together, dy.shape[1], height, columns))
+        return total + _of_weight(own_x, own_dy, window), None
+
+    zeros = jnp.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
+    return lax.scan(add, zeros, jnp.arange(samples // together * parts))[0]
