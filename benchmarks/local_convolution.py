@@ -83,7 +83,7 @@ def row(
         return lax.conv_general_dilated(x, w, *window[:2], rhs_dilation=window[2], feature_group_count=g)
 
     def ours(x: Array, w: Array) -> Array:
-        return convolution(x, w, None, *window)
+        return convolution(x, w, *window)
 
     args = (x, w, jax.random.normal(keys[2], jax.eval_shape(plain, x, w).shape, dtype))
     cells: dict[str, list[float]] = {}

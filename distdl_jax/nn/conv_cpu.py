@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.conv_planar import Pairs, Window, padded, planar, planar_weight_gradient, plus_bias
+from distdl_jax.nn.conv_planar import Pairs, Window, padded, planar, planar_weight_gradient
 
 MOST_TAPS = 64
 """The largest kernel that is written out tap by tap."""
@@ -37,64 +37,45 @@ MOST_GROUPS = 16
 
 
 def convolution(
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: tuple[int, ...],
-    padding: Pairs,
-    dilation: tuple[int, ...],
-    groups: int,
+    x: Array, weight: Array, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int
 ) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel, and `bias` (n_co) added.
-
-    All have one dtype; `bias` may be None.
-    """
+    """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
     window = Window(stride, padding, dilation)
     fast = os.environ.get("DISTDL_JAX_FAST_CONVOLUTIONS", "1") != "0" and jax.default_backend() == "cpu"
     if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
-        y = lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
-        return plus_bias(y, bias)
+        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
     if groups == 1:
-        return _convolution(x, weight, bias, window)
+        return _convolution(x, weight, window)
     parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups), strict=True)
-    return plus_bias(jnp.concatenate([_convolution(*part, None, window) for part in parts], axis=1), bias)
+    return jnp.concatenate([_convolution(*part, window) for part in parts], axis=1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _convolution(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolution(x: Array, weight: Array, window: Window) -> Array:
     if x.shape[1] == 1 and math.prod(weight.shape[2:]) <= MOST_TAPS:
-        return plus_bias(_by_taps(x, weight, window), bias)
-    return _as_products(x, weight, bias, window)
+        return _by_taps(x, weight, window)
+    return _as_products(x, weight, window)
 
 
-def _as_products(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
-    return _by_planes(x, weight, bias, window) if x.ndim == 5 else planar(x, weight, bias, window)
+def _as_products(x: Array, weight: Array, window: Window) -> Array:
+    return _by_planes(x, weight, window) if x.ndim == 5 else planar(x, weight, window)
 
 
-Residuals = tuple[Array, Array, Array | None]
+def _backward(window: Window, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    return _input_gradient(*residuals, dy, window), _weight_gradient(*residuals, dy, window)
 
 
-def _forward(x: Array, weight: Array, bias: Array | None, window: Window) -> tuple[Array, Residuals]:
-    return _convolution(x, weight, bias, window), (x, weight, bias)
-
-
-def _backward(window: Window, residuals: Residuals, dy: Array) -> tuple[Array, Array, Array | None]:
-    x, weight, bias = residuals
-    d_bias = None if bias is None else jnp.sum(dy, (0, *range(2, dy.ndim)))
-    return _input_gradient(x, weight, dy, window), _weight_gradient(x, weight, dy, window), d_bias
-
-
-_convolution.defvjp(_forward, _backward)
+_convolution.defvjp(lambda x, weight, window: (_convolution(x, weight, window), (x, weight)), _backward)
 
 
 def _input_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
     if any(stride > 1 for stride in window.stride):
-        return jax.vjp(lambda x: _as_products(x, weight, None, window), x)[1](dy)[0]
+        return jax.vjp(lambda x: _as_products(x, weight, window), x)[1](dy)[0]
     # With stride 1 it is the convolution of dy with the reversed kernel.
     ends = zip(window.reach(weight.shape[2:]), window.padding, x.shape[2:], dy.shape[2:], strict=True)
     padding = tuple((reach - low, n - m + low) for reach, (low, _), n, m in ends)
     reversed_weight = jnp.swapaxes(jnp.flip(weight, range(2, weight.ndim)), 0, 1)
-    return _convolution(dy, reversed_weight, None, replace(window, padding=padding))
+    return _convolution(dy, reversed_weight, replace(window, padding=padding))
 
 
 def _weight_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
@@ -120,13 +101,13 @@ def _by_taps(x: Array, weight: Array, window: Window) -> Array:
     return reduce(jnp.add, terms)
 
 
-def _by_planes(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
+def _by_planes(x: Array, weight: Array, window: Window) -> Array:
     """Three dimensions: the planes that a window reads become channels, and the windows along the depth a batch."""
     planes = _planes(x, weight.shape[2], window)
     leading = (x.shape[0], planes[0].shape[2])
     stacked = _folded(jnp.concatenate(planes, axis=1))
     kernel = jnp.concatenate([weight[:, :, i] for i in range(weight.shape[2])], axis=1)
-    y = planar(stacked, kernel, bias, _of_planes(window))
+    y = planar(stacked, kernel, _of_planes(window))
     return jnp.swapaxes(y.reshape(*leading, *y.shape[1:]), 1, 2)
 
 

@@ -9,7 +9,6 @@ from jax import Array, lax
 
 from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.nn.conv_cpu import convolution
-from distdl_jax.nn.conv_planar import plus_bias
 from distdl_jax.nn.sliding import Pairs, SlidingWindows
 from distdl_jax.plans.decomposition import Range
 
@@ -40,9 +39,14 @@ class LocalConvolution:
         dtype = jnp.result_type(x, weight)
         start, stop = self.channels
         shape = (x.shape[0], self.weight_shape[0], *self.outputs)
-        bias = bias.astype(dtype) if bias is not None and self.adds_bias else None
         if 0 in (*shape, *self.weight_shape, stop - start):
-            return plus_bias(tie(jnp.zeros(shape, dtype), x, weight), bias)
-        own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
-        stride, dilation = self.windows.stride, self.windows.dilation
-        return convolution(own.astype(dtype), weight.astype(dtype), bias, stride, self.padding, dilation, self.groups)
+            y = tie(jnp.zeros(shape, dtype), x, weight)
+        else:
+            own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
+            windows = self.windows
+            y = convolution(
+                own.astype(dtype), weight.astype(dtype), windows.stride, self.padding, windows.dilation, self.groups
+            )
+        if bias is None or not self.adds_bias:
+            return y
+        return y + bias.astype(dtype).reshape(-1, *(1,) * len(self.outputs))

@@ -2,13 +2,9 @@
 
 The compiler hands a convolution to that library if it is two-dimensional, has more than 16 channels on one side, and no
 more outputs than inputs along each dimension. Others go to an older one, which takes 1.2 to 4 times as long. So, for
-float32 with at most 16 channels on both sides:
-
-- 13 to 16 input channels get empty ones, up to 20. The bias is the weight of such a channel, which holds ones.
-- With fewer, several outputs that stand side by side count as channels: a larger kernel, with a larger stride.
-
-Padding that would make the outputs outnumber the inputs becomes part of the input. In float64, 4 to 16 output channels
-become 17.
+float32 with at most 16 channels on both sides, several outputs that stand side by side count as channels: the kernel
+and the stride get larger. Padding that would make the outputs outnumber the inputs becomes part of the input. In
+float64, 4 to 16 output channels become 17.
 
 The gradient of the weight is a convolution too, whose kernel is dy (or x) and whose input is x (or dy). Here the older
 library is fast if nothing is padded. The newer one is where its kernel fits the processor's cache: so it gets x and dy
@@ -26,14 +22,12 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 Pairs = tuple[tuple[int, int], ...]
 
 LIBRARY_CHANNELS = 17
 """Channels, of the input or the output, from which on XLA hands a convolution to its fast library."""
-
-FILLED_CHANNELS = 20
-"""What 13 to 16 input channels are filled up to: enough for the library, and a multiple of four, which it likes."""
 
 SIDE_BY_SIDE = 32
 """Output channels to aim at when several outputs count as one."""
@@ -76,27 +70,26 @@ def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
 
 
-def plus_bias(y: Array, bias: Array | None) -> Array:
-    """`y` with `bias`, one number a channel, added; `y` without one."""
-    return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+def settled(x: Array) -> Array:
+    """`x`, computed as it is, in row-major order, before anything is computed of it.
+
+    Otherwise the compiler makes one loop of a transposition and of what follows it, and that loop can take five times
+    as long as the two.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
-def planar(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, and `bias` (or None) added; one or two dimensions."""
+def planar(x: Array, weight: Array, window: Window) -> Array:
+    """The convolution of `x`, N x C x features, with `weight`, c_out x C x kernel; one or two dimensions."""
     if x.ndim == 3:
-        return planar(x[:, :, None], weight[:, :, None], bias, window.with_row())[:, :, 0]
+        return planar(x[:, :, None], weight[:, :, None], window.with_row())[:, :, 0]
     x, window = _no_more_outputs_than_inputs(x, weight.shape[2:], window)
-    c_out, c_in, *kernel = weight.shape
     if x.dtype == jnp.float64:
-        return plus_bias(_double(x, weight, window), bias)
-    if max(c_in, c_out) >= LIBRARY_CHANNELS or math.prod(kernel) == 1:
-        return plus_bias(_plain(x, weight, window), bias)
-    if c_in > 12:
-        return _filled_up(x, weight, bias, window)
-    # Eight channels suit the older library; there it is not worth the extra work for more outputs than that.
-    if window.stride[1] == window.dilation[1] == 1 and not (c_in == 8 < c_out):
-        return plus_bias(_side_by_side(x, weight, window), bias)
-    return plus_bias(_plain(x, weight, window), bias)
+        return _double(x, weight, window)
+    in_library = max(weight.shape[:2]) >= LIBRARY_CHANNELS
+    if in_library or math.prod(weight.shape[2:]) == 1 or not window.stride[1] == window.dilation[1] == 1:
+        return _plain(x, weight, window)
+    return _side_by_side(x, weight, window)
 
 
 def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window: Window) -> Array:
@@ -108,17 +101,17 @@ def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window:
     wide = min(channels) >= LIBRARY_CHANNELS
     # The kernel is the side with more channels, unless that is too many for the older library.
     by_dy = channels[0] < LIBRARY_CHANNELS <= channels[1] or channels[1] < channels[0] < LIBRARY_CHANNELS
-    older = x.shape[0] < LIBRARY_CHANNELS and not (by_dy and set(window.stride) != {1})
-    if x.dtype == jnp.float64 or not (wide or older) or 0 in (*x.shape, *dy.shape):
+    if x.dtype == jnp.float64 or 0 in (*x.shape, *dy.shape):
         weight = jnp.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
-        way = _double if x.dtype == jnp.float64 else _plain
-        x, window = _no_more_outputs_than_inputs(x, kernel, window)
-        return jax.vjp(lambda weight: way(x, weight, window), weight)[1](dy)[0]
+        return jax.vjp(lambda weight: planar(x, weight, window), weight)[1](dy)[0]
     # Exactly what the windows read.
     sizes = zip(window.padding, window.stride, window.reach(kernel), x.shape[2:], dy.shape[2:], strict=True)
-    x = padded(x, [(low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in sizes])
+    padding = [(low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in sizes]
     if wide:
-        return _in_pieces(x, dy, kernel, window)
+        return _in_pieces(padded(x, padding), dy, kernel, window)
+    if x.shape[0] >= LIBRARY_CHANNELS or (by_dy and set(window.stride) != {1}):
+        return _of_weight(x, dy, window, tuple(padding))
+    x = padded(x, padding)
     return _of_weight_by_dy(x, dy, kernel, window) if by_dy else _of_weight(x, dy, window)
 
 
@@ -139,8 +132,8 @@ def _channels_last(x: Array, weight: Array, window: Window) -> Array:
 
 
 def _plain(x: Array, weight: Array, window: Window) -> Array:
-    y = _channels_last(jnp.moveaxis(x, 1, 3), jnp.transpose(weight, (2, 3, 1, 0)), window)
-    return jnp.moveaxis(y, 3, 1)
+    y = _channels_last(settled(jnp.moveaxis(x, 1, 3)), jnp.transpose(weight, (2, 3, 1, 0)), window)
+    return settled(jnp.moveaxis(y, 3, 1))
 
 
 def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window) -> tuple[Array, Window]:
@@ -154,31 +147,6 @@ def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window
     return padded(x, now), replace(window, padding=tuple(later))
 
 
-def _filled_up(x: Array, weight: Array, bias: Array | None, window: Window) -> Array:
-    """With more input channels, so that the library takes it; they hold ones, for the sake of the bias."""
-    more = FILLED_CHANNELS - x.shape[1]
-    tap = _tap_inside(x.shape[2:], weight.shape[2:], window)
-    one = jnp.ones((), x.dtype)
-    x = lax.pad(jnp.moveaxis(x, 1, 3), one, [(0, 0, 0)] * 3 + [(0, more, 0)])
-    weight = lax.pad(jnp.transpose(weight, (2, 3, 1, 0)), 0 * one, [(0, 0, 0)] * 2 + [(0, more, 0), (0, 0, 0)])
-    if bias is not None and tap is not None:
-        weight, bias = weight.at[(*tap, -1)].set(bias), None
-    return plus_bias(jnp.moveaxis(_channels_last(x, weight, window), 3, 1), bias)
-
-
-def _tap_inside(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...] | None:
-    """A tap of the kernel that reads no padding, whatever the output."""
-    found = []
-    outputs = window.outputs(sizes, kernel)
-    along = zip(sizes, kernel, outputs, window.stride, window.padding, window.dilation, strict=True)
-    for n, k, m, stride, (low, _), dilation in along:
-        inside = [i for i in range(k) if low <= dilation * i < n + low - stride * (m - 1)]
-        if not inside:
-            return None
-        found.append(inside[0])
-    return tuple(found)
-
-
 def _side_by_side(x: Array, weight: Array, window: Window) -> Array:
     """Several outputs along the last dimension as the channels of one, whose kernel reads what all of them read."""
     c_out, c_in, *kernel = weight.shape
@@ -190,11 +158,12 @@ def _side_by_side(x: Array, weight: Array, window: Window) -> Array:
     weight = jnp.transpose(weight, (2, 3, 1, 0))
     shifted = [jnp.pad(weight, ((0, 0), (i, together - 1 - i), (0, 0), (0, 0))) for i in range(together)]
     weight = jnp.concatenate(shifted, axis=3)
-    if c_in == 3:  # the library is fast with multiples of four
-        x, weight = jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))), jnp.pad(weight, ((0, 0), (0, 0), (0, 1), (0, 0)))
-    y = _channels_last(jnp.moveaxis(x, 1, 3), weight, window)
-    y = y.reshape(x.shape[0], rows, columns + missing, c_out)
-    return jnp.moveaxis(lax.slice_in_dim(y, 0, columns, axis=2), 3, 1)
+    if c_in > 2:  # the library is fast with multiples of four
+        x = jnp.pad(x, ((0, 0), (0, -c_in % 4), (0, 0), (0, 0)))
+        weight = jnp.pad(weight, ((0, 0), (0, 0), (0, -c_in % 4), (0, 0)))
+    y = _channels_last(settled(jnp.moveaxis(x, 1, 3)), weight, window)
+    y = settled(y.reshape(x.shape[0], rows, columns + missing, c_out))
+    return settled(jnp.moveaxis(lax.slice_in_dim(y, 0, columns, axis=2), 3, 1))
 
 
 def _double(x: Array, weight: Array, window: Window) -> Array:
@@ -204,11 +173,10 @@ def _double(x: Array, weight: Array, window: Window) -> Array:
     return lax.slice_in_dim(_plain(x, weight, window), 0, channels, axis=1)
 
 
-def _of_weight(x: Array, dy: Array, window: Window) -> Array:
+def _of_weight(x: Array, dy: Array, window: Window, padding: Pairs = ((0, 0), (0, 0))) -> Array:
     """The gradient of the weight as the convolution of x, whose channels are a batch, with dy."""
-    window = Window(window.dilation, ((0, 0), (0, 0)), window.stride)
-    gradient = _channels_last(jnp.transpose(x, (1, 2, 3, 0)), jnp.transpose(dy, (2, 3, 0, 1)), window)
-    return jnp.transpose(gradient, (3, 0, 1, 2))
+    x, dy = settled(jnp.transpose(x, (1, 2, 3, 0))), settled(jnp.transpose(dy, (2, 3, 0, 1)))
+    return jnp.transpose(_channels_last(x, dy, Window(window.dilation, padding, window.stride)), (3, 0, 1, 2))
 
 
 def _of_weight_by_dy(x: Array, dy: Array, kernel: Sequence[int], window: Window) -> Array:

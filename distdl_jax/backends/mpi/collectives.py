@@ -70,32 +70,30 @@ class Channel:
 
     def receive(self, structure: Structure, source: int) -> Array:
         """Receive an array of the given structure from world rank `source`."""
-        sendable = _sendable_dtype(structure.dtype)
         parts = []
-        for size in _chunk_sizes(structure.size):
+        for chunk in _chunk_structures(structure):
             if self._anchor.size == 0:
-                template = tie(jnp.zeros(size, sendable), self._anchor)
-                with noted(f"recv from worker {source} ({size} x {sendable})", ordered_effect):
+                template = tie(jnp.zeros(chunk.shape, chunk.dtype), self._anchor)
+                with noted(f"recv from worker {source} ({chunk.size} x {chunk.dtype})", ordered_effect):
                     parts.append(mpi4jax.recv(template, source=source, tag=self._tag, comm=self._comm))
             else:
                 # XLA starts a receive, which has no operand, as early as it can, and the worker then waits before its
                 # own work. One element of the anchor, sent to nobody, lets that work come first.
                 first = _as_sendable(_first_element(self._anchor))
-                parts.append(self._exchange(first, MPI.PROC_NULL, Structure((size,), sendable), source))
+                parts.append(self._exchange(first, MPI.PROC_NULL, chunk, source))
         return _assembled(parts, structure)
 
     def sendrecv(self, x: Array, to: int, structure: Structure, source: int) -> Array:
         """Send `x` to `to` while receiving an array of the given structure from `source`."""
-        sent, sizes = _chunks(_as_sendable(x)), _chunk_sizes(structure.size)
-        both = min(len(sent), len(sizes))
+        sent, coming = _chunks(_as_sendable(x)), _chunk_structures(structure)
+        both = min(len(sent), len(coming))
         parts = [
-            self._exchange(chunk, to, Structure((size,), _sendable_dtype(structure.dtype)), source)
-            for chunk, size in zip(sent[:both], sizes[:both], strict=True)
+            self._exchange(chunk, to, expected, source)
+            for chunk, expected in zip(sent[:both], coming[:both], strict=True)
         ]
         for chunk in sent[both:]:
             self._exchange(chunk, to, None, MPI.PROC_NULL)
-        for size in sizes[both:]:
-            parts.append(self.receive(Structure((size,), _sendable_dtype(structure.dtype)), source))
+        parts += [self.receive(expected, source) for expected in coming[both:]]
         return _assembled(parts, structure)
 
     def _exchange(self, x: Array, to: int, structure: Structure | None, source: int) -> Array:
@@ -236,10 +234,14 @@ def _as_sendable(x: Array) -> Array:
     return x if dtype == x.dtype else lax.bitcast_convert_type(x, dtype)
 
 
-def _chunk_sizes(size: int) -> list[int]:
-    """The lengths of the messages that carry `size` elements."""
-    full, rest = divmod(size, MAX_ELEMENTS)
-    return [MAX_ELEMENTS] * full + [rest] * (rest > 0)
+def _chunk_structures(structure: Structure) -> list[Structure]:
+    """Those of the messages that carry an array of `structure`: its own, but for the dtype, where one is enough."""
+    dtype = _sendable_dtype(structure.dtype)
+    if structure.size <= MAX_ELEMENTS:
+        # Not flat: XLA's loops over a reshaped array are several times slower.
+        return [Structure(structure.shape, dtype)] if structure.size else []
+    full, rest = divmod(structure.size, MAX_ELEMENTS)
+    return [Structure((size,), dtype) for size in [MAX_ELEMENTS] * full + [rest] * (rest > 0)]
 
 
 def _chunks(x: Array) -> list[Array]:
