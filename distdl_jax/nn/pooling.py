@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import ClassVar
 
 import jax
@@ -21,6 +20,7 @@ from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.backends.mpi.structure import exchange_structures
 from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.nn.pool_local import Window, largest, least, total
 from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import index_of
@@ -88,6 +88,10 @@ class DistributedPool(ABC):
     def _windows(self) -> SlidingWindows:
         return SlidingWindows(self.kernel_size, self.stride, self._dilation, self.padding)  # type: ignore[arg-type]
 
+    @property
+    def _window(self) -> Window:
+        return Window(self._windows.kernel, self._windows.stride, self._windows.dilation)
+
     def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
         """No parameters: the empty dictionary."""
         return {}
@@ -114,20 +118,17 @@ class DistributedPool(ABC):
             shape = (*block.shape[:2], *counts)
             if 0 in shape:
                 return tie(jnp.zeros(shape, x.dtype), block)
-            return self._pool(block, plan, index)
+            return self._pool(block, plan.padding(index))
 
     @abstractmethod
-    def _pool(self, x: Array, plan: SlidingPlan, index: tuple[int, ...]) -> Array:
-        """The windows of this worker's outputs, over the block that they read."""
+    def _pool(self, x: Array, padding: Pairs) -> Array:
+        """The windows of this worker's outputs, over the block that they read and the `padding` around it."""
 
 
-def _over_features(windows: SlidingWindows, padding: Pairs) -> dict[str, tuple]:
-    """The arguments of `lax.reduce_window` for an N x C x features block."""
-    return {
-        "window_dimensions": (1, 1, *windows.kernel),
-        "window_strides": (1, 1, *windows.stride),
-        "padding": ((0, 0), (0, 0), *padding),
-    }
+def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
+    if not any(map(any, padding)):
+        return x
+    return lax.pad(x, value, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
 
 
 @dataclass(frozen=True)
@@ -144,24 +145,8 @@ class DistributedMaxPool(DistributedPool):
     def _dilation(self) -> tuple[int, ...]:
         return per_feature("dilation", self.dilation, self.dims)
 
-    def _pool(self, x: Array, plan: SlidingPlan, index: tuple[int, ...]) -> Array:
-        padding = plan.padding(index)
-        least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-        if set(self._windows.dilation) == {1}:
-            return lax.reduce_window(x, np.asarray(least, x.dtype), lax.max, **_over_features(self._windows, padding))
-        x = lax.pad(x, jnp.asarray(least, x.dtype), [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
-        # JAX does not differentiate dilated windows; their entries side by side, the first largest is taken.
-        entries = jnp.stack([self._entry(x, offset) for offset in product(*map(range, self._windows.kernel))])
-        return jnp.take_along_axis(entries, jnp.argmax(entries, axis=0)[None], axis=0)[0]
-
-    def _entry(self, x: Array, offset: tuple[int, ...]) -> Array:
-        """The entry at `offset` of every window."""
-        w = self._windows
-        starts, stops = [0, 0], list(x.shape[:2])
-        for d, (k, o) in enumerate(zip(w.kernel, offset, strict=True)):
-            starts.append(o * w.dilation[d])
-            stops.append(x.shape[d + 2] - (k - 1 - o) * w.dilation[d])
-        return lax.slice(x, starts, stops, (1, 1, *w.stride))
+    def _pool(self, x: Array, padding: Pairs) -> Array:
+        return largest(_padded(x, least(x.dtype), padding), self._window)
 
 
 @dataclass(frozen=True)
@@ -171,12 +156,11 @@ class DistributedAvgPool(DistributedPool):
 
     count_include_pad: bool = True
 
-    def _pool(self, x: Array, plan: SlidingPlan, index: tuple[int, ...]) -> Array:
-        padding = plan.padding(index)
-        total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, **_over_features(self._windows, padding))
+    def _pool(self, x: Array, padding: Pairs) -> Array:
+        sums = total(_padded(x, np.zeros((), x.dtype), padding), self._window)
         if self.count_include_pad:
-            return total / math.prod(self._windows.kernel)
-        return total / self._entries(x.shape[2:], padding).astype(x.dtype)
+            return sums / math.prod(self._windows.kernel)
+        return sums / self._entries(x.shape[2:], padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
         """How many entries of each window over a block with the features' `shape` are not `padding`."""

@@ -1,0 +1,105 @@
+"""The pooling that a worker computes is `lax.reduce_window`, whatever way its window takes it; in one process."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from distdl_jax.nn import pool_local
+from distdl_jax.nn.pool_local import Window, largest, total
+
+# features, kernel, stride
+CASES = {
+    "tiles": ((6, 8), (2, 2), (2, 2)),
+    "tiles, rows and columns left over": ((7, 8), (2, 3), (2, 3)),
+    "overlapping": ((7, 9), (3, 3), (2, 1)),
+    "apart": ((9, 7), (2, 1), (4, 2)),
+    "1-D tiles": ((9,), (4,), (4,)),
+    "3-D tiles": ((4, 5, 6), (2, 2, 3), (2, 2, 3)),
+    "3-D overlapping": ((4, 5, 6), (2, 3, 2), (1, 2, 2)),
+    "one window": ((3, 2), (3, 2), (3, 2)),
+    "windows of one": ((3, 2), (1, 1), (1, 1)),
+}
+FUNCTIONS = {"largest": (largest, -np.inf, lax.max), "total": (total, 0.0, lax.add)}
+
+
+def _ways(name, function):
+    _, kernel, stride = CASES[name]
+    ours, start, step = FUNCTIONS[function]
+
+    def plain(x):
+        return lax.reduce_window(x, np.asarray(start, x.dtype), step, (1, 1, *kernel), (1, 1, *stride), "VALID")
+
+    return lambda x: ours(x, Window(kernel, stride, (1,) * len(kernel))), plain
+
+
+def _x(name, dtype="float64"):
+    """Small whole numbers: sums are exact, and windows have several largest entries."""
+    return jnp.asarray(np.random.default_rng(len(name)).integers(-2, 3, (2, 3, *CASES[name][0])), dtype)
+
+
+def _run(f):
+    def run(x):
+        y, pullback = jax.vjp(f, x)
+        return y, pullback(jnp.arange(1, y.size + 1, dtype=y.dtype).reshape(y.shape))
+
+    return run
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_result_and_gradient(name, function, dtype):
+    ours, plain = _ways(name, function)
+    x = _x(name, dtype)
+    for got, expected in zip(*(jax.tree.leaves(jax.jit(_run(f))(x)) for f in (ours, plain)), strict=True):
+        assert got.dtype == expected.dtype
+        tolerance = 0.02 if dtype == "bfloat16" and function == "total" else 0  # sums of cotangents in another order
+        np.testing.assert_allclose(*(np.asarray(a, np.float64) for a in (got, expected)), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("name", ["tiles, rows and columns left over", "overlapping"])
+def test_transformations(name, function):
+    """Of cotangents too: the derivative of the gradient in the direction of x."""
+    ours, plain = _ways(name, function)
+    xs = jnp.stack([_x(name), 2 * _x(name) - 1])
+
+    def second(f):
+        def penalty(x):
+            return jnp.sum(jax.vjp(f, x)[1](jnp.sin(f(x)))[0] ** 3)
+
+        return jax.jit(jax.vmap(jax.grad(jax.checkpoint(penalty))))
+
+    np.testing.assert_allclose(second(ours)(xs), second(plain)(xs), rtol=1e-13, atol=1e-13)
+
+
+def test_whole_numbers_have_a_largest():
+    x = _x("tiles", "int32")
+    expected = lax.reduce_window(x, np.int32(-100), lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    assert (largest(x, Window((2, 2), (2, 2), (1, 1))) == expected).all()
+
+
+def test_large_windows_and_other_devices_keep_to_the_plain_operation(monkeypatch):
+    def is_plain(function, kernel):
+        window = Window(kernel, kernel, (1, 1))
+        jaxpr = jax.make_jaxpr(lambda x: function(x, window))(jnp.zeros((1, 1, 40, 40)))
+        return [equation.primitive.name[:13] for equation in jaxpr.eqns] == ["reduce_window"]
+
+    for function in (largest, total):
+        assert is_plain(function, (9, 8))
+        assert not is_plain(function, (8, 8))
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        assert is_plain(function, (2, 2))
+        monkeypatch.undo()
+
+
+def test_dilated_windows_are_taken_by_slices_whatever_their_size(monkeypatch):
+    monkeypatch.setattr(pool_local, "MOST_SLICES", 1)
+    x = _x("overlapping")
+    got = largest(x, Window((2, 3), (1, 2), (3, 2)))
+    expected = np.array(
+        [[[[p[i : i + 4 : 3, j : j + 5 : 2].max() for j in range(0, 5, 2)] for i in range(4)] for p in s] for s in x]
+    )
+    np.testing.assert_array_equal(got, expected)
