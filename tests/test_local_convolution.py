@@ -104,6 +104,13 @@ def test_weight_gradient_in_pieces_of_rows_and_of_samples(name, size, monkeypatc
     _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), "float32")
 
 
+@pytest.mark.parametrize("name", ["12 channels each way", "16 channels, strided, dilated", "wide, dilated", "3-D"])
+@pytest.mark.parametrize("batch", [17, 18])
+def test_weight_gradient_of_many_samples(name, batch):
+    ours, plain, x, weight = _case(name, "float32", batch)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), "float32")
+
+
 # One for each way in which a convolution is written.
 WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "groups", "3-D strided, dilated"]
 SINGLE = ["13 channels", "12 channels each way", "wide, strided"]

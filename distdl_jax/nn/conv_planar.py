@@ -7,8 +7,8 @@ and the stride get larger. Padding that would make the outputs outnumber the inp
 float64, 4 to 16 output channels become 17.
 
 The gradient of the weight is a convolution too, whose kernel is dy (or x) and whose input is x (or dy). Here the older
-library is fast if nothing is padded. The newer one is where its kernel fits the processor's cache: so it gets x and dy
-in pieces.
+library is fast if nothing is padded, and if samples, which are the channels, are few: so some stand above each other.
+The newer one is where its kernel fits the processor's cache: so it gets x and dy in pieces.
 
 Figures: docs/benchmarks.md.
 """
@@ -109,9 +109,12 @@ def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window:
     padding = [(low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in sizes]
     if wide:
         return _in_pieces(padded(x, padding), dy, kernel, window)
-    if x.shape[0] >= LIBRARY_CHANNELS or (by_dy and set(window.stride) != {1}):
+    many = x.shape[0] >= LIBRARY_CHANNELS
+    if set(window.stride) != {1} and (many or by_dy):
         return _of_weight(x, dy, window, tuple(padding))
     x = padded(x, padding)
+    if many:
+        x, dy = _stacked(x, dy)
     return _of_weight_by_dy(x, dy, kernel, window) if by_dy else _of_weight(x, dy, window)
 
 
@@ -183,6 +186,21 @@ def _of_weight_by_dy(x: Array, dy: Array, kernel: Sequence[int], window: Window)
     """The same as the convolution of dy with x, which finds the taps in reverse; stride 1."""
     dy = padded(dy, [(reach, reach) for reach in window.reach(kernel)])
     return jnp.swapaxes(jnp.flip(_of_weight(dy, x, window), (2, 3)), 0, 1)
+
+
+def _stacked(x: Array, dy: Array) -> tuple[Array, Array]:
+    """Samples above each other, in at most eight stacks, with rows of zeros between those of dy; stride 1.
+
+    The samples are the channels of these convolutions' inputs, and of so many the older library would not take them.
+    """
+    samples, stacks = x.shape[0], max(n for n in range(1, 9) if x.shape[0] % n == 0)
+    rows, between = x.shape[2], x.shape[2] - dy.shape[2]
+
+    def stack(a: Array) -> Array:
+        a = jnp.swapaxes(a.reshape(stacks, samples // stacks, *a.shape[1:]), 1, 2)
+        return a.reshape(stacks, a.shape[1], -1, a.shape[4])
+
+    return stack(x), stack(padded(dy, [(0, between), (0, 0)]))[:, :, : samples // stacks * rows - between]
 
 
 def _in_pieces(x: Array, dy: Array, kernel: Sequence[int], window: Window) -> Array:
