@@ -30,6 +30,8 @@ CASES = {
     "13 channels": ((9, 8), 13, 16, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
     "16 channels, strided, dilated": ((9, 8), 16, 6, (3, 2), (2, 1), ((2, 1), (0, 1)), (1, 2), 1),
     "16 channels, every tap meets padding": ((5, 4), 16, 3, (2, 2), 1, ((3, 3), (2, 2)), 1, 1),
+    "16 channels to 6": ((9, 7), 16, 6, (3, 3), (2, 1), ((2, 1), (0, 1)), 1, 1),
+    "10 channels to 4, an even kernel": ((9, 8), 10, 4, (3, 4), 1, ((1, 1), (3, 2)), 1, 1),
     "12 channels each way": ((9, 8), 12, 12, (3, 5), 1, ((1, 1), (2, 2)), 1, 1),
     "3 to 2 channels, a row more": ((7, 9), 3, 2, (3, 2), (2, 1), ((1, 3), (1, 1)), 1, 1),
     "8 to 16 channels": ((7, 9), 8, 16, (3, 3), 1, ((0, 0), (1, 1)), 1, 1),
@@ -113,7 +115,7 @@ def test_weight_gradient_of_many_samples(name, batch):
 
 # One for each way in which a convolution is written.
 WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "groups", "3-D strided, dilated"]
-SINGLE = ["13 channels", "12 channels each way", "wide, strided"]
+SINGLE = ["13 channels", "16 channels to 6", "12 channels each way", "wide, strided"]
 WAYS_AND_DTYPES = [(name, "float64") for name in WAYS] + [(name, "float32") for name in SINGLE]
 
 

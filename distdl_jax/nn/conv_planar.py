@@ -2,9 +2,9 @@
 
 The compiler hands a convolution to that library if it is two-dimensional, has more than 16 channels on one side, and no
 more outputs than inputs along each dimension. Others go to an older one, which takes 1.2 to 4 times as long. So, for
-float32 with at most 16 channels on both sides, several outputs that stand side by side count as channels: the kernel
-and the stride get larger. Padding that would make the outputs outnumber the inputs becomes part of the input. In
-float64, 4 to 16 output channels become 17.
+float32 with at most 16 channels on both sides, several outputs that stand side by side count as channels, and the
+kernel and the stride get larger; sometimes columns of the input do too. Padding that would make the outputs outnumber
+the inputs becomes part of the input. In float64, 4 to 16 output channels become 17.
 
 The gradient of the weight is a convolution too, whose kernel is dy (or x) and whose input is x (or dy). Here the older
 library is fast if nothing is padded, and if samples, which are the channels, are few: so some stand above each other.
@@ -135,8 +135,26 @@ def _channels_last(x: Array, weight: Array, window: Window) -> Array:
 
 
 def _plain(x: Array, weight: Array, window: Window) -> Array:
-    y = _channels_last(settled(jnp.moveaxis(x, 1, 3)), jnp.transpose(weight, (2, 3, 1, 0)), window)
-    return settled(jnp.moveaxis(y, 3, 1))
+    """The convolution as it is, in the order that the compiler computes in."""
+    rows, columns = window.outputs(x.shape[2:], weight.shape[2:])
+    weight = jnp.transpose(weight, (2, 3, 1, 0))
+    y = _channels_last(settled(jnp.moveaxis(x, 1, 3)), weight, _with_padding(x.shape[2:], weight.shape, window))
+    return settled(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
+
+
+def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> Window:
+    """`window` with a row or column of padding at the end, if there is none and the fast library takes the convolution.
+
+    It takes 1.2 to 3 times as long where nothing is padded. That can add a row or column to the outputs.
+    """
+    if any(map(any, window.padding)) or max(kernel[2:]) < LIBRARY_CHANNELS:
+        return window
+    outputs = window.outputs(sizes, kernel[:2])
+    columns, rows = replace(window, padding=((0, 0), (0, 1))), replace(window, padding=((0, 1), (0, 0)))
+    for more in (columns, rows):
+        if more.outputs(sizes, kernel[:2]) == outputs:
+            return more
+    return rows if kernel[0] > 1 else columns if kernel[1] > 1 else window
 
 
 def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window) -> tuple[Array, Window]:
@@ -151,22 +169,36 @@ def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window
 
 
 def _side_by_side(x: Array, weight: Array, window: Window) -> Array:
-    """Several outputs along the last dimension as the channels of one, whose kernel reads what all of them read."""
-    c_out, c_in, *kernel = weight.shape
-    rows, columns = window.outputs(x.shape[2:], kernel)
-    together = next(b for b in (8, 4, 2, 1) if b == 1 or b * c_out <= SIDE_BY_SIDE)
+    """Several outputs along the last dimension as the channels of one, whose kernel reads what all of them read.
+
+    Where x has many of the channels that the library wants, two of its columns are the channels of one as well: then
+    two outputs are enough, and fewer of the kernel's entries are zeros.
+    """
+    c_out, c_in, height, width = weight.shape
+    rows, columns = window.outputs(x.shape[2:], (height, width))
+    in_pairs = 2 * c_in >= LIBRARY_CHANNELS and 2 * c_out < LIBRARY_CHANNELS
+    together = 2 if in_pairs else next(b for b in (8, 4, 2, 1) if b == 1 or b * c_out <= SIDE_BY_SIDE)
     missing = -columns % together
-    low, high = window.padding[1]
-    window = replace(window, stride=(window.stride[0], together), padding=(window.padding[0], (low, high + missing)))
-    weight = jnp.transpose(weight, (2, 3, 1, 0))
-    shifted = [jnp.pad(weight, ((0, 0), (i, together - 1 - i), (0, 0), (0, 0))) for i in range(together)]
-    weight = jnp.concatenate(shifted, axis=3)
     if c_in > 2:  # the library is fast with multiples of four
         x = jnp.pad(x, ((0, 0), (0, -c_in % 4), (0, 0), (0, 0)))
-        weight = jnp.pad(weight, ((0, 0), (0, 0), (0, -c_in % 4), (0, 0)))
-    y = _channels_last(settled(jnp.moveaxis(x, 1, 3)), weight, window)
-    y = settled(y.reshape(x.shape[0], rows, columns + missing, c_out))
-    return settled(jnp.moveaxis(lax.slice_in_dim(y, 0, columns, axis=2), 3, 1))
+        weight = jnp.pad(weight, ((0, 0), (0, -c_in % 4), (0, 0), (0, 0)))
+    reach = width + together - 1 + (in_pairs and width % 2 == 0)
+    weight = jnp.transpose(weight, (2, 3, 1, 0))
+    shifted = [jnp.pad(weight, ((0, 0), (i, reach - width - i), (0, 0), (0, 0))) for i in range(together)]
+    weight = jnp.concatenate(shifted, axis=3)
+    stride, (along_rows, (low, high)) = window.stride[0], window.padding
+    if in_pairs:
+        x = padded(x, [(0, 0), (low, columns + missing - together + reach - x.shape[3] - low)])
+        x = settled(jnp.moveaxis(x, 1, 3))
+        x = x.reshape(*x.shape[:2], x.shape[2] // 2, -1)
+        weight = weight.reshape(height, reach // 2, x.shape[3], -1)
+        window = replace(window, stride=(stride, 1), padding=(along_rows, (0, 0)))
+    else:
+        x = settled(jnp.moveaxis(x, 1, 3))
+        window = replace(window, stride=(stride, together), padding=(along_rows, (low, high + missing)))
+    y = _channels_last(x, weight, _with_padding(x.shape[1:3], weight.shape, window))
+    y = settled(y.reshape(*y.shape[:2], y.shape[2] * together, c_out))
+    return settled(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
 
 
 def _double(x: Array, weight: Array, window: Window) -> Array:
