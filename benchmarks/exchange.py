@@ -6,17 +6,17 @@ mpiexec -n 4 python benchmarks/exchange.py
 identity between two shardings over gloo, one process a worker.
 """
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import Table, Way, in_one_program, jax_sharding, repeated
-from mpi4py import MPI
-
-import distdl_jax as dj
 from distdl_jax import functional
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos, needed_ranges
+from mpi4py import MPI
+
+from harness import Table, Way, in_one_program, jax_sharding, repeated
 
 P_all = dj.Partition()
 N, rank = P_all.size, P_all.rank

@@ -1,10 +1,10 @@
 """The linear layer, 64 x 1024 -> 1024, beside the sequential one: mpiexec -n 4 python benchmarks/linear.py"""
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
-from harness import Table, in_one_program
 
-import distdl_jax as dj
+from harness import Table, in_one_program
 
 ROWS, FEATURES, CALLS = 64, 1024, 20
 P_all = dj.Partition()

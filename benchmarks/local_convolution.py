@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 import jax
-from harness import Table
+from distdl_jax.nn.conv_cpu import convolution
 from jax import Array, lax
 from mpi4py import MPI
 
-from distdl_jax.nn.conv_cpu import convolution
+from harness import Table
 
 jax.config.update("jax_enable_x64", True)
 

@@ -6,15 +6,15 @@ operations a worker. In each step: a call of `dj.jit` beside one of `jax.jit`.
 
 import itertools
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
-from harness import Table, Way
-
-import distdl_jax as dj
 from distdl_jax.backends.mpi.reading import read_program
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.plans.matching import find_misfit
 from distdl_jax.plans.programs import operations
+
+from harness import Table, Way
 
 OPERATIONS = 500
 P_all = dj.Partition()

@@ -1,12 +1,12 @@
 """broadcast, sum_reduce and all_sum_reduce beside raw mpi4py: mpiexec -n 4 python benchmarks/replication.py"""
 
+import distdl_jax as dj
 import jax.numpy as jnp
 import numpy as np
-from harness import Table, in_one_program, one_call, repeated
+from distdl_jax import functional
 from mpi4py import MPI
 
-import distdl_jax as dj
-from distdl_jax import functional
+from harness import Table, in_one_program, one_call, repeated
 
 P_all = dj.Partition()
 P_root = P_all.create_partition_inclusive([0])

@@ -3,10 +3,10 @@
 mpirun -n 4 python examples/broadcast.py
 """
 
-import jax.numpy as jnp
-import show
-
 import distdl_jax as dj
+import jax.numpy as jnp
+
+import show
 
 P_world = show.world(at_least=4)
 P_x = P_world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition([1, 2])

@@ -26,13 +26,13 @@ from functools import partial
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("NPROC", "1")
 
-import digits_options
+import distdl_jax as dj
 import jax
 import numpy as np
-from training import DIFFERENCE, Data, say, train_both
-
-import distdl_jax as dj
 from distdl_jax import nn
+
+import digits_options
+from training import DIFFERENCE, Data, say, train_both
 
 WIDTHS = (64, 128, 64, 10)  # pixels, two hidden layers, classes
 LAYERS = len(WIDTHS) - 1

@@ -3,10 +3,10 @@
 mpirun -n 4 python examples/halo_exchange.py
 """
 
-import jax.numpy as jnp
-import show
-
 import distdl_jax as dj
+import jax.numpy as jnp
+
+import show
 
 P_world = show.world(at_least=4)
 P_x = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([2, 2])

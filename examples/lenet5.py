@@ -29,15 +29,15 @@ from typing import Any
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("NPROC", "1")
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
-from training import DIFFERENCE, Data, say, train_both
-
-import distdl_jax as dj
 from distdl_jax import nn
+from jax import lax
+
+from training import DIFFERENCE, Data, say, train_both
 
 ACCURACY = 0.98
 CLASSES = 10

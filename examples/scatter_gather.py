@@ -11,13 +11,13 @@ import argparse
 import math
 from pathlib import Path
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-import show
-
-import distdl_jax as dj
 from distdl_jax import nn
+
+import show
 
 ROOT = 0  # the worker that reads and writes
 

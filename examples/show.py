@@ -8,10 +8,9 @@ from collections.abc import Callable
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("NPROC", "1")
 
+import distdl_jax as dj
 import jax
 import numpy as np
-
-import distdl_jax as dj
 
 
 def world(at_least: int) -> dj.Partition:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from mpi4py import MPI
-
-import distdl_jax as dj
 
 DIFFERENCE = {"float64": 1e-10, "float32": 1e-4}  # how far apart the two networks may end up
 

@@ -31,18 +31,18 @@ from typing import Any
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("NPROC", "1")
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from distdl_jax import nn
 from jax import lax
+
 from memory_use import planned, resident_memory
 from training import say, sleep_until_all_are_here
 from unet3d_picture import draw
 from wave3d import FASTEST, SLOWEST, WaveSolver
-
-import distdl_jax as dj
-from distdl_jax import nn
 
 SEEN = 3  # fields
 FIRST, APART = 40, 8  # the solver's steps before the first snapshot, and between two

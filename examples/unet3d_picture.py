@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+
 from training import say
 
 SHADES = " .:-=+*#%@"

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-import distdl_jax as dj
 
 SECOND_DERIVATIVE = (-1 / 12, 4 / 3, -5 / 2, 4 / 3, -1 / 12)
 REACH = 2  # cells to each side

@@ -18,10 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import mpi4jax
+from distdl_jax.backends.mpi.collectives import tie
 from jax import Array, lax
 from mpi4py import MPI
-
-from distdl_jax.backends.mpi.collectives import tie
 
 _comm = MPI.COMM_WORLD.Dup()
 

@@ -37,7 +37,10 @@ class Worker:
         if home is not None:
             self._follow_parent(home)
         mpiexec.rank_environment(os.environ)
-        from mpi4py import MPI  # initialises MPI: everything that can show a hang here is set up by now
+        # Initialises MPI, in distdl_jax's order: everything that can show a hang here is set up by now.
+        from mpi4py import MPI
+
+        import distdl_jax  # noqa: F401
 
         self.MPI = MPI
         self.comm = MPI.COMM_WORLD.Dup()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import warnings
 
 from distdl_jax.errors import SetupError
 
@@ -27,6 +28,7 @@ def prefer_huge_pages() -> bool:
 
     A no-op but on Linux with glibc. The environment's `DISTDL_JAX_HUGE_PAGES` turns it off (0), or gives the size of
     the region that is marked, in MiB (default 4096). Where GLIBC_TUNABLES asks for huge pages, that is left to it.
+    Warns, on one worker, where it comes too late: where a thread has a heap of its own already.
 
     **Raises:** `SetupError` where `DISTDL_JAX_HUGE_PAGES` is not such a number.
     """
@@ -36,6 +38,14 @@ def prefer_huge_pages() -> bool:
     if not _done and size and not by_glibc and sys.platform == "linux":
         libc = ctypes.CDLL(None)
         _done = hasattr(libc, "gnu_get_libc_version") and _mark_heap(libc, size)
+        if _done and _heaps(libc) > 1 and _is_first_worker():
+            warnings.warn(
+                "malloc has more than one heap, since MPI or another library started a thread before distdl_jax was "
+                "imported. A jitted step that takes more than 64 MiB may then touch fresh memory at each call, and "
+                "take up to twice as long. Import distdl_jax before mpi4py, or set MALLOC_ARENA_MAX=1.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
     return _done or by_glibc
 
 
@@ -64,3 +74,24 @@ def _mark_heap(libc: ctypes.CDLL, size: int) -> bool:
     marked = stop > start and libc.madvise(start, stop - start, _MADV_HUGEPAGE) == 0
     libc.free(block)
     return bool(marked)
+
+
+def _heaps(libc: ctypes.CDLL) -> int:
+    """How many heaps malloc has: the first, and one for each thread that came before there was to be one alone."""
+    libc.open_memstream.restype = ctypes.c_void_p
+    libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.fclose.argtypes = [ctypes.c_void_p]
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    if stream is None:
+        return 1
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    heaps = (text.value or b"").count(b"<heap nr=")
+    libc.free(ctypes.cast(text, ctypes.c_void_p))
+    return heaps
+
+
+def _is_first_worker() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_rank() == 0
