@@ -232,16 +232,41 @@ GLIBC = str(platform.libc_ver()[0] == "glibc")
 )
 def test_huge_pages_by_environment_variable(environment, expected):
     """In a process of its own, since malloc is set up once; large arrays still work after it."""
-    inherited = {
-        k: v for k, v in mpiexec.clean(os.environ).items() if k not in ("DISTDL_JAX_HUGE_PAGES", "GLIBC_TUNABLES")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HUGE_PAGES)],
+    done = _python(HUGE_PAGES, environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(expected)
+
+
+HEAPS = """
+import threading, time
+# A thread that takes memory and stays, as those of some MPI libraries do.
+if {threads}:
+    threading.Thread(target=lambda: (bytes(10**5), time.sleep(60)), daemon=True).start()
+    time.sleep(0.5)
+import distdl_jax
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "environment", "warns"),
+    [(False, {}, False), (True, {}, GLIBC == "True"), (True, {"MALLOC_ARENA_MAX": "1"}, False)],
+    ids=str,
+)
+def test_a_second_heap_is_warned_of(threads, environment, warns):
+    done = _python(HEAPS.format(threads=threads), environment)
+    assert done.returncode == 0, done.stderr
+    assert ("RuntimeWarning: malloc has more than one heap" in done.stderr) == warns
+
+
+def _python(program, environment):
+    """`program`, run by a Python of its own that knows of no setting for malloc but those of `environment`."""
+    settings = ("DISTDL_JAX_HUGE_PAGES", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX")
+    inherited = {k: v for k, v in mpiexec.clean(os.environ).items() if k not in settings}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
         env={**inherited, **environment, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
         capture_output=True,
         text=True,
         timeout=60,
         stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(expected)
