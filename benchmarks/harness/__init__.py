@@ -2,11 +2,15 @@
 
 The ways take turns, so that a change in the machine's speed meets all of them; a round's time is that of the slowest
 worker, and a result is the median of the rounds. Absolute times move from hour to hour: compare within a row.
+
+Each worker is bound to a core, in turn: with more workers than cores the system would move them about, and a round
+would take up to twice as long where three workers share a core and the fourth has one alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import time
@@ -23,6 +27,11 @@ from jax import Array, lax
 from mpi4py import MPI
 
 _comm = MPI.COMM_WORLD.Dup()
+
+
+if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {CORES[_comm.rank % len(CORES)]})
 
 
 def _sleep_until_all_are_here() -> None:

@@ -66,6 +66,8 @@ class OnAllThreads:
 
 
 def main() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the worker that started this is bound to one
     layer, shape, channels, backward = json.loads(sys.stdin.readline())
     apply = {"conv": conv, "max_pool": max_pool}[layer]
     kernel = (channels, shape[1], *(3,) * (len(shape) - 2))
