@@ -1,15 +1,10 @@
 """Convolutions written so that XLA's CPU compiler meets the kernels that it is good at.
 
-`convolution` is `lax.conv_general_dilated`, forward and gradients, in other words. What the compiler does with the
-plain operation, measured by benchmarks/local_convolution.py:
-
-- Three dimensions, one input channel, and groups end in loops that are 5 to 50 times slower than a matrix product.
-- float64 does too, unless a convolution is two-dimensional, has more than 16 output channels and fewer outputs than
-  inputs along each dimension; those, and float32 ones, go to a library of fast kernels.
-
-So depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups
-become convolutions of their own, and 4 to 16 float64 output channels become 17. Elsewhere than on a CPU, and in other
-dtypes, it is the plain operation.
+`convolution` is `lax.conv_general_dilated`, forward and gradients, in other words. Left to itself the compiler makes
+loops of three dimensions, of one input channel and of groups that are 5 to 50 times slower than a matrix product. So
+depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups become
+convolutions of their own; conv_planar.py does the rest. Elsewhere than on a CPU, and in other dtypes than float32 and
+float64, it is the plain operation. Figures: docs/benchmarks.md, from benchmarks/local_convolution.py.
 
 The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
 `DISTDL_JAX_FAST_CONVOLUTIONS=0` keeps to the plain operation.
