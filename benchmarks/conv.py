@@ -22,7 +22,7 @@ from harness.sequential import OnAllThreads, both_ways, conv, max_pool
 P_all = dj.Partition()
 N = P_all.size
 CALLS = 1  # of a program: XLA would do equal work once
-ROUNDS = 11  # the first few touch memory that the system has yet to hand out
+ROUNDS = 11
 
 
 def grid(*shape):

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import mpi4jax
+import numpy as np
 from distdl_jax.backends.mpi.collectives import tie
 from jax import Array, lax
 from mpi4py import MPI
@@ -32,6 +33,11 @@ _comm = MPI.COMM_WORLD.Dup()
 if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[_comm.rank % len(CORES)]})
+
+
+# Else memory that the system has yet to hand out, which takes a virtual machine a while, would be timed as well. malloc
+# keeps this gibibyte.
+np.ones(2**28, np.float32)
 
 
 def _sleep_until_all_are_here() -> None:
