@@ -27,6 +27,10 @@ LEFT = replace(RUNNING, kind="left")
         {0: replace(MEETS, tracing=True), 1: replace(RUNNING, calls=2, names=("f", "f"))},
         {0: replace(MEETS, tracing=True), 1: replace(RUNNING, in_call=True)},  # it may be about to trace
         {0: replace(MEETS, waits_for=(2,)), 1: LEFT},
+        # One meeting: worker 2 has told worker 0, which has worker 1's message to look for first; worker 1 is late.
+        {0: replace(MEETS, waits_for=(1, 2)), 1: RUNNING, 2: replace(MEETS, waits_for=(0,))},
+        {0: replace(MEETS, waits_for=(1,)), 1: replace(MEETS, waits_for=(0,))},
+        {0: replace(MEETS, waits_for=(2,)), 1: RUNNING, 2: replace(MEETS, waits_for=(1, 0))},
         # What is no longer remembered is not compared.
         {0: replace(RUNNING, calls=5000, names=("f",)), 1: replace(RUNNING, calls=3, names=("g", "g", "g"))},
     ],

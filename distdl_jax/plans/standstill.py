@@ -131,12 +131,24 @@ def _meetings_in_a_ring(states: Mapping[int, State]) -> str | None:
             path.append(worker)
             state = states.get(worker)
             waits_for = state.waits_for if state is not None and state.kind == "meeting" else ()
-            worker = next((w for w in waits_for if w in states and states[w].kind == "meeting"), None)
+            worker = next((w for w in waits_for if _holds_up(w, path[-1], states)), None)
         if worker is not None:
             ring = path[path.index(worker) :]
             listed = "; ".join(f"worker {w} {states[w].in_words()}" for w in ring)
             return f"The workers wait for each other in a ring: {listed}. {ONE_PROGRAM}"
     return None
+
+
+def _holds_up(worker: int, waiting: int, states: Mapping[int, State]) -> bool:
+    """Whether `waiting`, which is in a meeting, cannot go on before another meeting, that of `worker`, ends.
+
+    Who is in the same meeting has told the one that it waits for, though that one may not have looked yet.
+    """
+    theirs, ours = states.get(worker), states[waiting]
+    if theirs is None or theirs.kind != "meeting":
+        return False
+    has_told = theirs.subject == ours.subject and theirs.waits_for == (waiting,)
+    return not (has_told and (len(ours.waits_for) > 1 or waiting < worker))
 
 
 def workers_text(workers: tuple[int, ...]) -> str:
