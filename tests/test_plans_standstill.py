@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from distdl_jax.plans.standstill import State, find_deadlock, workers_text
+from distdl_jax.plans.standstill import Inquiry, State, find_deadlock, workers_text
 
 RUNNING = State("running", calls=3, names=("f", "f", "f"))
 IN_CALL = replace(RUNNING, kind="executing", in_call=True)
@@ -72,7 +72,34 @@ def test_what_may_still_go_on(states):
     ],
 )
 def test_what_can_never_go_on(states, said):
-    assert said in find_deadlock(states)
+    assert said in find_deadlock(states).text
+
+
+def inquiry_about(states):
+    deadlock = find_deadlock(states)
+    return Inquiry(deadlock, 1, 0.0, {worker: states[worker] for worker in deadlock.waiting})
+
+
+def test_who_waits_is_asked_again():
+    assert inquiry_about({0: MEETS, 1: LEFT}).said == {0: MEETS}
+    ring = {0: MEETS, 1: replace(MEETS, waits_for=(2,)), 2: replace(MEETS, waits_for=(0,)), 3: RUNNING}
+    inquiry = inquiry_about({**ring, 0: replace(MEETS, waits_for=(1,))})
+    assert not inquiry.complete
+    inquiry.answered.update({0, 1, 2})
+    assert inquiry.complete
+
+
+def test_another_meeting_of_the_same_kind_is_not_the_one_asked_about():
+    states = {0: MEETS, 1: LEFT}
+    inquiry = inquiry_about(states)
+    assert inquiry.still_holds(find_deadlock(states), states)
+    later = {**states, 0: replace(MEETS, since=7.0)}
+    assert find_deadlock(later) == inquiry.deadlock
+    assert not inquiry.still_holds(find_deadlock(later), later)
+
+
+def test_what_rests_on_names_alone_asks_nobody():
+    assert inquiry_about({0: RUNNING, 1: replace(RUNNING, names=("f", "g", "f"))}).complete
 
 
 def test_workers_in_words():

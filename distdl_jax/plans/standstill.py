@@ -1,13 +1,15 @@
 """Whether workers that stand still can ever go on: decided from what each of them says that it is doing.
 
-Nothing is concluded from the time that something takes, only from states that cannot change any more.
+Nothing is concluded from the time that something takes, only from states that cannot change any more. What a worker has
+said may be over before it can say so (Python code that keeps the interpreter's lock stops its watch too); so those who
+are said to wait are asked again before anything is decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 Kind = Literal["running", "meeting", "executing", "compiling", "left"]
 
@@ -21,8 +23,9 @@ ONE_PROGRAM = (
 class State:
     """What one worker is doing.
 
-    - `kind`: "meeting" (it waits for `waits_for`, about `subject`, while tracing or making partitions), "executing"
-      (in a compiled program), "left" (its program has ended, with `status`), or "running" (anything else).
+    - `kind`: "meeting" (while tracing or making partitions it waits for `waits_for`, about `subject`, `since` a time
+      of its own clock), "executing" (in a compiled program), "left" (its program has ended, with `status`), or
+      "running" (anything else).
     - `where`: its source line.
     - `calls`: how many calls of checked functions it has begun; `names`: those of the last ones.
     - `in_call`, `tracing`: whether it is in the last of them, and whether it traces it.
@@ -32,6 +35,7 @@ class State:
     where: str = ""
     subject: str = ""
     waits_for: tuple[int, ...] = ()
+    since: float = 0.0
     calls: int = 0
     names: tuple[str, ...] = ()
     in_call: bool = False
@@ -64,22 +68,55 @@ class State:
         return f"a compiled program ({self.where}{last})"
 
 
-def find_deadlock(states: Mapping[int, State]) -> str | None:
-    """Why some of the workers (by world rank) can never go on; None where that is not certain."""
+class Deadlock(NamedTuple):
+    """Why some of the workers can never go on, and which workers that is said to be waiting (by world rank) it rests
+    on; all else that it rests on is for ever."""
+
+    text: str
+    waiting: tuple[int, ...]
+
+
+@dataclass
+class Inquiry:
+    """The question to those whom a deadlock is about, whether they still wait as they had said.
+
+    When all have answered that they do, they all did at one time: when the first of them was asked.
+    """
+
+    deadlock: Deadlock
+    number: int
+    began: float
+    said: dict[int, State]
+    answered: set[int] = field(default_factory=set)
+    decided: bool = False
+
+    def still_holds(self, deadlock: Deadlock, states: Mapping[int, State]) -> bool:
+        """Whether it is about `deadlock`, and nobody has said something else since."""
+        return deadlock == self.deadlock and all(states[worker] == state for worker, state in self.said.items())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have answered."""
+        return self.answered.issuperset(self.said)
+
+
+def find_deadlock(states: Mapping[int, State]) -> Deadlock | None:
+    """What keeps some of the workers (by world rank) from ever going on; None where that is not certain."""
     return _different_calls(states) or _gone(states) or _traced_by_some(states) or _meetings_in_a_ring(states)
 
 
-def _different_calls(states: Mapping[int, State]) -> str | None:
+def _different_calls(states: Mapping[int, State]) -> Deadlock | None:
     known = [(worker, state) for worker, state in sorted(states.items()) if state.names]
     for worker, state in known[1:]:
         first, reference = known[0]
         for call in _calls_in_common(reference, state):
             ours, theirs = reference.name_of(call), state.name_of(call)
             if ours != theirs:
-                return (
+                text = (
                     f"The workers call different functions: call {call} is {ours} on worker {first} and {theirs} on "
                     f"worker {worker}. {ONE_PROGRAM}"
                 )
+                return Deadlock(text, ())
     return None
 
 
@@ -88,7 +125,7 @@ def _calls_in_common(a: State, b: State) -> range:
     return range(start, min(a.calls, b.calls) + 1)
 
 
-def _gone(states: Mapping[int, State]) -> str | None:
+def _gone(states: Mapping[int, State]) -> Deadlock | None:
     gone = {worker: state for worker, state in states.items() if state.kind == "left"}
     for waiting, state in sorted(states.items()):
         for worker, left in sorted(gone.items()):
@@ -96,23 +133,25 @@ def _gone(states: Mapping[int, State]) -> str | None:
                 state.kind == "executing" and (left.status != 0 or state.calls > left.calls)
             )
             if waits:
-                return f"Worker {worker} {left.in_words()}, but worker {waiting} {state.in_words()}. {ONE_PROGRAM}"
+                text = f"Worker {worker} {left.in_words()}, but worker {waiting} {state.in_words()}. {ONE_PROGRAM}"
+                return Deadlock(text, (waiting,))
     return None
 
 
-def _traced_by_some(states: Mapping[int, State]) -> str | None:
+def _traced_by_some(states: Mapping[int, State]) -> Deadlock | None:
     for tracing, state in sorted(states.items()):
         if state.kind != "meeting" or not state.tracing:
             continue
         past = [worker for worker in state.waits_for if worker in states and _is_past(states[worker], state.calls)]
         if past:
             name = state.name_of(state.calls)
-            return (
+            text = (
                 f"Worker {tracing} traces {name} anew in call {state.calls} (at {state.where}), but "
                 f"{workers_text(tuple(past))} did not: the shapes, dtypes or static arguments of that call changed on "
                 "some workers only. Every worker must see the same changes: bring the batch to one size on all "
                 "workers (a worker without samples passes an empty block of its usual dtype)."
             )
+            return Deadlock(text, (tracing,))
     return None
 
 
@@ -123,7 +162,7 @@ def _is_past(state: State, call: int) -> bool:
     return state.calls == call and (state.kind == "executing" or not state.in_call)
 
 
-def _meetings_in_a_ring(states: Mapping[int, State]) -> str | None:
+def _meetings_in_a_ring(states: Mapping[int, State]) -> Deadlock | None:
     for start in sorted(states):
         path: list[int] = []
         worker: int | None = start
@@ -135,7 +174,7 @@ def _meetings_in_a_ring(states: Mapping[int, State]) -> str | None:
         if worker is not None:
             ring = path[path.index(worker) :]
             listed = "; ".join(f"worker {w} {states[w].in_words()}" for w in ring)
-            return f"The workers wait for each other in a ring: {listed}. {ONE_PROGRAM}"
+            return Deadlock(f"The workers wait for each other in a ring: {listed}. {ONE_PROGRAM}", tuple(ring))
     return None
 
 

@@ -9,7 +9,7 @@ a worker that waits looks for messages, and for word from its watch (`watch`), i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
@@ -49,7 +49,7 @@ class MeetingRoom:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._sent: list[MPI.Request] = []
-        self._early: dict[int, list[Envelope]] = {}
+        self._unread: list[tuple[int, Envelope]] = []
         self.epoch = 0
 
     def meet(
@@ -75,11 +75,13 @@ class MeetingRoom:
         with board.meeting(self, subject, where, others if world.rank == hub else (hub,)):
             if world.rank != hub:
                 self._send(mine, hub)
-                return self._receive(world, hub, mine).data
-            contributions = {hub: contribution}
-            for place, worker in enumerate(others):
-                board.still_waits_for(others[place:])
-                contributions[worker] = self._receive(world, worker, mine).data
+                return self._receive(world, {hub}, mine)[1]
+            contributions, silent = {hub: contribution}, dict.fromkeys(others)
+            while silent:
+                board.still_waits_for(tuple(silent))
+                worker, data = self._receive(world, silent, mine)
+                del silent[worker]
+                contributions[worker] = data
             decision = decide(contributions)
             for worker in others:
                 self._send(mine._replace(data=decision), worker)
@@ -89,28 +91,34 @@ class MeetingRoom:
         self._sent = [request for request in self._sent if not request.Test()]
         self._sent.append(self._comm.isend(envelope, to))
 
-    def _receive(self, world: World, source: int, mine: Envelope) -> Envelope:
-        """The next message of `source`, which must be about the same as `mine`."""
-        theirs = self._next(world, source)
+    def has_mail(self) -> bool:
+        """Whether there is a message that the worker has not looked at."""
+        return self._comm.iprobe()
+
+    def _receive(self, world: World, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
+        """Who of `sources` is the next to say something, which must be about the same as `mine`, and what."""
+        source, theirs = self._next(world, sources)
         if (theirs.subject, theirs.team) != (mine.subject, mine.team):
             world.watch.fail(
                 f"The workers' programs differ: worker {world.rank} is about to run {mine.in_words()}, but worker "
                 f"{source} {theirs.in_words()}. {ONE_PROGRAM}"
             )
-        return theirs
+        return source, theirs.data
 
-    def _next(self, world: World, source: int) -> Envelope:
-        if (early := self._early.get(source)) and early[0].epoch == self.epoch:
-            return early.pop(0)
-        looks = 0
+    def _next(self, world: World, sources: Container[int]) -> tuple[int, Envelope]:
+        """The oldest message of any of `sources`, and whose it is; other messages are kept."""
+        looks, status = 0, MPI.Status()
         while True:
-            if self._comm.iprobe(source):
-                envelope: Envelope = self._comm.recv(source=source)
-                if envelope.epoch == self.epoch:
-                    return envelope
-                if envelope.epoch > self.epoch:
-                    # The sender already knows that this meeting has failed.
-                    self._early.setdefault(source, []).append(envelope)
+            # Of an earlier epoch is what failed meetings left; of a later one what comes from who knows of a failure
+            # that this worker has yet to hear of.
+            self._unread = [letter for letter in self._unread if letter[1].epoch >= self.epoch]
+            for place, (source, envelope) in enumerate(self._unread):
+                if source in sources and envelope.epoch == self.epoch:
+                    del self._unread[place]
+                    return source, envelope
+            if self.has_mail():
+                envelope = self._comm.recv(status=status)
+                self._unread.append((status.source, envelope))
                 continue
             world.watch.raise_if_failed()
             looks += 1

@@ -24,7 +24,7 @@ from distdl_jax.backends.mpi.startup import TimeLimits
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.matching import find_stops
 from distdl_jax.plans.programs import Program
-from distdl_jax.plans.standstill import Kind, State, find_deadlock, workers_text
+from distdl_jax.plans.standstill import Deadlock, Inquiry, Kind, State, find_deadlock, workers_text
 
 if TYPE_CHECKING:
     from distdl_jax.backends.mpi.communicators import World
@@ -65,7 +65,9 @@ class Watch:
         self._ends = False
         self._end: tuple[str, float] | None = None
         self._states: dict[int, State] = {}
-        self._verdict: tuple[str, float] | None = None
+        self._inquiry: Inquiry | None = None
+        self._questions: list[int] = []
+        self._inquiries = 0
         self._since: dict[int, float] = {}
         self.programs: dict[str, Mapping[int, Program]] = {}
 
@@ -129,9 +131,13 @@ class Watch:
                 if self._states.get(worker, State("running")).kind != state.kind:
                     self._since[worker] = monotonic()
                 self._states[worker] = state
+            case ("ask", int(number)):
+                self._questions.append(number)
+            case ("answer", int(worker), int(number)):  # to the desk, after its state
+                if self._inquiry is not None and self._inquiry.number == number:
+                    self._inquiry.answered.add(worker)
             case ("fail", int(epoch), str(text)):  # to the desk
-                if self._verdict is None or self._verdict[0] != text:
-                    self._to_all(("failed", epoch, text))
+                self._to_all(("failed", epoch, text))
             case ("failed", int(epoch), str(text)):
                 if self._failure is None and epoch == self._world.room.epoch:
                     self._failure = (epoch, text, monotonic())
@@ -152,8 +158,8 @@ class Watch:
         if self._left is not None:
             return replace(said, kind="left", status=self._left)
         here = waiting is not None and waiting.room is self._world.room
-        if waiting is not None and here and monotonic() - waiting.since > PATIENCE:
-            said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for)
+        if waiting is not None and here and monotonic() - waiting.since > PATIENCE and not self._world.room.has_mail():
+            said = replace(said, subject=waiting.subject, waits_for=waiting.waits_for, since=waiting.since)
             return replace(said, kind="meeting", where=waiting.where)
         stands: tuple[tuple[Kind, float], ...]
         stands = (("compiling", sample.compiling_for), ("executing", sample.executing_for))
@@ -169,33 +175,42 @@ class Watch:
         # Of a worker that moves, only the number of its calls is of interest, now and then.
         moves = state.kind == self._told.kind == "running"
         pause = max(PATIENCE, self._world.size / 256) if moves else 0.0
-        if state != self._told and monotonic() - self._told_at > pause:
+        if state != self._told and (monotonic() - self._told_at > pause or self._questions):
             self._told, self._told_at = state, monotonic()
             self._post(DESK, ("state", self._world.rank, state))
+        while self._questions:
+            self._post(DESK, ("answer", self._world.rank, self._questions.pop()))
 
     def _decide(self) -> None:
-        text = find_deadlock(self._states)
-        if text is None:
-            text = self._waits_for_the_gone()
-        if text is None:
-            self._verdict = None
-        elif self._verdict is None or self._verdict[0] != text:
-            # What is on its way may change it: decided is what still holds some turns later.
-            self._verdict = (text, monotonic())
-        elif monotonic() - self._verdict[1] > PATIENCE / 2 and not self._ends:
-            self._verdict = (text, float("inf"))
+        found = find_deadlock(self._states) or self._waits_for_the_gone()
+        inquiry = self._inquiry
+        if found is None:
+            self._inquiry = None
+        elif inquiry is None or not inquiry.still_holds(found, self._states):
+            self._inquire(found)
+        # What is on its way may change it: decided is what still holds some turns later.
+        elif inquiry.complete and monotonic() - inquiry.began > PATIENCE / 2 and not (inquiry.decided or self._ends):
+            inquiry.decided = True
             if any(state.kind == "meeting" for state in self._states.values()):
-                self._to_all(("failed", self._world.room.epoch, text))
+                self._to_all(("failed", self._world.room.epoch, found.text))
             else:
-                self._end_all(text)
+                self._end_all(found.text)
 
-    def _waits_for_the_gone(self) -> str | None:
+    def _inquire(self, found: Deadlock) -> None:
+        self._inquiries += 1
+        said = {worker: self._states[worker] for worker in found.waiting}
+        self._inquiry = Inquiry(found, self._inquiries, monotonic(), said)
+        for worker in found.waiting:
+            self._post(worker, ("ask", self._inquiries))
+
+    def _waits_for_the_gone(self) -> Deadlock | None:
         gone = tuple(sorted(worker for worker, state in self._states.items() if state.kind == "left"))
         if not gone:
             return None
         for worker, state in sorted(self._states.items()):
             if state.kind == "executing" and monotonic() - max(self._since[w] for w in (worker, *gone)) > LATE:
-                return f"{workers_text(gone).capitalize()} ended long ago, but worker {worker} {state.in_words()}."
+                text = f"{workers_text(gone).capitalize()} ended long ago, but worker {worker} {state.in_words()}."
+                return Deadlock(text, (worker,))
         return None
 
     def _look_at_the_clock(self, sample: Sample) -> None:
