@@ -25,8 +25,10 @@ CALLS = 1  # of a program: XLA would do equal work once
 ROUNDS = 11
 
 
-def grid(*shape):
-    return P_all.create_partition_inclusive(range(int(np.prod(shape)))).create_cartesian_topology_partition(shape)
+def grid(*shape, every=1):
+    """A partition of the first workers, or of every so manieth."""
+    ranks = range(0, every * int(np.prod(shape)), every)
+    return P_all.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
 
 
 def rows(title, layer, sequential, shape, channels, mesh_shape, x_specs, w_spec):
@@ -78,12 +80,14 @@ same = {"kernel_size": 3, "padding": 1}
 co, ci = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[N]
 layer = nn.DistributedConv2d(grid(1, 1, N, 1), in_channels=16, out_channels=16, **same)
 rows(f"conv 4x16x256x256 k3, rows over {N}", layer, conv, image, 16, (N, 1), BY_ROWS, Spec())
-layer = nn.DistributedConv2d(
-    grid(1, ci, 1, 1), grid(1, co, 1, 1), grid(co, ci, 1, 1), in_channels=16, out_channels=16, **same
-)
 # JAX has no array on some of its workers only: x is copied to the rows of the mesh beforehand, or cut over all workers.
 x_specs = {"GSPMD, x copied": Spec(None, "b"), "GSPMD, x cut": Spec(None, ("b", "a"))}
-rows(f"conv 4x16x256x256 k3, channels {co}x{ci}", layer, conv, image, 16, (co, ci), x_specs, Spec("a", "b"))
+P_x, P_W = grid(1, ci, 1, 1), grid(co, ci, 1, 1)
+# y on the first column of P_W; where that is not the same, on the first workers too.
+for title, P_y in (("", grid(1, co, 1, 1, every=ci)), (", y with x", grid(1, co, 1, 1)))[:ci]:
+    title = f"conv 4x16x256x256 k3, channels {co}x{ci}{title}"
+    layer = nn.DistributedConv2d(P_x, P_y, P_W, in_channels=16, out_channels=16, **same)
+    rows(title, layer, conv, image, 16, (co, ci), x_specs, Spec("a", "b"))
 if N == 4:
     layer = nn.DistributedConv2d(
         grid(1, 1, 2, 1), grid(1, 2, 2, 1), grid(2, 1, 2, 1), in_channels=16, out_channels=16, **same

@@ -55,7 +55,8 @@ class DistributedConv:
     which algorithm it is, and `repr` shows it:
 
     - *feature*: no channels are split, and P_y and P_W are not given. Halo exchange; w and b broadcast over P_x.
-    - *channel*: only channels (and the batch) are split. x goes along P_co, the products are summed along P_ci.
+    - *channel*: only channels (and the batch) are split. x goes along P_co, the products are summed along P_ci. There
+      are fewest messages where P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2.
     - *general*: both at once.
 
     Blocks of x may be unbalanced along the features and the batch; blocks of y are balanced along the features.
