@@ -4,7 +4,7 @@ The compiler hands a convolution to that library if it is two-dimensional, has m
 more outputs than inputs along each dimension. Others go to an older one, which takes 1.2 to 4 times as long. So, for
 float32 with at most 16 channels on both sides, several outputs that stand side by side count as channels, and the
 kernel and the stride get larger; sometimes columns of the input do too. Padding that would make the outputs outnumber
-the inputs becomes part of the input. In float64, 4 to 16 output channels become 17.
+the inputs becomes part of the input. In float64, 4 to 16 output channels become 17, also for the weight's gradient.
 
 The gradient of the weight is a convolution too, whose kernel is dy (or x) and whose input is x (or dy). Here the older
 library is fast if nothing is padded, and if samples, which are the channels, are few: so some stand above each other.
@@ -101,12 +101,14 @@ def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window:
     wide = min(channels) >= LIBRARY_CHANNELS
     # The kernel is the side with more channels, unless that is too many for the older library.
     by_dy = channels[0] < LIBRARY_CHANNELS <= channels[1] or channels[1] < channels[0] < LIBRARY_CHANNELS
-    if x.dtype == jnp.float64 or 0 in (*x.shape, *dy.shape):
+    if 0 in (*x.shape, *dy.shape):
         weight = jnp.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
         return jax.vjp(lambda weight: planar(x, weight, window), weight)[1](dy)[0]
     # Exactly what the windows read.
     sizes = zip(window.padding, window.stride, window.reach(kernel), x.shape[2:], dy.shape[2:], strict=True)
     padding = [(low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in sizes]
+    if x.dtype == jnp.float64:
+        return _double_of_weight(x, dy, kernel, window, tuple(padding))
     if wide:
         return _in_pieces(padded(x, padding), dy, kernel, window)
     many = x.shape[0] >= LIBRARY_CHANNELS
@@ -208,10 +210,23 @@ def _double(x: Array, weight: Array, window: Window) -> Array:
     return lax.slice_in_dim(_plain(x, weight, window), 0, channels, axis=1)
 
 
+def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Window, padding: Pairs) -> Array:
+    c_in, c_out = x.shape[1], dy.shape[1]
+    if c_out < LIBRARY_CHANNELS <= x.shape[0]:
+        return _of_weight(x, dy, window, padding)
+    x = padded(x, padding)
+    if set(window.stride) == {1} and 2 * c_out < LIBRARY_CHANNELS <= c_in:
+        return _of_weight_by_dy(x, dy, kernel, window)
+    if c_out < WORTH_PADDING:
+        return _of_weight(x, dy, window)
+    dy = jnp.pad(dy, ((0, 0), (0, max(LIBRARY_CHANNELS - c_out, 0)), (0, 0), (0, 0)))
+    return _in_pieces(x, dy, kernel, window)[:c_out]
+
+
 def _of_weight(x: Array, dy: Array, window: Window, padding: Pairs = ((0, 0), (0, 0))) -> Array:
     """The gradient of the weight as the convolution of x, whose channels are a batch, with dy."""
     simple = not any(map(any, padding)) and window.stride == (1, 1) and window.dilation[1] == 1
-    if simple and 2 * max(x.shape[1], dy.shape[1]) < LIBRARY_CHANNELS:
+    if simple and x.dtype == jnp.float32 and 2 * max(x.shape[1], dy.shape[1]) < LIBRARY_CHANNELS:
         return _of_weight_in_pairs(x, dy, window.dilation[0])
     x, dy = settled(jnp.transpose(x, (1, 2, 3, 0))), settled(jnp.transpose(dy, (2, 3, 0, 1)))
     return jnp.transpose(_channels_last(x, dy, Window(window.dilation, padding, window.stride)), (3, 0, 1, 2))
