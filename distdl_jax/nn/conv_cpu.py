@@ -3,8 +3,9 @@
 `convolution` is `lax.conv_general_dilated`, forward and gradients, in other words. Left to itself the compiler makes
 loops of three dimensions, of one input channel and of groups that are 5 to 50 times slower than a matrix product. So
 depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups become
-convolutions of their own; conv_planar.py does the rest. Elsewhere than on a CPU, and in other dtypes than float32 and
-float64, it is the plain operation. Figures: docs/benchmarks.md, from benchmarks/local_convolution.py.
+convolutions of their own, strides become channels of the input's gradient; conv_planar.py does the rest. Elsewhere than
+on a CPU, and in other dtypes than float32 and float64, it is the plain operation. Figures: docs/benchmarks.md, from
+benchmarks/local_convolution.py.
 
 The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
 `DISTDL_JAX_FAST_CONVOLUTIONS=0` keeps to the plain operation.
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.conv_planar import Pairs, Window, padded, planar, planar_weight_gradient
+from distdl_jax.nn.conv_planar import Pairs, Window, padded, planar, planar_weight_gradient, settled
 
 MOST_TAPS = 64
 """The largest kernel that is written out tap by tap."""
@@ -65,12 +66,51 @@ _convolution.defvjp(lambda x, weight, window: (_convolution(x, weight, window), 
 
 def _input_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
     if any(stride > 1 for stride in window.stride):
+        if 0 not in (*x.shape, *dy.shape) and _phases_pay(x, weight, window):
+            return _by_phases(x, weight, dy, window)
         return jax.vjp(lambda x: _as_products(x, weight, window), x)[1](dy)[0]
     # With stride 1 it is the convolution of dy with the reversed kernel.
     ends = zip(window.reach(weight.shape[2:]), window.padding, x.shape[2:], dy.shape[2:], strict=True)
     padding = tuple((reach - low, n - m + low) for reach, (low, _), n, m in ends)
     reversed_weight = jnp.swapaxes(jnp.flip(weight, range(2, weight.ndim)), 0, 1)
     return _convolution(dy, reversed_weight, replace(window, padding=padding))
+
+
+def _phases_pay(x: Array, weight: Array, window: Window) -> bool:
+    """Whether the input gradient with stride is faster by phases, as measured outside of loops."""
+    kernel = weight.shape[2:]
+    if x.dtype == jnp.float64:
+        return x.shape[1] > 2 and max(window.reach(kernel)) > 0
+    # The phases' kernels are larger than their shares of the taps.
+    spans = ((reach // stride + 1) * stride for reach, stride in zip(window.reach(kernel), window.stride, strict=True))
+    return x.shape[1] <= 16 and math.prod(spans) <= 1.5 * math.prod(kernel)
+
+
+def _by_phases(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+    """The input gradient of a convolution with stride, as one without.
+
+    Columns of x that are the stride apart meet the same taps. So the columns of one stride, the phases, are the
+    channels of a convolution of dy, and each has its share of the taps; then the phases are put in their places.
+    """
+    kernel, sizes, dims = weight.shape[2:], x.shape[2:], range(x.ndim - 2)
+    reach, stride, lows = window.reach(kernel), window.stride, [low for low, _ in window.padding]
+    taps = [r // s + 1 for r, s in zip(reach, stride, strict=True)]
+    spread = [(0, t * s - r - 1, d - 1) for t, s, r, d in zip(taps, stride, reach, window.dilation, strict=True)]
+    zero = jnp.zeros((), weight.dtype)
+    weight = lax.pad(weight, zero, [(0, 0, 0)] * 2 + spread)
+    # c_out x c_in x (taps x stride), to (phases x c_in) x c_out x taps
+    weight = weight.reshape(*weight.shape[:2], *(n for i in dims for n in (taps[i], stride[i])))
+    weight = jnp.transpose(weight, (*(3 + 2 * i for i in dims), 1, 0, *(2 + 2 * i for i in dims)))
+    weight = jnp.flip(weight.reshape(-1, dy.shape[1], *taps), [2 + i for i in dims])
+    places = [max(-(-(n + low) // s), 1) for n, low, s in zip(sizes, lows, stride, strict=True)]
+    padding = tuple((t - 1, n - m) for t, n, m in zip(taps, places, dy.shape[2:], strict=True))
+    phases = _convolution(dy, weight, Window((1,) * len(sizes), padding, (1,) * len(sizes)))
+    phases = phases.reshape(x.shape[0], *stride, x.shape[1], *places)
+    order = (0, x.ndim - 1, *(place for i in dims for place in (x.ndim + i, 1 + i)))
+    columns = (m * s for m, s in zip(places, stride, strict=True))
+    joined = settled(jnp.transpose(phases, order)).reshape(*x.shape[:2], *columns)
+    ends = [(-low, n + low - m, 0) for low, n, m in zip(lows, sizes, joined.shape[2:], strict=True)]
+    return lax.pad(joined, zero, [(0, 0, 0)] * 2 + ends)
 
 
 def _weight_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
