@@ -1,5 +1,6 @@
 """Every primitive under every transformation gives on every worker what the reference gives, to rounding in float64.
 
+On four workers; in a long run on one, too, where nothing travels (the tests of dtypes and of programs always are).
 One compiled program holds all cases of a world; a failure names the cases.
 """
 
@@ -11,6 +12,7 @@ from matrix.transformations import TRANSFORMATIONS
 from mpi4py import MPI
 
 TOLERANCE = 1e-12
+WORLDS = (1, 4) if LONG > 1 else (4,)
 
 
 def test_case_names_are_unique() -> None:
@@ -26,7 +28,7 @@ def check(name: str, world_size: int) -> None:
 
 
 @pytest.mark.primitives
-@pytest.mark.world(1, 4)
+@pytest.mark.world(*WORLDS)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_transformation(name: str, world_size: int) -> None:
     check(name, world_size)

@@ -28,8 +28,8 @@ class Operator(Protocol):
 class Transformation(NamedTuple):
     """`lead` are the dimensions that the operator's input has in front.
 
-    `costly` ones, with a loop or a branch, run on one choice of partitions for each operator, and on all in a long run
-    of the tests; the last in the list, which nests most of them, runs on all.
+    `costly` ones, with a loop, a branch or a vmap, run on one choice of partitions for each operator, and on all in a
+    long run of the tests; the last in the list, which nests most of them, runs on all.
     """
 
     function: Callable[[Operator, Any, Any, Array], dict[str, Any]]
@@ -152,11 +152,11 @@ TRANSFORMATIONS = {
     "jit": Transformation(lambda F, x, c, n: {"y": F(x)}),
     "jit of jit": Transformation(_two_calls),
     "grad": Transformation(lambda F, x, c, n: {"dx": jax.grad(loss(F, c))(x)}),
-    "vmap": Transformation(_vmap, (3,)),
-    "vmap of vmap": Transformation(lambda F, x, c, n: {"y": jax.vmap(jax.vmap(F))(x)}, (2, 3)),
-    "vmap of grad": Transformation(lambda F, x, c, n: {"dx": jax.vmap(jax.grad(loss(F, c)))(x)}, (3,)),
+    "vmap": Transformation(_vmap, (3,), True),
+    "vmap of vmap": Transformation(lambda F, x, c, n: {"y": jax.vmap(jax.vmap(F))(x)}, (2, 3), True),
+    "vmap of grad": Transformation(lambda F, x, c, n: {"dx": jax.vmap(jax.grad(loss(F, c)))(x)}, (3,), True),
     "grad of vmap": Transformation(
-        lambda F, x, c, n: {"dx": jax.grad(lambda x: jnp.sum(c * bent(jax.vmap(F)(bent(x)))))(x)}, (3,)
+        lambda F, x, c, n: {"dx": jax.grad(lambda x: jnp.sum(c * bent(jax.vmap(F)(bent(x)))))(x)}, (3,), True
     ),
     "checkpoint": Transformation(lambda F, x, c, n: {"dx": jax.grad(jax.checkpoint(loss(F, c)))(x)}),
     "scan": Transformation(lambda F, x, c, n: {"y": _scan(partial(_step, F), x, c)[1]}, (3,), True),
