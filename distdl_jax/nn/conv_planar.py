@@ -211,6 +211,7 @@ def _double(x: Array, weight: Array, window: Window) -> Array:
 
 
 def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Window, padding: Pairs) -> Array:
+    """The gradient of the weight in float64, where the fast library pays also for channels that are added."""
     c_in, c_out = x.shape[1], dy.shape[1]
     if c_out < LIBRARY_CHANNELS <= x.shape[0]:
         return _of_weight(x, dy, window, padding)
