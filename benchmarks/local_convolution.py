@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import jax
-from distdl_jax.nn.conv_cpu import convolution
+from distdl_jax.nn.local.conv_cpu import convolution
 from jax import Array, lax
 from mpi4py import MPI
 

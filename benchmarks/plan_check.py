@@ -9,10 +9,10 @@ import itertools
 import distdl_jax as dj
 import jax
 import jax.numpy as jnp
-from distdl_jax.backends.mpi.reading import read_program
+from distdl_jax.backends.mpi.jaxpr_reader import read_program
 from distdl_jax.functional import all_sum_reduce
-from distdl_jax.plans.matching import find_misfit
-from distdl_jax.plans.programs import operations
+from distdl_jax.programs.ir import operations
+from distdl_jax.programs.matching import find_mismatch
 
 from harness import Table, Way
 
@@ -20,7 +20,7 @@ OPERATIONS = 500
 P_all = dj.Partition()
 everyone = tuple(range(P_all.size))
 around = dj.nn.HaloExchange(P_all.create_cartesian_topology_partition([P_all.size]), [(1, 1)])
-_meetings = itertools.count()
+_agreements = itertools.count()
 
 
 def many(x):
@@ -33,13 +33,13 @@ program = read_program(P_all.world, traced.jaxpr.jaxpr)
 programs = dict(enumerate(P_all.allgather_data(program)))
 
 
-def meet():
-    P_all.world.meet(everyone, f"meeting {next(_meetings)}", program, lambda programs: None)
+def agreement():
+    P_all.world.agree(everyone, f"agreement {next(_agreements)}", program, lambda programs: None)
 
 
 def whole():
     own = read_program(P_all.world, traced.jaxpr.jaxpr)
-    P_all.world.meet(everyone, f"meeting {next(_meetings)}", own, find_misfit)
+    P_all.world.agree(everyone, f"agreement {next(_agreements)}", own, find_mismatch)
 
 
 def trace():
@@ -53,8 +53,8 @@ table.row(
     [
         Way("the plan check", whole),
         Way("reading", lambda: read_program(P_all.world, traced.jaxpr.jaxpr)),
-        Way("meeting", meet),
-        Way("playing", lambda: find_misfit(programs)),
+        Way("agreement", agreement),
+        Way("playing", lambda: find_mismatch(programs)),
         Way("tracing", trace),
     ],
 )

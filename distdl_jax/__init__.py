@@ -5,18 +5,16 @@ distributed layers give block for block what the sequential layers give.
 """
 
 # ruff: noqa: E402
-from distdl_jax.backends.mpi.memory import prefer_huge_pages
+from distdl_jax.process import prepare_process
 
-prefer_huge_pages()  # before mpi4py starts MPI, whose threads would get heaps of their own
+prepare_process()
 
 from distdl_jax import functional, nn
-from distdl_jax.backends.mpi.partition import MPICartesianPartition as CartesianPartition
-from distdl_jax.backends.mpi.partition import MPIPartition as Partition
-from distdl_jax.checking import check, jit
-from distdl_jax.differentiation import value_and_grad
+from distdl_jax.autodiff import value_and_grad
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
-from distdl_jax.tensors import TensorSpec, gather, scatter
-from distdl_jax.zero_volume import zero_volume_tensor
+from distdl_jax.jit import check, jit
+from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.tensors import TensorSpec, gather, scatter, zero_volume_tensor
 
 __all__ = [
     "CartesianPartition",

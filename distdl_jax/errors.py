@@ -19,3 +19,10 @@ class PlanError(DistDLError, ValueError):
 
 class SetupError(DistDLError, RuntimeError):
     """The MPI library, the launcher or the way they were started does not allow what was asked for."""
+
+
+ONE_PROGRAM = (
+    "All workers must make the same calls in the same order, also those that hold no data: look for an `if` on the "
+    "rank, for data that end sooner on one worker, and for a loop that one of them leaves first."
+)
+"""What most reports of programs that differ end with."""

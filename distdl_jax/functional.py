@@ -3,7 +3,7 @@
 `distdl_jax.nn` has the same as objects with the partitions bound.
 """
 
-from distdl_jax.backends.mpi.functional import (
+from distdl_jax.primitives import (
     all_gather,
     all_sum_reduce,
     broadcast,

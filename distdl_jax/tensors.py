@@ -8,13 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
 
-from distdl_jax.backends.mpi.functional import repartition
-from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.backends.mpi.structure import agree
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import Box, balanced_box, box_shape
+from distdl_jax.primitives import repartition
+from distdl_jax.primitives.handshake import handshake
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,10 @@ class TensorSpec:
     """
 
     global_shape: tuple[int, ...]
-    partition: MPIPartition
+    partition: Partition
 
     def __post_init__(self) -> None:
-        if not isinstance(self.partition, MPIPartition):
+        if not isinstance(self.partition, Partition):
             raise InvalidTypeError(f"`partition` (={self.partition!r}) must be a partition.")
         if self.partition.size == 0:
             raise InvalidArgumentError("`partition` has no workers, so none can hold a block.")
@@ -107,7 +109,7 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
 
 def _check_leaf(
-    x: jax.Array, expected: tuple[int, ...], spec: TensorSpec, holders: MPIPartition, receivers: MPIPartition
+    x: jax.Array, expected: tuple[int, ...], spec: TensorSpec, holders: Partition, receivers: Partition
 ) -> None:
     """Refuse, on all workers that take part, a leaf that has another shape than its spec says."""
 
@@ -120,13 +122,29 @@ def _check_leaf(
 
     team = holders.create_partition_union(receivers)
     if team.active:
-        subject = f"the move of a leaf from {holders.in_words()} to {receivers.in_words()}"
-        agree(team.world, tuple(sorted(team.ranks)), subject, check)
+        purpose = f"the move of a leaf from {holders.describe()} to {receivers.describe()}"
+        handshake(team.world, tuple(sorted(team.ranks)), purpose, check)
 
 
-def _on_root(spec: TensorSpec, root: int) -> MPIPartition:
+def _on_root(spec: TensorSpec, root: int) -> Partition:
     world = spec.partition.world
     if not 0 <= root < world.size:
         raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
-    one = MPIPartition._team(world, (root,))
+    one = Partition.of_workers(world, (root,))
     return one.create_cartesian_topology_partition((1,) * len(spec.global_shape))
+
+
+def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike = float) -> Array:
+    """An array with no elements: what a worker passes, or holds, in place of a tensor that it owns no part of.
+
+    **Arguments:**
+
+    - `batch_size`: the length of the first dimension, where the placeholder is to keep it; else it has one dimension.
+    - `dtype`: that of the data that it stands for. Default: JAX's default float.
+
+    **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
+
+    >>> zero_volume_tensor(batch_size=4).shape
+    (4, 0)
+    """
+    return jnp.zeros((0,) if batch_size is None else (batch_size, 0), dtype)

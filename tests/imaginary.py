@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distdl_jax.backends.mpi.communicators import World
-from distdl_jax.backends.mpi.partition import MPIPartition
+from distdl_jax.backends.planning import PlanningWorld
+from distdl_jax.partition import Partition
 
 
-def partition_of(rank: int, size: int) -> MPIPartition:
+def partition_of(rank: int, size: int) -> Partition:
     """The first partition of an imaginary world of `size` workers, as the worker `rank` sees it."""
-    return MPIPartition._team(World(None, rank, size), range(size))
+    return Partition.of_workers(PlanningWorld(rank, size), range(size))
 
 
-def on_all(size: int, work: Callable[[MPIPartition], Any]) -> list[Any]:
+def on_all(size: int, work: Callable[[Partition], Any]) -> list[Any]:
     """What `work` gives on each worker of an imaginary world, from that worker's partition of all of them."""
     return [work(partition_of(rank, size)) for rank in range(size)]
 
 
-def refusal(size: int, work: Callable[[MPIPartition], Any], kind: type[Exception]) -> str:
+def refusal(size: int, work: Callable[[Partition], Any], kind: type[Exception]) -> str:
     """The one sentence with which `work` raises `kind` on every worker."""
     sentences = set()
     for rank in range(size):

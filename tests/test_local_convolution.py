@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 from launcher.examples import LONG
 
-from distdl_jax.nn import conv_planar
-from distdl_jax.nn.conv_cpu import convolution
+from distdl_jax.nn.local import conv2d_cpu
+from distdl_jax.nn.local.conv_cpu import convolution
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
 CASES = {
@@ -105,7 +105,7 @@ def test_forward_and_gradients(name, dtype):
 @pytest.mark.parametrize("name", ["wide", "wide, strided", "wide, dilated", "3-D, wide"])
 @pytest.mark.parametrize("size", [1, 2000, 5000])
 def test_weight_gradient_in_pieces_of_rows_and_of_samples(name, size, monkeypatch):
-    monkeypatch.setattr(conv_planar, "PIECE", size)
+    monkeypatch.setattr(conv2d_cpu, "PIECE", size)
     ours, plain, x, weight = _case(name, "float32", batch=4)
     _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), "float32")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from distdl_jax.nn import pool_local
-from distdl_jax.nn.pool_local import Window, largest, total
+from distdl_jax.nn.local import pool
+from distdl_jax.nn.local.pool import Window, largest, total
 
 # features, kernel, stride
 CASES = {
@@ -96,7 +96,7 @@ def test_large_windows_and_other_devices_keep_to_the_plain_operation(monkeypatch
 
 
 def test_dilated_windows_are_taken_by_slices_whatever_their_size(monkeypatch):
-    monkeypatch.setattr(pool_local, "MOST_SLICES", 1)
+    monkeypatch.setattr(pool, "MOST_SLICES", 1)
     x = _x("overlapping")
     got = largest(x, Window((2, 3), (1, 2), (3, 2)))
     expected = np.array(

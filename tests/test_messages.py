@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.backends.mpi import collectives
+from distdl_jax.backends.mpi import transport
 
 FLOAT64 = np.dtype(float)
 
@@ -45,8 +45,8 @@ def movements(extra: int) -> list[cases.Case]:
 @pytest.mark.parametrize("largest_tree", [1, 8])
 def test_long_messages_travel_in_pieces(dtype: str, largest_tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of five elements: nothing is lost or mixed up, whether a team talks by trees or by MPI's collectives."""
-    monkeypatch.setattr(collectives, "MAX_ELEMENTS", 5)
-    monkeypatch.setattr(collectives, "LARGEST_TREE", largest_tree)
+    monkeypatch.setattr(transport, "MAX_ELEMENTS", 5)
+    monkeypatch.setattr(transport.MPITransport, "largest_tree", largest_tree)
     check_exactly(movements(10 if largest_tree == 1 else 20), jnp.dtype(dtype), differentiate=dtype != "bool")
 
 
@@ -58,9 +58,9 @@ def test_a_long_message_is_as_many_operations_as_it_takes(monkeypatch: pytest.Mo
     def operations(n: int) -> int:
         return str(jax.make_jaxpr(total)(jnp.zeros(n))).count("allreduce_mpi[")
 
-    monkeypatch.setattr(collectives, "MAX_ELEMENTS", 5)
+    monkeypatch.setattr(transport, "MAX_ELEMENTS", 5)
     assert operations(53) == 11
-    monkeypatch.setattr(collectives, "MAX_ELEMENTS", 54)
+    monkeypatch.setattr(transport, "MAX_ELEMENTS", 54)
     assert (operations(54), operations(55)) == (1, 2)
 
 
@@ -68,7 +68,7 @@ def test_a_long_message_is_as_many_operations_as_it_takes(monkeypatch: pytest.Mo
 @pytest.mark.world(3)
 def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broadcast and sum-reduce by MPI's collectives stand the deepest transformation, as they do by trees."""
-    monkeypatch.setattr(collectives, "LARGEST_TREE", 1)
+    monkeypatch.setattr(transport.MPITransport, "largest_tree", 1)
     some, rank = tuple(movements(31)[:5]), MPI.COMM_WORLD.rank
     check_exactly(some, FLOAT64, differentiate=True)
     operators = library(some).values()

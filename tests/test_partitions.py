@@ -13,8 +13,8 @@ from imaginary import on_all, partition_of, refusal
 
 import distdl_jax as dj
 from distdl_jax import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.backends.mpi.communicators import World
-from distdl_jax.backends.mpi.partition import MPICartesianPartition, MPIPartition
+from distdl_jax.backends.planning import PlanningWorld
+from distdl_jax.partition import CartesianPartition, Partition
 
 
 def grid(P, ranks, shape):
@@ -55,7 +55,7 @@ def test_union_keeps_the_caller_first_and_repeats_nobody():
 def test_union_of_grids_has_no_topology():
     P = partition_of(0, 4)
     union = grid(P, [0, 1], [1, 2]).create_partition_union(grid(P, [2, 3], [2, 1]))
-    assert type(union) is MPIPartition and union.shape == (4,)
+    assert type(union) is Partition and union.shape == (4,)
 
 
 def test_a_grid_numbers_its_workers_in_row_major_order():
@@ -107,11 +107,11 @@ def test_subtopologies_are_slices_of_the_grid(remain):
     def slice_of(P):
         sub = grid(P, order, shape).create_cartesian_subtopology_partition(remain)
         if P.rank not in order:
-            assert sub.size == 0 and type(sub) is MPIPartition
+            assert sub.size == 0 and type(sub) is Partition
             return None
         index = tuple(map(int, np.argwhere(ranks == P.rank)[0]))
         there = ranks[tuple(slice(None) if keep else i for keep, i in zip(remain, index, strict=True))]
-        assert isinstance(sub, MPICartesianPartition)
+        assert isinstance(sub, CartesianPartition)
         assert sub.ranks == tuple(there.ravel()) and sub.shape == there.shape
         assert sub.index == tuple(i for i, keep in zip(index, remain, strict=True) if keep)
         return sub.ranks
@@ -284,8 +284,8 @@ def test_partitions_are_static_arguments_of_jit():
             InvalidArgumentError,
             "`root` (=1) is worker 3 in `P_data`, but the partition of 2 workers does not hold that worker",
         ),
-        (lambda P: MPIPartition("world"), InvalidTypeError, "`comm` (='world') must be an mpi4py intracommunicator"),
-        (lambda P: MPICartesianPartition(), InvalidTypeError, "create_cartesian_topology_partition([2, 2])"),
+        (lambda P: Partition("world"), InvalidTypeError, "`comm` (='world') must be an mpi4py intracommunicator"),
+        (lambda P: CartesianPartition(), InvalidTypeError, "create_cartesian_topology_partition([2, 2])"),
         (lambda P: P.create_partition_inclusive([0, 1, 2, 3]).broadcast_data(1), SetupError, "made for planning"),
     ],
 )
@@ -300,13 +300,12 @@ def test_long_lists_of_ranks_are_cut_short_in_errors():
     assert "names rank 5 twice" in sentence and "101 in all" in sentence and len(sentence) < 200
 
 
-def test_planning_worlds_have_no_communicators():
-    world = World(None, 1, 3)
-    assert world.communicator_count() == 0
+def test_nothing_moves_in_a_planning_world():
+    world = PlanningWorld(1, 3)
     with pytest.raises(SetupError, match="no data can move in it"):
-        world.communicator((0, 1))
+        _ = world.transport
     with pytest.raises(SetupError, match="no data can move in it"):
-        world.meet((0, 1), "nothing", None)
+        world.agree((0, 1), "nothing", None)
 
 
 def test_shapes_multiply_to_sizes_whatever_the_grid():

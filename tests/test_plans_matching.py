@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from distdl_jax.plans.matching import find_misfit, find_stops
-from distdl_jax.plans.programs import Choice, Loop, Operation, Place, operations, simplified
+from distdl_jax.programs.ir import Cond, Loop, Operation, Place, operations, simplified
+from distdl_jax.programs.matching import find_mismatch, find_stops
 
 
 def send(dest, count=4, tag=0):
@@ -27,8 +27,8 @@ def allreduce(*team, count=4):
 
 
 def reason(programs):
-    misfit = find_misfit(programs)
-    return misfit and (misfit.reason, *(stop.worker for stop in misfit.stops))
+    mismatch = find_mismatch(programs)
+    return mismatch and (mismatch.reason, *(stop.worker for stop in mismatch.stops))
 
 
 RING = {w: (both((w + 1) % 4, (w - 1) % 4),) for w in range(4)}
@@ -64,17 +64,17 @@ def test_small_programs(programs, expected):
 
 
 def test_a_misfit_says_where_each_worker_stands():
-    misfit = find_misfit(
+    mismatch = find_mismatch(
         {0: (allreduce(0, 1), Loop(3, (send(1),)), recv(1)), 1: (allreduce(0, 1), Loop(3, (recv(0),)))}
     )
-    waiting, ended = misfit.stops
+    waiting, ended = mismatch.stops
     assert (waiting.worker, waiting.place, waiting.total, waiting.operation) == (0, 3, 3, recv(1))
     assert (ended.worker, ended.operation, ended.total) == (1, None, 2)
 
 
 def test_places_are_of_no_weight():
     here, there = Place("a.py:1 in f", "Linear"), Place("b.py:2 in g")
-    assert find_misfit({0: (replace(send(1), place=here),), 1: (replace(recv(0), place=there),)}) is None
+    assert find_mismatch({0: (replace(send(1), place=here),), 1: (replace(recv(0), place=there),)}) is None
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_long_loops_are_decided_at_once(programs, expected):
 
 
 def test_a_play_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("distdl_jax.plans.matching.MOST_PLAYED", 1000)
+    monkeypatch.setattr("distdl_jax.programs.matching.MOST_PLAYED", 1000)
     nested = {w: (Loop(10**6, (Loop(10**6 - w, (both(1 - w, 1 - w),)),)),) for w in range(2)}
     assert reason(nested)[0] == "undecided"
 
 
 def test_each_branch_is_played():
     one, other = (send(1),), (send(1), send(1))
-    fits = {0: (Choice((one, other)),), 1: (Choice(((recv(0),), (recv(0), recv(0)))),)}
-    assert find_misfit(fits) is None
-    misfit = find_misfit({**fits, 1: (recv(0),)})
-    assert (misfit.reason, misfit.branch) == ("ended", 1)
+    fits = {0: (Cond((one, other)),), 1: (Cond(((recv(0),), (recv(0), recv(0)))),)}
+    assert find_mismatch(fits) is None
+    mismatch = find_mismatch({**fits, 1: (recv(0),)})
+    assert (mismatch.reason, mismatch.branch) == ("ended", 1)
     # A choice between equal branches is none.
-    assert simplified((Choice((one, one)), Choice(((), ())), Loop(3, ()))) == one
+    assert simplified((Cond((one, one)), Cond(((), ())), Loop(3, ()))) == one
 
 
 def test_stops_without_some_workers():
@@ -125,7 +125,7 @@ def test_stops_without_some_workers():
 
 
 def test_operations_are_listed_with_how_often_they_run():
-    program = (send(1), Loop(3, (Loop(2, (recv(1),)), Loop(None, (send(2),)))), Choice(((send(3),), (recv(3),))))
+    program = (send(1), Loop(3, (Loop(2, (recv(1),)), Loop(None, (send(2),)))), Cond(((send(3),), (recv(3),))))
     assert [times for _, times in operations(program)] == [1, 6, None, None, None]
 
 
@@ -178,17 +178,17 @@ def test_random_programs_are_decided_like_one_by_one():
             case 1 if victim:
                 victim.pop(draw.randrange(len(victim)))
         programs = {worker: tuple(program) for worker, program in programs.items()}
-        misfit = find_misfit(programs)
-        assert (misfit is None) == played_one_by_one(programs), programs
-        completed += misfit is None
+        mismatch = find_mismatch(programs)
+        assert (mismatch is None) == played_one_by_one(programs), programs
+        completed += mismatch is None
         looped = {worker: (Loop(5, program),) for worker, program in programs.items()}
         unrolled = {worker: program * 5 for worker, program in programs.items()}
-        assert (find_misfit(looped) is None) == played_one_by_one(unrolled), programs
+        assert (find_mismatch(looped) is None) == played_one_by_one(unrolled), programs
     assert 300 < completed < 1200
 
 
 def test_five_hundred_operations_on_four_workers_take_no_time():
     programs = {w: RING[w] * 500 for w in range(4)}
     start = time.monotonic()
-    assert find_misfit(programs) is None
+    assert find_mismatch(programs) is None
     assert time.monotonic() - start < 1

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from distdl_jax.plans.standstill import Inquiry, State, find_deadlock, workers_text
+from distdl_jax.watchdog.deadlock import Inquiry, State, find_deadlock, workers_text
 
 RUNNING = State("running", calls=3, names=("f", "f", "f"))
 IN_CALL = replace(RUNNING, kind="executing", in_call=True)
-MEETS = replace(RUNNING, kind="meeting", subject="broadcast", where="a.py:1 in f", waits_for=(1,), in_call=True)
+MEETS = replace(RUNNING, kind="agreeing", purpose="broadcast", where="a.py:1 in f", waits_for=(1,), in_call=True)
 LEFT = replace(RUNNING, kind="left")
 
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import mpi4jax
 import numpy as np
-from distdl_jax.backends.mpi.collectives import tie
+from distdl_jax.primitives.tie import tie
 from jax import Array, lax
 from mpi4py import MPI
 

@@ -14,16 +14,7 @@ from distdl_jax.nn.conv import (
     DistributedGeneralConv2d,
     DistributedGeneralConv3d,
 )
-from distdl_jax.nn.linear import DistributedLinear
-from distdl_jax.nn.pooling import (
-    DistributedAvgPool1d,
-    DistributedAvgPool2d,
-    DistributedAvgPool3d,
-    DistributedMaxPool1d,
-    DistributedMaxPool2d,
-    DistributedMaxPool3d,
-)
-from distdl_jax.nn.primitives import (
+from distdl_jax.nn.data_movement import (
     AllGather,
     AllSumReduce,
     Broadcast,
@@ -33,6 +24,15 @@ from distdl_jax.nn.primitives import (
     Repartition,
     SumReduce,
     Transpose,
+)
+from distdl_jax.nn.linear import DistributedLinear
+from distdl_jax.nn.pooling import (
+    DistributedAvgPool1d,
+    DistributedAvgPool2d,
+    DistributedAvgPool3d,
+    DistributedMaxPool1d,
+    DistributedMaxPool2d,
+    DistributedMaxPool3d,
 )
 
 __all__ = [

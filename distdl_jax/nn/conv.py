@@ -14,16 +14,12 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
-from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.backends.mpi.structure import Structure, agree, structure_of
-from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.conv_local import LocalConvolution
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.nn.local.conv import LocalConvolution
 from distdl_jax.nn.parameters import Params, check_params
-from distdl_jax.nn.sliding import (
+from distdl_jax.nn.windows import (
     PADDING_MODES,
     PaddingMode,
     SlidingPlan,
@@ -31,8 +27,13 @@ from distdl_jax.nn.sliding import (
     padding_pairs,
     per_feature,
 )
+from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import Range, balanced_sizes
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives import broadcast, sum_reduce
+from distdl_jax.primitives.handshake import handshake, shape_dtype_of
+from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
 
 Padding = int | str | Sequence[int | tuple[int, int]]
@@ -82,9 +83,9 @@ class DistributedConv:
     dims: ClassVar[int]
     required_kind: ClassVar[Kind | None] = None
 
-    P_x: MPIPartition
-    P_y: MPIPartition | None = None
-    P_W: MPIPartition | None = None
+    P_x: Partition
+    P_y: Partition | None = None
+    P_W: Partition | None = None
     in_channels: int = field(kw_only=True)
     out_channels: int = field(kw_only=True)
     kernel_size: int | tuple[int, ...] = field(kw_only=True)
@@ -176,8 +177,8 @@ class DistributedConv:
             return x
         with jax.named_scope(type(self).__name__):
             # One handshake, in which all workers of the layer learn of all mistakes.
-            structures = agree(self.P_x.world, parts.team, repr(self), lambda: self._checked(params, x))
-            plan = self._plan(structures)
+            shape_dtypes = handshake(self.P_x.world, parts.team, repr(self), lambda: self._checked(params, x))
+            plan = self._plan(shape_dtypes)
             copies = broadcast(plan.exchange(x), parts.x, parts.work)
             weight, bias = parts.parameters.copies(params, self._weight_shape(), self.bias)
             local = self._local(plan)
@@ -192,14 +193,14 @@ class DistributedConv:
 
     apply = __call__
 
-    def _checked(self, params: Params, x: Array) -> Structure:
-        """The structure of this worker's `x`; refuses parameters that are not its blocks."""
+    def _checked(self, params: Params, x: Array) -> ShapeDtype:
+        """The shape_dtype of this worker's `x`; refuses parameters that are not its blocks."""
         check_params(params, self.param_specs())
-        return structure_of("x", x)
+        return shape_dtype_of("x", x)
 
-    def _plan(self, structures: dict[int, Structure]) -> SlidingPlan:
+    def _plan(self, shape_dtypes: dict[int, ShapeDtype]) -> SlidingPlan:
         """Who needs which part of x, from what all workers of the layer hold; raises the same on all of them."""
-        plan = SlidingPlan(self.P_x, self._windows, structures)
+        plan = SlidingPlan(self.P_x, self._windows, shape_dtypes)
         held = tuple(stop - start for start, stop in plan.owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
         if held != expected:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from distdl_jax.backends.mpi.partition import MPIPartition
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.parameters import ParameterPartitions
+from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
 
 Kind = Literal["feature", "channel", "general"]
@@ -25,9 +25,9 @@ class ConvPartitions:
     """
 
     kind: Kind
-    work: MPIPartition
-    x: MPIPartition
-    y: MPIPartition
+    work: Partition
+    x: Partition
+    y: Partition
 
     @cached_property
     def parameters(self) -> ParameterPartitions:
@@ -46,11 +46,11 @@ class ConvPartitions:
 
 
 def conv_partitions(
-    dims: int, P_x: MPIPartition, P_y: MPIPartition | None, P_W: MPIPartition | None, groups: int
+    dims: int, P_x: Partition, P_y: Partition | None, P_W: Partition | None, groups: int
 ) -> ConvPartitions:
     """Choose the algorithm and arrange the teams; refuses, in a sentence, what doesn't fit together."""
     for name, P in (("P_x", P_x), ("P_y", P_y), ("P_W", P_W)):
-        if not isinstance(P, MPIPartition | None) or (P is None and name == "P_x"):
+        if not isinstance(P, Partition | None) or (P is None and name == "P_x"):
             raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
     if P_x.dim != dims + 2:
         raise InvalidArgumentError(
@@ -70,8 +70,8 @@ def conv_partitions(
             )
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
         return ConvPartitions("feature", work, work, work)
-    P_x._check_partner("P_y", P_y)
-    P_x._check_partner("P_W", P_W)
+    P_x.check_partner("P_y", P_y)
+    P_x.check_partner("P_W", P_W)
     if P_y.dim != dims + 2 or (P_y.shape[0], *P_y.shape[2:]) != (batch, *features):
         raise InvalidArgumentError(
             f"`P_y` ({shape_text(P_y.shape)}) must split batch and features as `P_x` ({shape_text(P_x.shape)}) does."
@@ -97,7 +97,7 @@ def conv_partitions(
 
 
 def _refusal(
-    P_x: MPIPartition, P_y: MPIPartition, P_W: MPIPartition, groups: int, expected: tuple[int, ...], grouped: bool
+    P_x: Partition, P_y: Partition, P_W: Partition, groups: int, expected: tuple[int, ...], grouped: bool
 ) -> str:
     given = f"`P_W` ({shape_text(P_W.shape)})"
     if grouped and P_y.shape[1] != P_x.shape[1]:

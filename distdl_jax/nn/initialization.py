@@ -23,8 +23,7 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from distdl_jax.plans.decomposition import Box, box_shape
-from distdl_jax.tensors import TensorSpec
-from distdl_jax.zero_volume import zero_volume_tensor
+from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 

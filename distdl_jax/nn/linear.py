@@ -11,15 +11,15 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.mpi.functional import broadcast, sum_reduce
-from distdl_jax.backends.mpi.partition import MPIPartition, check_partitions
-from distdl_jax.backends.mpi.structure import agree
-from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.parameters import ParameterPartitions, Params, check_params
+from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import balanced_sizes
+from distdl_jax.primitives import broadcast, sum_reduce
+from distdl_jax.primitives.handshake import handshake
+from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
 
 
@@ -63,9 +63,9 @@ class DistributedLinear:
     Source: DistDL documentation, "linear"; Hewett and Grady (2020), affine layer.
     """
 
-    P_x: MPIPartition
-    P_y: MPIPartition
-    P_W: MPIPartition
+    P_x: Partition
+    P_y: Partition
+    P_W: Partition
     in_features: int
     out_features: int
     bias: bool = True
@@ -124,7 +124,7 @@ class DistributedLinear:
         return specs
 
     @cached_property
-    def _work(self) -> MPIPartition:
+    def _work(self) -> Partition:
         """The workers that multiply, P_n x P_fo x P_fi."""
         return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
 
@@ -147,7 +147,7 @@ class DistributedLinear:
         """
         workers = self.P_W.create_partition_union(self.P_x).create_partition_union(self.P_y)
         if workers.active:
-            agree(workers.world, tuple(sorted(workers.ranks)), repr(self), lambda: self._check_blocks(params, x))
+            handshake(workers.world, tuple(sorted(workers.ranks)), repr(self), lambda: self._check_blocks(params, x))
         p_n, p_fo, p_fi = self._work.shape
         with jax.named_scope("DistributedLinear"):
             copy = broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), self._work)

@@ -10,11 +10,11 @@ from functools import cached_property
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.backends.mpi.functional import broadcast
-from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import PlanError
+from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.primitives import broadcast
+from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
 
 Params = dict[str, Array]
@@ -27,15 +27,15 @@ class ParameterPartitions:
     Weights are the same along batch and features, so they live on the first slice of `work`, and are broadcast.
     """
 
-    work: MPIPartition
+    work: Partition
 
     @cached_property
-    def stored(self) -> MPIPartition:
+    def stored(self) -> Partition:
         """The workers that hold the weight, in a shape that broadcasts to `work`: 1 x P_out x P_in x 1 x ... x 1."""
         return self.weight.create_cartesian_topology_partition([1, *self.weight.shape])
 
     @cached_property
-    def weight(self) -> MPIPartition:
+    def weight(self) -> Partition:
         """P_out x P_in x 1 x ... x 1."""
         _, p_out, p_in, *features = self.work.shape
         step = math.prod(features)
@@ -43,7 +43,7 @@ class ParameterPartitions:
         return first.create_cartesian_topology_partition([p_out, p_in, *(1,) * len(features)])
 
     @cached_property
-    def bias(self) -> MPIPartition:
+    def bias(self) -> Partition:
         """P_out, the first column of `weight`."""
         p_out, p_in, *_ = self.weight.shape
         first = self.weight.create_partition_inclusive(range(0, p_out * p_in, p_in))

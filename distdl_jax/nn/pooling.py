@@ -16,14 +16,14 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distdl_jax.backends.mpi.partition import MPIPartition
-from distdl_jax.backends.mpi.structure import exchange_structures
-from distdl_jax.backends.mpi.tie import tie
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.pool_local import Window, largest, least, total
-from distdl_jax.nn.sliding import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
+from distdl_jax.nn.local.pool import Window, largest, least, total
+from distdl_jax.nn.windows import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
+from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import index_of
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
 
 Sizes = int | tuple[int, ...]
@@ -54,7 +54,7 @@ class DistributedPool(ABC):
 
     dims: ClassVar[int]
 
-    P_x: MPIPartition
+    P_x: Partition
     kernel_size: Sizes
     stride: Sizes | None = None
     padding: int | str | tuple[int | tuple[int, int], ...] = 0
@@ -66,7 +66,7 @@ class DistributedPool(ABC):
         for name, value in (("kernel_size", kernel), ("stride", stride), ("padding", padding)):
             object.__setattr__(self, name, value)
         windows = self._windows
-        if not isinstance(self.P_x, MPIPartition):
+        if not isinstance(self.P_x, Partition):
             raise InvalidTypeError(f"`P_x` (={self.P_x!r}) must be a partition.")
         if self.P_x.dim != self.dims + 2:
             raise InvalidArgumentError(
@@ -109,9 +109,9 @@ class DistributedPool(ABC):
         if self.P_x.rank is None:
             return x
         with jax.named_scope(type(self).__name__):
-            subject = f"{type(self).__name__} on {self.P_x.in_words()}, kernel {self.kernel_size}"
-            structures = exchange_structures(self.P_x.world, tuple(sorted(self.P_x.ranks)), subject, "x", x)
-            plan = SlidingPlan(self.P_x, self._windows, structures)
+            purpose = f"{type(self).__name__} on {self.P_x.describe()}, kernel {self.kernel_size}"
+            shape_dtypes = exchange_shape_dtypes(self.P_x.world, tuple(sorted(self.P_x.ranks)), purpose, "x", x)
+            plan = SlidingPlan(self.P_x, self._windows, shape_dtypes)
             index = index_of(self.P_x.rank, self.P_x.shape)[2:]
             block = plan.exchange(x)
             counts = [stop - start for start, stop in plan.outputs(index)]

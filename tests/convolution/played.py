@@ -16,10 +16,10 @@ from simulator import adjoint, simulate
 import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Drawn, Pool
-from distdl_jax.backends.mpi.structure import Structure
-from distdl_jax.nn.conv_local import LocalConvolution
-from distdl_jax.nn.sliding import SlidingPlan
+from distdl_jax.nn.local.conv import LocalConvolution
+from distdl_jax.nn.windows import SlidingPlan
 from distdl_jax.plans.broadcasting import BroadcastRule, Team, teams_of_worker
+from distdl_jax.primitives.handshake import ShapeDtype
 
 Blocks = dict[int, np.ndarray]
 F64 = np.dtype(np.float64)
@@ -95,8 +95,8 @@ def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.nd
     team = layers[0]._partitions.team
     layers = {rank: layers[rank] for rank in team}
     parts = {rank: layer._partitions for rank, layer in layers.items()}
-    held = {rank: Structure(x[box].shape, F64) for rank, box in conv.x_boxes.items()}
-    structures = {rank: held.get(rank, Structure((0,), F64)) for rank in team}
+    held = {rank: ShapeDtype(x[box].shape, F64) for rank, box in conv.x_boxes.items()}
+    structures = {rank: held.get(rank, ShapeDtype((0,), F64)) for rank in team}
     plans = {rank: layer._plan(structures) for rank, layer in layers.items()}
     local = {rank: of for rank, layer in layers.items() if (of := layer._local(plans[rank])) is not None}
 
@@ -161,7 +161,7 @@ def convolved_adjoint(
 def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a pooling by all of its workers; `dy` is that of the sums, for an average."""
     layers = {rank: pool.layer(partition_of(rank, pool.world)) for rank in pool.P_x.ranks}
-    structures = {rank: Structure(x[box].shape, F64) for rank, box in pool.x_boxes.items()}
+    structures = {rank: ShapeDtype(x[box].shape, F64) for rank, box in pool.x_boxes.items()}
     plans = {rank: SlidingPlan(layer.P_x, layer._windows, structures) for rank, layer in layers.items()}
     fetched = Fetched(plans, pool)
     blocks = fetched.forward(cuts(x, pool.x_boxes))

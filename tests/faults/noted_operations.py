@@ -1,4 +1,4 @@
-"""A worker that waits is asked what it did last: with DISTDL_JAX_DEBUG=1 its last operations are noted.
+"""A worker that waits is asked what it did last: with DISTDL_JAX_DEBUG=1 its last operations are recorded.
 
 workers: 2
 timeout: 3

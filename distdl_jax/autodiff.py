@@ -1,0 +1,74 @@
+"""Differentiation of what the workers' scalars sum to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from distdl_jax.partition import Partition
+from distdl_jax.primitives import all_sum_reduce
+from distdl_jax.primitives.gradient_anchors import depending_on_movements
+from distdl_jax.primitives.handshake import handshake
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` for a function that returns this worker's part of a scalar: the parts are summed.
+
+    What is differentiated is f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every
+    worker gets the whole value of f and the gradient with respect to its own arguments. A loss must therefore be
+    divided among the workers (each returns the part of its own samples or outputs, a worker without outputs 0), not
+    repeated by them.
+
+    **Arguments:**
+
+    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. The scalar may be a constant on some
+      workers, and need not use every output there: it is made to depend on every movement of data that `fun` makes
+      outside loops and nested jits, so that all workers run the same adjoints.
+    - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
+    - `partition`: the workers that are summed over. Default: all of COMM_WORLD.
+
+    **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
+    this worker's own.
+
+    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar.
+
+    >>> import jax.numpy as jnp
+    >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
+    >>> float(value), gradient.tolist()
+    (5.0, [0.0, 2.0, 4.0])
+
+    Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
+    """
+    local = jax.value_and_grad(depending_on_movements(fun, has_aux), argnums, has_aux, **options)
+
+    @wraps(fun)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        workers = Partition() if partition is None else partition
+        value, gradient = local(*args, **kwargs)
+        if has_aux:
+            value, aux = value
+            return (_sum(value, workers), aux), gradient
+        return _sum(value, workers), gradient
+
+    return value_and_gradient
+
+
+def _sum(value: jax.Array, workers: Partition) -> jax.Array:
+    """The sum of the workers' values, in the dtype of those that are not Python's numbers."""
+    if workers.size > 1 and workers.active:
+        mine = (str(value.dtype), jax.typeof(value).weak_type)
+        told = handshake(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
+        dtypes = {dtype for dtype, weak in told.values() if not weak} or {dtype for dtype, _ in told.values()}
+        value = value.astype(jnp.result_type(*sorted(dtypes)))
+    return all_sum_reduce(value, workers, axes_keep=())

@@ -1,0 +1,90 @@
+"""The seam: what a world of workers is, and what a transport carries between them.
+
+All that the library knows of the machine is written down here. A back-end is a package beside this file that has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from jax import Array
+
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.programs.ir import Operation, Program
+
+Workers = tuple[int, ...]
+"""World ranks, in the order of a team's ranks."""
+
+Reduction = Literal["sum", "max"]
+
+
+class World(Protocol):
+    """The workers that every partition made from it refers to. Compared by identity; one object for each worker.
+
+    - `rank`, `size`: this worker's number among all of them, and how many they are.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This worker's world rank."""
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+
+    @property
+    def transport(self) -> Transport:
+        """What carries arrays between the workers while compiled programs run."""
+
+    def agree(
+        self,
+        team: Workers,
+        purpose: str,
+        contribution: Any,
+        decide: Callable[[dict[int, Any]], Any] = dict,
+    ) -> Any:
+        """What the first worker of `team` decides on all contributions (by world rank); for use while tracing.
+
+        Collective in `team`. `purpose` says, in the same words on all of them, what it is about: workers that mean
+        different things learn of it, and raise. `decide` runs on the first worker alone, and its result goes to all.
+
+        **Raises:** `PlanError`, on all workers, where some worker of the team is about to do something else, or has
+        left; `SetupError` in a world that has no workers but this one to talk to.
+        """
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
+        """Keep the workers' programs of the function `name` for the report of a standstill."""
+
+
+class Transport(Protocol):
+    """One worker's operations on arrays inside a traced program.
+
+    They block, and run in the order in which they were traced, also in loops and branches. Partners are world ranks.
+    Any dtype of JAX's travels, in any length. Each operation depends on its array, and what it returns on the
+    operation, in the compiled program too: that is how callers keep it from being dropped.
+    """
+
+    largest_tree: int
+    """Teams of up to this many workers broadcast and reduce faster by a tree of messages than in one operation."""
+
+    def send(self, x: Array, dest: int, tag: int) -> Array:
+        """Send `x` to a worker; something that depends on it."""
+
+    def receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
+        """Receive an array from a worker, not before `after` is there."""
+
+    def sendrecv(self, x: Array, dest: int, expected: ShapeDtype, source: int, tag: int) -> Array:
+        """Send `x` to one worker while receiving an array from another."""
+
+    def broadcast(self, x: Array, team: Workers) -> Array:
+        """The first worker's `x`, on every worker of `team`; the others pass an array of the same shape and dtype."""
+
+    def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
+        """The reduction of the workers' `x`, on the first worker of `team`; elsewhere something that depends on it."""
+
+    def allreduce(self, x: Array, team: Workers, op: Reduction) -> Array:
+        """The reduction of the workers' `x`, on every worker of `team`."""
+
+    def operation(self, equation: Any) -> Operation | None:
+        """What an equation of a traced program communicates; None where it is none of this transport's operations."""

@@ -1,0 +1,87 @@
+"""Reads off a traced program what it communicates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from jax._src import source_info_util
+from jax.extend.core import jaxprs_in_params
+
+from distdl_jax.backends.base import Transport
+from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
+from distdl_jax.watchdog.status import is_library
+
+# What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
+_WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
+
+
+def read_program(transport: Transport, jaxpr: Any) -> Program:
+    """What a traced program communicates, in the order in which it does."""
+    return tuple(_Reader(transport).read(jaxpr, ()))
+
+
+class _Reader:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def read(self, jaxpr: Any, around: tuple[Any, ...]) -> Iterator[Operation | Loop | Cond]:
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            inside = (*around, eqn)
+            if (operation := self._transport.operation(eqn)) is not None:
+                yield replace(operation, place=_place(inside))
+            elif name == "scan":
+                yield Loop(eqn.params["length"], self._body(eqn.params["jaxpr"], inside), _place(inside))
+            elif name == "while":
+                test = self._body(eqn.params["cond_jaxpr"], inside)
+                yield from test
+                yield Loop(None, self._body(eqn.params["body_jaxpr"], inside) + test, _place(inside))
+            elif name == "cond":
+                yield Cond(tuple(self._body(branch, inside) for branch in eqn.params["branches"]), _place(inside))
+            else:
+                for inner in jaxprs_in_params(eqn.params):
+                    yield from self.read(inner, inside)
+
+    def _body(self, closed: Any, around: tuple[Any, ...]) -> Program:
+        return tuple(self.read(closed.jaxpr, around))
+
+
+def _place(eqns: tuple[Any, ...]) -> Place:
+    """Where the innermost of `eqns` comes from."""
+    return _place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
+
+
+@lru_cache(maxsize=4096)
+def _place_of(line: str, stacks: tuple[str, ...]) -> Place:
+    names = [name for stack in stacks for name in stack.split("/") if name]
+    layers = [name for name in map(_bare, names) if name]
+    return Place(line, "/".join(dict.fromkeys(layers)), any("transpose(" in name for name in names))
+
+
+def _bare(name: str) -> str:
+    """The scope's own name, out of the transformations around it: `transpose(jvp(DistributedLinear))`."""
+    while name.endswith(")") and name.split("(", 1)[0] in ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted"):
+        name = name.split("(", 1)[1][:-1]
+    return "" if name in ("while", "body", "cond", "checkpoint", "closed_call") else name
+
+
+def _line(eqns: tuple[Any, ...]) -> str:
+    # Rather the line of a primitive's call than those of what is cached inside it.
+    wrapped = next((n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS), len(eqns) - 1)
+    for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
+        for frame in _frames(eqn.source_info.traceback):
+            file = frame.file_name.rsplit(os.sep, 1)[-1]
+            return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
+    return ""
+
+
+def _frames(traceback: Any) -> Iterable[Any]:
+    if traceback is None:
+        return
+    for frame in source_info_util.user_frames(traceback):
+        if not is_library(frame.file_name):
+            yield frame

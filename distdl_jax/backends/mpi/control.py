@@ -1,0 +1,132 @@
+"""The control channel: how workers agree on something while they trace, without ever waiting in silence.
+
+An agreement has a purpose and a team. Every worker of the team sends its contribution to the team's first worker, which
+replies to all. Between two workers messages keep their order, so in a correct program the next message of a partner is
+for the same purpose; where it isn't, the two run different programs, and all workers get to know it. Nothing blocks:
+a worker that waits looks for messages, and for word from its monitor, in turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from mpi4py import MPI
+
+from distdl_jax.backends.base import Workers
+from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.status import user_line, worker_status
+
+Contributions = dict[int, Any]
+
+SPINS = 200
+"""How often a waiting worker looks at once before it begins to sleep in between."""
+
+LONGEST_SLEEP = 1e-3
+"""Seconds between two looks of a worker that has waited for some time."""
+
+
+class Monitor(Protocol):
+    """What knows of failures on other workers: `epoch` counts the agreements that failed so far."""
+
+    epoch: int
+
+    def raise_if_failed(self) -> None:
+        """Raise what all workers raise, where one of them has failed to agree."""
+
+    def fail(self, text: str) -> NoReturn:
+        """Make all workers raise `text`."""
+
+
+class Envelope(NamedTuple):
+    """What travels: `epoch` counts the failures before it, so that what these left behind is recognised."""
+
+    epoch: int
+    purpose: str
+    team: Workers
+    where: str
+    data: Any
+
+    def describe(self) -> str:
+        return f"{self.purpose} ({self.where})"
+
+
+class ControlChannel:
+    """The agreements of one worker in one world, over a communicator that nothing else uses."""
+
+    def __init__(self, comm: MPI.Intracomm, rank: int, monitor: Monitor) -> None:
+        self._comm = comm
+        self._rank = rank
+        self.monitor = monitor
+        self._sent: list[MPI.Request] = []
+        self._unread: list[tuple[int, Envelope]] = []
+
+    def agree(
+        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[Contributions], Any] = dict
+    ) -> Any:
+        """The decision of the team's first worker on all contributions, by world rank; collective in `team`.
+
+        **Raises:** `PlanError`, on all workers of the world, where some worker of the team is about to do something
+        else, or has left.
+        """
+        if len(team) == 1:
+            return decide({self._rank: contribution})
+        where = user_line()
+        hub, others = team[0], team[1:]
+        log.debug("the team %s agrees on %s, at %s", team, purpose, where)
+        self.monitor.raise_if_failed()
+        mine = Envelope(self.monitor.epoch, purpose, team, where, contribution)
+        with worker_status.agreeing(self, purpose, where, others if self._rank == hub else (hub,)):
+            if self._rank != hub:
+                self._send(mine, hub)
+                return self._receive({hub}, mine)[1]
+            contributions, silent = {hub: contribution}, dict.fromkeys(others)
+            while silent:
+                worker_status.still_waits_for(tuple(silent))
+                worker, data = self._receive(silent, mine)
+                del silent[worker]
+                contributions[worker] = data
+            decision = decide(contributions)
+            for worker in others:
+                self._send(mine._replace(data=decision), worker)
+            return decision
+
+    def has_mail(self) -> bool:
+        """Whether there is a message that the worker has not looked at."""
+        return self._comm.iprobe()
+
+    def _send(self, envelope: Envelope, to: int) -> None:
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(envelope, to))
+
+    def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
+        """Who of `sources` is the next to say something, which must be for the same purpose as `mine`, and what."""
+        source, theirs = self._next(sources)
+        if (theirs.purpose, theirs.team) != (mine.purpose, mine.team):
+            self.monitor.fail(
+                f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
+                f"{source} {theirs.describe()}. {ONE_PROGRAM}"
+            )
+        return source, theirs.data
+
+    def _next(self, sources: Container[int]) -> tuple[int, Envelope]:
+        """The oldest message of any of `sources`, and whose it is; other messages are kept."""
+        looks, origin = 0, MPI.Status()
+        while True:
+            # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure
+            # that this worker has yet to hear of.
+            epoch = self.monitor.epoch
+            self._unread = [letter for letter in self._unread if letter[1].epoch >= epoch]
+            for place, (source, envelope) in enumerate(self._unread):
+                if source in sources and envelope.epoch == epoch:
+                    del self._unread[place]
+                    return source, envelope
+            if self.has_mail():
+                envelope = self._comm.recv(status=origin)
+                self._unread.append((origin.source, envelope))
+                continue
+            self.monitor.raise_if_failed()
+            looks += 1
+            time.sleep(0 if looks < SPINS else min(LONGEST_SLEEP, 1e-5 * (looks - SPINS)))

@@ -1,0 +1,96 @@
+"""The checks when the first partition is made: the launch, the MPI library, and one software stack on all workers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+from mpi4py import MPI
+
+from distdl_jax.errors import SetupError
+from distdl_jax.settings import time_limits
+
+# The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH tell it.
+_LAUNCHED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
+
+
+def check_launch() -> None:
+    """Refuse an MPI that JAX can't call from its threads, and one that was not started by its own launcher."""
+    _check_thread_support()
+    _check_one_library()
+    told = next((int(os.environ[name]) for name in _LAUNCHED_SIZES if os.environ.get(name, "").isdigit()), 1)
+    if told > 1 and MPI.COMM_WORLD.Get_size() == 1:
+        raise SetupError(
+            f"The launcher started {told} processes, but this one believes that it is alone: its MPI library "
+            f"({_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library (for "
+            "an MPI from PyPI it is in the environment's bin directory, beside python)."
+        )
+
+
+def check_workers_agree(comm: MPI.Intracomm) -> None:
+    """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
+    if comm.Get_size() == 1:
+        return
+    mine = {
+        **{package: _version(package) for package in _PACKAGES},
+        "MPI library": _library(),
+        "Python": platform.python_version(),
+        "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+        "DISTDL_JAX_TIMEOUT": time_limits(),
+    }
+    everyone = comm.allgather(mine)
+    for what in mine:
+        found = Counter(facts[what] for facts in everyone)
+        if len(found) > 1:
+            usual = found.most_common(1)[0][0]
+            odd = next(worker for worker, facts in enumerate(everyone) if facts[what] != usual)
+            raise SetupError(
+                f"All workers must have the same {what}, but it is {usual} on {found[usual]} of {len(everyone)} "
+                f"workers and {everyone[odd][what]} on worker {odd}."
+            )
+
+
+def _check_thread_support() -> None:
+    names = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    }
+    if (provided := MPI.Query_thread()) < MPI.THREAD_MULTIPLE:
+        raise SetupError(
+            f"MPI was started with {names[provided]}, but JAX calls MPI from its own threads, which takes "
+            "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
+            "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
+        )
+
+
+def _check_one_library() -> None:
+    """mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Looked up where the system tells."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    paths = set(re.findall(r"\S*/libmp(?:i|ich)\.so\S*", maps.read_text()))
+    libraries = sorted({str(Path(path).resolve()) for path in paths})
+    if len(libraries) > 1:
+        raise SetupError(
+            f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
+            "another MPI than mpi4py runs on; build it again: pip install --no-cache-dir --force-reinstall --no-deps "
+            "--no-binary mpi4jax mpi4jax, with the right mpicc first on PATH."
+        )
+
+
+def _library() -> str:
+    return " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].replace("\0", "").split())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,94 @@
+"""Worlds of MPI workers: opened once for each communicator, with the checks that belong to it.
+
+JAX runs asynchronously, so what mpi4py does while tracing (the control channel, the watchdog) and what mpi4jax does
+while running never share a communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from mpi4py import MPI
+
+from distdl_jax.backends.base import Workers
+from distdl_jax.backends.mpi.communicators import Communicators
+from distdl_jax.backends.mpi.control import ControlChannel
+from distdl_jax.backends.mpi.launch_checks import check_launch, check_workers_agree
+from distdl_jax.backends.mpi.transport import MPITransport
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.programs.ir import Program
+from distdl_jax.settings import time_limits
+from distdl_jax.watchdog.exit_hooks import end_the_job_with_this_worker
+from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.reporter import Watch
+from distdl_jax.watchdog.status import user_line, worker_status
+from distdl_jax.watchdog.thread import watchman
+
+
+class MPIWorld:
+    """The workers of one MPI communicator. Making it is collective in the communicator.
+
+    - `size`, `rank`: of the communicator; a worker's *world rank* is its rank here.
+    - `communicators`: those that data moves over.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.communicators = Communicators(comm)
+        self.transport = MPITransport(self.communicators)
+        self.watch = Watch(comm.Dup(), self.rank, self.size, time_limits())
+        self._control = ControlChannel(comm.Dup(), self.rank, self.watch)
+        if self.size > 1:
+            watchman.add(self.watch)
+
+    def agree(
+        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+    ) -> Any:
+        return self._control.agree(team, purpose, contribution, decide)
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
+        self.watch.programs[name] = programs
+
+
+opened: list[MPIWorld] = []
+"""The worlds of this process, in the order in which they were opened."""
+
+
+@cache
+def _world_attribute() -> int:
+    """Under which key a communicator carries its world. MPI drops it when the communicator is freed, so that a new one
+    that happens to get the same handle does not inherit it."""
+    return MPI.Comm.Create_keyval()
+
+
+def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
+    """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`."""
+    if comm == MPI.COMM_NULL:
+        raise InvalidArgumentError("`comm` is MPI.COMM_NULL; a partition needs a communicator with workers in it.")
+    if comm is not None and not isinstance(comm, MPI.Intracomm):
+        raise InvalidTypeError(f"`comm` (={comm!r}) must be an mpi4py intracommunicator, or None for COMM_WORLD.")
+    comm = MPI.COMM_WORLD if comm is None else comm
+    known = comm.Get_attr(_world_attribute())
+    if isinstance(known, MPIWorld):
+        return known
+    check_launch()
+    if comm.Get_size() > 1:
+        end_the_job_with_this_worker()
+        watchman.begin(time_limits().waiting)
+    everyone = tuple(range(comm.Get_size()))
+    with worker_status.agreeing(None, "the first partition of a communicator", user_line(), everyone):
+        check_workers_agree(comm)
+        world = MPIWorld(comm)
+    comm.Set_attr(_world_attribute(), world)
+    opened.append(world)
+    log.info(
+        "a world of %d workers is open; the clock ends the job after %g s of waiting", world.size, time_limits().waiting
+    )
+    return world
+
+
+if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+    end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at

@@ -1,0 +1,252 @@
+"""The primitives as layers: the same functions with their partitions bound. They have no parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax import Array
+
+from distdl_jax import functional
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
+
+
+@dataclass(frozen=True)
+class _BetweenPartitions:
+    """The arguments that broadcast and sum-reduce share."""
+
+    P_x: Partition
+    P_y: Partition
+    transpose_src: bool = False
+    transpose_dest: bool = False
+    preserve_batch: bool = True
+
+
+@dataclass(frozen=True)
+class Broadcast(_BetweenPartitions):
+    """Copies of the subtensors on `P_x`, on `P_y`: `functional.broadcast` with its partitions bound.
+
+    P_x has shape p_0 x ... x p_{D-1} and P_y q_0 x ... x q_{E-1}, D <= E; counted from the last dimension, every p is
+    1 or equal to its q. The copies go along the dimensions in which p is 1; the adjoint sums them back.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`: the partitions that the subtensors are on, and that the copies go to.
+    - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i).
+    - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
+
+    It is called with this worker's subtensor, or outside P_x with a zero-volume array.
+
+    **Raises:** `InvalidArgumentError`, on every worker, when it is made, where the shapes don't fit.
+
+    Source: DistDL documentation, "broadcast".
+    """
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
+        BroadcastRule(self.P_x.shape, self.P_y.shape, self.transpose_src, self.transpose_dest)
+
+    def __call__(self, x: Array) -> Array:
+        """The copy on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
+        return functional.broadcast(x, **vars(self))
+
+
+@dataclass(frozen=True)
+class SumReduce(_BetweenPartitions):
+    """Sums of the subtensors on `P_x`, on `P_y`: `functional.sum_reduce` with its partitions bound.
+
+    P_x has shape p_0 x ... x p_{D-1} and P_y q_0 x ... x q_{E-1}, E <= D; counted from the last dimension, every q is
+    1 or equal to its p. The sums go along the dimensions in which q is 1; the adjoint copies them back.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`: the partitions that the terms are on, and that the sums go to.
+    - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i).
+    - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
+
+    It is called with this worker's term, or outside P_x with a zero-volume array.
+
+    **Raises:** `InvalidArgumentError`, on every worker, when it is made, where the shapes don't fit.
+
+    Source: DistDL documentation, "broadcast" and "backends".
+    """
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
+        BroadcastRule(self.P_y.shape, self.P_x.shape, self.transpose_dest, self.transpose_src)
+
+    def __call__(self, x: Array) -> Array:
+        """The sum on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
+        return functional.sum_reduce(x, **vars(self))
+
+
+@dataclass(frozen=True)
+class AllSumReduce:
+    """The sum of each team's subtensors, on all of the team: `functional.all_sum_reduce` with its arguments bound.
+
+    The workers of P_x, p_0 x ... x p_{D-1}, that agree in every index outside `axes_reduce` are a team. It is its own
+    adjoint.
+
+    **Arguments:**
+
+    - `P_x`: the partition.
+    - `axes_reduce`, `axes_keep`: dimensions to sum along, or to keep; exactly one of the two.
+
+    It is called with this worker's term; outside P_x with anything, which comes back.
+
+    **Raises:** `InvalidArgumentError`, on every worker, when it is made, if a dimension is not one of P_x's.
+
+    Source: DistDL documentation, "backends"; Hewett and Grady (2020), all-sum-reduce.
+    """
+
+    P_x: Partition
+    axes_reduce: int | tuple[int, ...] | None = None
+    axes_keep: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+        reduced = reduction_axes(self.P_x.shape, self.axes_reduce, self.axes_keep)
+        object.__setattr__(self, "axes_reduce", reduced)
+        object.__setattr__(self, "axes_keep", None)
+
+    def __call__(self, x: Array) -> Array:
+        """The sum over this worker's team; outside P_x, `x`."""
+        return functional.all_sum_reduce(x, self.P_x, self.axes_reduce)
+
+
+@dataclass(frozen=True)
+class Repartition:
+    """The same tensor in the balanced blocks of another partition: `functional.repartition` with its partitions bound.
+
+    From P_x, p_0 x ... x p_{D-1}, to P_y, q_0 x ... x q_{D-1}, of a tensor of D dimensions. The adjoint is the
+    movement back.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`: the partitions that the tensor is on, and is to be on.
+    - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
+
+    It is called with this worker's block, balanced or not, or outside P_x with a zero-volume array.
+
+    **Raises:** when it is called, `InvalidArgumentError` where the partitions differ in the number of dimensions, and
+    `PlanError` where the blocks don't form a grid.
+
+    Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
+    """
+
+    P_x: Partition
+    P_y: Partition
+    preserve_batch: bool = True
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
+
+    def __call__(self, x: Array) -> Array:
+        """The balanced block on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
+        return functional.repartition(x, self.P_x, self.P_y, preserve_batch=self.preserve_batch)
+
+
+Transpose = DistributedTranspose = Repartition
+"""DistDL's earlier names of `Repartition`."""
+
+
+@dataclass(frozen=True)
+class HaloExchange:
+    """Blocks with what their neighbours hold around them: `functional.halo_exchange` with its arguments bound.
+
+    On P_x, p_0 x ... x p_{D-1}, a worker that owns [a, b) of a dimension gets [a - left, b + right), clipped to the
+    tensor. The adjoint adds each halo back into the block that it was copied from.
+
+    **Arguments:**
+
+    - `P_x`: the partition.
+    - `halo`: this worker's ((left, right), ...), in elements, a pair per dimension. Not read outside P_x.
+    - `periodic`: per dimension, whether it wraps around. Default: none does.
+
+    It is called with this worker's block; outside P_x with anything, which comes back.
+
+    **Raises:** when it is called, `InvalidArgumentError` where the widths don't fit, `PlanError` where the blocks
+    don't form a grid.
+
+    Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
+    """
+
+    P_x: Partition
+    halo: tuple[tuple[int, int], ...]
+    periodic: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+        object.__setattr__(self, "halo", _pairs(self.halo) if self.P_x.active else ())
+        object.__setattr__(self, "periodic", tuple(self.periodic))
+
+    def __call__(self, x: Array) -> Array:
+        """The block with its halo; outside P_x, `x`."""
+        return functional.halo_exchange(x, self.P_x, self.halo, periodic=self.periodic)
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """The blocks of all workers along `axes`, side by side: `functional.all_gather` with its arguments bound.
+
+    On P_x, p_0 x ... x p_{D-1}, of a tensor of n_0 x ... x n_{D-1}: every worker gets the whole n_d in the dimensions
+    of `axes`. The adjoint is `ReduceScatter`.
+
+    **Arguments:**
+
+    - `P_x`: the partition.
+    - `axes`: the dimensions to gather along.
+
+    It is called with this worker's block; outside P_x with anything, which comes back.
+
+    **Raises:** when it is called, `InvalidArgumentError` for a dimension that P_x doesn't have, `PlanError` where the
+    blocks don't form a grid.
+
+    Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
+    """
+
+    P_x: Partition
+    axes: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+
+    def __call__(self, x: Array) -> Array:
+        """The gathered block; outside P_x, `x`."""
+        return functional.all_gather(x, self.P_x, self.axes)
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Each worker's block of the sum along `axes`: `functional.reduce_scatter` with its arguments bound.
+
+    On P_x, p_0 x ... x p_{D-1}: workers that agree in every index outside `axes` hold terms of one shape; each gets
+    its balanced block of their sum. The adjoint is `AllGather`.
+
+    **Arguments:**
+
+    - `P_x`: the partition.
+    - `axes`: the dimensions to sum, and to scatter, along.
+
+    It is called with this worker's term; outside P_x with anything, which comes back.
+
+    **Raises:** when it is called, `InvalidArgumentError` for a dimension that P_x doesn't have, `PlanError` where the
+    terms differ in shape.
+
+    Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
+    """
+
+    P_x: Partition
+    axes: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+
+    def __call__(self, x: Array) -> Array:
+        """This worker's block of the sum; outside P_x, `x`."""
+        return functional.reduce_scatter(x, self.P_x, self.axes)
+
+
+def _pairs(halo: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(widths) for widths in halo)

@@ -1,0 +1,1 @@
+"""The arithmetic of one worker: what a layer computes between its movements."""

@@ -1,0 +1,165 @@
+"""Convolutions written so that XLA's CPU compiler meets the kernels that it is good at.
+
+`convolution` is `lax.conv_general_dilated`, forward and gradients, in other words. Left to itself the compiler makes
+loops of three dimensions, of one input channel and of groups that are 5 to 50 times slower than a matrix product. So
+depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups become
+convolutions of their own, strides become channels of the input's gradient; conv_planar.py does the rest. Elsewhere than
+on a CPU, and in other dtypes than float32 and float64, it is the plain operation. Figures: docs/benchmarks.md, from
+benchmarks/local_convolution.py.
+
+The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
+`DISTDL_JAX_FAST_CONVOLUTIONS=0` keeps to the plain operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from dataclasses import replace
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from distdl_jax.nn.local.conv2d_cpu import Pairs, Window, materialised, padded, planar, planar_weight_gradient
+
+MOST_TAPS = 64
+"""The largest kernel that is written out tap by tap."""
+
+MOST_GROUPS = 16
+"""The most groups that are written out as convolutions of their own."""
+
+
+def convolution(
+    x: Array, weight: Array, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int
+) -> Array:
+    """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
+    window = Window(stride, padding, dilation)
+    fast = os.environ.get("DISTDL_JAX_FAST_CONVOLUTIONS", "1") != "0" and jax.default_backend() == "cpu"
+    if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
+        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+    if groups == 1:
+        return _convolution(x, weight, window)
+    parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups), strict=True)
+    return jnp.concatenate([_convolution(*part, window) for part in parts], axis=1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolution(x: Array, weight: Array, window: Window) -> Array:
+    if x.shape[1] == 1 and math.prod(weight.shape[2:]) <= MOST_TAPS:
+        return _by_taps(x, weight, window)
+    return _as_products(x, weight, window)
+
+
+def _as_products(x: Array, weight: Array, window: Window) -> Array:
+    return _by_planes(x, weight, window) if x.ndim == 5 else planar(x, weight, window)
+
+
+def _backward(window: Window, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    return _input_gradient(*residuals, dy, window), _weight_gradient(*residuals, dy, window)
+
+
+_convolution.defvjp(lambda x, weight, window: (_convolution(x, weight, window), (x, weight)), _backward)
+
+
+def _input_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+    if any(stride > 1 for stride in window.stride):
+        if 0 not in (*x.shape, *dy.shape) and _phases_pay(x, weight, window):
+            return _by_phases(x, weight, dy, window)
+        return jax.vjp(lambda x: _as_products(x, weight, window), x)[1](dy)[0]
+    # With stride 1 it is the convolution of dy with the reversed kernel.
+    ends = zip(window.reach(weight.shape[2:]), window.padding, x.shape[2:], dy.shape[2:], strict=True)
+    padding = tuple((reach - low, n - m + low) for reach, (low, _), n, m in ends)
+    reversed_weight = jnp.swapaxes(jnp.flip(weight, range(2, weight.ndim)), 0, 1)
+    return _convolution(dy, reversed_weight, replace(window, padding=padding))
+
+
+def _phases_pay(x: Array, weight: Array, window: Window) -> bool:
+    """Whether the input gradient with stride is faster by phases, as measured outside of loops."""
+    kernel = weight.shape[2:]
+    if x.dtype == jnp.float64:
+        return x.shape[1] > 2 and max(window.reach(kernel)) > 0
+    # The phases' kernels are larger than their shares of the taps.
+    spans = ((reach // stride + 1) * stride for reach, stride in zip(window.reach(kernel), window.stride, strict=True))
+    return x.shape[1] <= 16 and math.prod(spans) <= 1.5 * math.prod(kernel)
+
+
+def _by_phases(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+    """The input gradient of a convolution with stride, as one without.
+
+    Columns of x that are the stride apart meet the same taps. So the columns of one stride, the phases, are the
+    channels of a convolution of dy, and each has its share of the taps; then the phases are put in their places.
+    """
+    kernel, sizes, dims = weight.shape[2:], x.shape[2:], range(x.ndim - 2)
+    reach, stride, lows = window.reach(kernel), window.stride, [low for low, _ in window.padding]
+    taps = [r // s + 1 for r, s in zip(reach, stride, strict=True)]
+    spread = [(0, t * s - r - 1, d - 1) for t, s, r, d in zip(taps, stride, reach, window.dilation, strict=True)]
+    zero = jnp.zeros((), weight.dtype)
+    weight = lax.pad(weight, zero, [(0, 0, 0)] * 2 + spread)
+    # c_out x c_in x (taps x stride), to (phases x c_in) x c_out x taps
+    weight = weight.reshape(*weight.shape[:2], *(n for i in dims for n in (taps[i], stride[i])))
+    weight = jnp.transpose(weight, (*(3 + 2 * i for i in dims), 1, 0, *(2 + 2 * i for i in dims)))
+    weight = jnp.flip(weight.reshape(-1, dy.shape[1], *taps), [2 + i for i in dims])
+    places = [max(-(-(n + low) // s), 1) for n, low, s in zip(sizes, lows, stride, strict=True)]
+    padding = tuple((t - 1, n - m) for t, n, m in zip(taps, places, dy.shape[2:], strict=True))
+    phases = _convolution(dy, weight, Window((1,) * len(sizes), padding, (1,) * len(sizes)))
+    phases = phases.reshape(x.shape[0], *stride, x.shape[1], *places)
+    order = (0, x.ndim - 1, *(place for i in dims for place in (x.ndim + i, 1 + i)))
+    columns = (m * s for m, s in zip(places, stride, strict=True))
+    joined = materialised(jnp.transpose(phases, order)).reshape(*x.shape[:2], *columns)
+    ends = [(-low, n + low - m, 0) for low, n, m in zip(lows, sizes, joined.shape[2:], strict=True)]
+    return lax.pad(joined, zero, [(0, 0, 0)] * 2 + ends)
+
+
+def _weight_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+    if x.ndim < 5:
+        return planar_weight_gradient(x, dy, weight.shape[2:], window)
+    # One plane of the kernel after the other: the stack of planes is not needed, and not kept from forward on.
+    planes = map(_folded, _planes(x, weight.shape[2], window))
+    plane_window, dy = _of_planes(window), _folded(dy)
+    return jnp.stack([planar_weight_gradient(plane, dy, weight.shape[3:], plane_window) for plane in planes], axis=2)
+
+
+def _by_taps(x: Array, weight: Array, window: Window) -> Array:
+    """One input channel: the sum, over the kernel's taps, of shifted copies of x times a number."""
+    kernel = weight.shape[2:]
+    outputs = window.outputs(x.shape[2:], kernel)
+    x = padded(x, window.padding)
+    terms = []
+    for tap in itertools.product(*map(range, kernel)):
+        starts = tuple(dilation * i for dilation, i in zip(window.dilation, tap, strict=True))
+        stops = (start + stride * (m - 1) + 1 for start, stride, m in zip(starts, window.stride, outputs, strict=True))
+        shifted = x[(..., *map(slice, starts, stops, window.stride))]
+        terms.append(shifted * weight[(slice(None), 0, *tap)].reshape(-1, *(1,) * len(kernel)))
+    return reduce(jnp.add, terms)
+
+
+def _by_planes(x: Array, weight: Array, window: Window) -> Array:
+    """Three dimensions: the planes that a window reads become channels, and the windows along the depth a batch."""
+    planes = _planes(x, weight.shape[2], window)
+    leading = (x.shape[0], planes[0].shape[2])
+    stacked = _folded(jnp.concatenate(planes, axis=1))
+    kernel = jnp.concatenate([weight[:, :, i] for i in range(weight.shape[2])], axis=1)
+    y = planar(stacked, kernel, _of_planes(window))
+    return jnp.swapaxes(y.reshape(*leading, *y.shape[1:]), 1, 2)
+
+
+def _planes(x: Array, kernel: int, window: Window) -> list[Array]:
+    """For each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
+    x = padded(x, (window.padding[0], (0, 0), (0, 0)))
+    dilation, stride = window.dilation[0], window.stride[0]
+    outputs = (x.shape[2] - dilation * (kernel - 1) - 1) // stride + 1
+    starts = (dilation * i for i in range(kernel))
+    return [lax.slice_in_dim(x, start, start + stride * (outputs - 1) + 1, stride, axis=2) for start in starts]
+
+
+def _of_planes(window: Window) -> Window:
+    return Window(window.stride[1:], window.padding[1:], window.dilation[1:])
+
+
+def _folded(x: Array) -> Array:
+    """N x C x depth x features as (N depth) x C x features."""
+    x = jnp.swapaxes(x, 1, 2)
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

@@ -1,0 +1,393 @@
+"""Partitions: teams of workers, with or without a Cartesian topology, as immutable values.
+
+A partition is worked out from integers on every worker, without communication, also on the workers that are not in
+it; communicators are made when data first moves. Source: the DistDL documentation, "backends".
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from distdl_jax.backends.base import World
+from distdl_jax.backends.opening import open_world
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.plans import broadcasting
+from distdl_jax.plans.broadcasting import BroadcastRule, Team, shape_text
+from distdl_jax.plans.decomposition import index_of, rank_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Partition:
+    """A team of workers in a given order, with no topology (it counts as one-dimensional where one is needed).
+
+    Two partitions are equal where they mean the same team, in the same order, in the same shape; a partition can be
+    a static argument of a jitted function or a key of a dictionary.
+
+    **Arguments:**
+
+    - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
+      make their first partition of it together; everything after that takes no communication.
+
+    **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
+
+    - `active`: whether this worker is in the team.
+    - `size`, `shape`: the number of workers; per dimension.
+    - `ranks`: the team's world ranks (ranks in the communicator that the first partition was made from), in order.
+    - `rank`, `index`: this worker's place in the team.
+
+    >>> import distdl_jax as dj
+    >>> P_world = dj.Partition()
+    >>> P_world.create_partition_inclusive([0])
+    Partition(1 worker: 0; I am 0)
+    """
+
+    __slots__ = ("_rank", "_ranks", "_shape", "_world")
+
+    _ranks: tuple[int, ...]
+    _shape: tuple[int, ...]
+    _world: World
+    _rank: int | None
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        world = open_world(comm)
+        self._set(world, tuple(range(world.size)), (world.size,))
+
+    def _set(self, world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        object.__setattr__(self, "_world", world)
+        object.__setattr__(self, "_ranks", ranks)
+        object.__setattr__(self, "_shape", shape)
+        object.__setattr__(self, "_rank", broadcasting.place_of(world.rank, ranks))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be deleted.")
+
+    @staticmethod
+    def of_workers(world: World, ranks: Iterable[int]) -> Partition:
+        """The partition of the workers `ranks` (world ranks, in order); the null partition where there are none."""
+        partition = object.__new__(Partition)
+        ranks = tuple(ranks)
+        partition._set(world, ranks, (len(ranks),))
+        return partition
+
+    @property
+    def world(self) -> World:
+        """The world that the partition's ranks refer to."""
+        return self._world
+
+    @property
+    def active(self) -> bool:
+        """Whether this worker is in the team."""
+        return self._rank is not None
+
+    @property
+    def size(self) -> int:
+        """The number of workers in the team."""
+        return len(self._ranks)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of workers per dimension; `(size,)` without a topology."""
+        return self._shape
+
+    @property
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self._shape)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The team's world ranks, in order."""
+        return self._ranks
+
+    @property
+    def rank(self) -> int | None:
+        """This worker's place in the team; None outside it."""
+        return self._rank
+
+    @property
+    def index(self) -> Any:
+        """This worker's `rank`, where there is no topology; None outside the team."""
+        return self._rank
+
+    def __copy__(self) -> Partition:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Partition:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Partition):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        # With and without a topology differ, though their shapes may agree: `index` is a tuple in one, a number in
+        # the other, and a program traced for one must not serve the other.
+        return type(self), id(self._world), self._ranks, self._shape
+
+    def __repr__(self) -> str:
+        workers = "no worker" if not self._ranks else f"{'worker' if self.size == 1 else 'workers'} {_run(self._ranks)}"
+        if type(self) is Partition:
+            head = f"Partition({self.size} {workers.replace(' ', ': ', 1)}" if self._ranks else "Partition(no worker"
+        else:
+            head = f"CartesianPartition({shape_text(self._shape)}, {workers}"
+        return f"{head}; I am {self.index})" if self.active else f"{head}; I am not in it)"
+
+    def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
+        """The partition of the workers at the places `ranks` of this team, in that order.
+
+        **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
+        """
+        chosen, size = _integers("ranks", ranks), self.size
+        outside = [rank for rank in chosen if not 0 <= rank < size]
+        if outside:
+            raise InvalidArgumentError(
+                f"`ranks` (={_short(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to {size - 1}."
+            )
+        if len(set(chosen)) < len(chosen):
+            twice = next(rank for place, rank in enumerate(chosen) if rank in chosen[:place])
+            raise InvalidArgumentError(
+                f"`ranks` (={_short(chosen)}) names rank {twice} twice; a worker can be in a team once."
+            )
+        return self.of_workers(self._world, (self._ranks[rank] for rank in chosen))
+
+    def create_partition_union(self, other: Partition) -> Partition:
+        """The partition of this team's workers, then those of `other` that are not among them, each in order."""
+        self.check_partner("other", other)
+        mine = set(self._ranks)
+        return self.of_workers(self._world, self._ranks + tuple(rank for rank in other._ranks if rank not in mine))
+
+    def create_cartesian_topology_partition(self, shape: Iterable[int]) -> CartesianPartition:
+        """The same team, arranged in row-major order on a grid of `shape`.
+
+        **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as the workers.
+        """
+        return CartesianPartition._grid(self._world, self._ranks, _integers("shape", shape))
+
+    def create_allreduction_partition(
+        self, axes_reduce: int | Sequence[int] | None = None, axes_keep: int | Sequence[int] | None = None
+    ) -> Partition:
+        """This worker's team for an all-sum-reduction along `axes_reduce` (or all axes but `axes_keep`).
+
+        The workers that agree in every index outside those dimensions form one team, in ascending order. Outside
+        this partition: the null partition, which has no workers.
+
+        **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of this partition's.
+        """
+        axes = broadcasting.reduction_axes(self._shape, axes_reduce, axes_keep)
+        if self._rank is None:
+            return self.of_workers(self._world, ())
+        team = broadcasting.reduction_team(self._shape, axes, self._rank)
+        return self.of_workers(self._world, (self._ranks[rank] for rank in team))
+
+    def create_broadcast_partition_to(
+        self, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
+    ) -> tuple[Partition, Partition]:
+        """This worker's teams for a broadcast from this partition to `P_y`: `(P_send, P_recv)`.
+
+        `P_send` is the team that this worker is the root of, `P_recv` the one in which it receives a copy; each is
+        the null partition where there is none. A team starts with its root; then come the workers of `P_y` that
+        receive, in order. The two are equal on a worker that copies to itself.
+
+        **Raises:** `InvalidArgumentError`, on every worker, where the shapes don't fit the broadcast rules.
+        """
+        self.check_partner("P_y", P_y)
+        rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
+        as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self._world.rank)
+        return self._of_team(as_root), self._of_team(as_member)
+
+    def create_reduction_partition_to(
+        self, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
+    ) -> tuple[Partition, Partition]:
+        """This worker's teams for a sum-reduction from this partition to `P_y`: `(P_send, P_recv)`.
+
+        `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
+        null partition where there is none. A team starts with its root.
+
+        **Raises:** `InvalidArgumentError`, on every worker, where `P_y` does not broadcast to this partition.
+        """
+        self.check_partner("P_y", P_y)
+        rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
+        as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self._world.rank)
+        return self._of_team(as_member), self._of_team(as_root)
+
+    def _of_team(self, team: Team | None) -> Partition:
+        return self.of_workers(self._world, team.participants if team else ())
+
+    def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> Any:
+        """Give `data`, any object that pickles, from one worker to all workers of this partition.
+
+        **Arguments:**
+
+        - `data`: read on the root alone. Others may pass anything; they need not know its shape or dtype.
+        - `root`: the rank of the worker that has it, in `P_data` where that is given, else in this partition.
+        - `P_data`: a partition whose workers are all in this one, for data known on a subpartition only.
+
+        **Returns:** the data; None outside this partition. Collective in this partition.
+        """
+        source = self if P_data is None else P_data
+        self.check_partner("P_data", source)
+        worker = source._ranks[source._checked_rank("root", root)]
+        if worker not in self._ranks:
+            raise InvalidArgumentError(
+                f"`root` (={root}) is worker {worker} in `P_data`, but {self._summary()} does not hold that worker."
+            )
+        if not self.active:
+            return None
+        purpose = f"broadcast_data from worker {worker} to {self.describe()}"
+        mine = data if self._world.rank == worker else None
+        return self._world.agree(self._ranks, purpose, mine, itemgetter(worker))
+
+    def allgather_data(self, data: Any) -> list[Any] | None:
+        """Give every worker's `data`, any object that pickles, to all workers of this partition.
+
+        **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
+        """
+        if not self.active:
+            return None
+        everyone = self._world.agree(self._ranks, f"allgather_data on {self.describe()}", data)
+        return [everyone[worker] for worker in self._ranks]
+
+    def _checked_rank(self, name: str, rank: int) -> int:
+        rank = _integer(name, rank)
+        if not 0 <= rank < self.size:
+            raise InvalidArgumentError(f"`{name}` (={rank}) must be a rank of {self._summary()}, below {self.size}.")
+        return rank
+
+    def check_partner(self, name: str, other: object) -> None:
+        check_partitions(**{"this partition": self, name: other})
+
+    def describe(self) -> str:
+        """The team and its shape, in the same words on every worker."""
+        return f"{shape_text(self._shape)} ({_run(self._ranks)})"
+
+    def _summary(self) -> str:
+        """What the partition is, in the same words on every worker."""
+        kind = "the partition" if type(self) is Partition else f"the {shape_text(self._shape)} partition"
+        return f"{kind} of {self.size} {'worker' if self.size == 1 else 'workers'}"
+
+
+class CartesianPartition(Partition):
+    """A team of workers on a grid: `shape` workers per dimension, numbered in row-major order.
+
+    Made by `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P
+    CartesianPartition(1 x 1, worker 0; I am (0, 0))
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        raise InvalidTypeError(
+            "A CartesianPartition is made from the team of another partition: "
+            "Partition().create_cartesian_topology_partition([2, 2])."
+        )
+
+    @staticmethod
+    def _grid(world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> CartesianPartition:
+        if any(size < 1 for size in shape) or math.prod(shape) != len(ranks):
+            raise InvalidArgumentError(
+                f"`shape` (={shape}) has {math.prod(shape)} cells, but the team has {len(ranks)} workers: the product "
+                "of the dimensions, all 1 or more, must be the number of workers."
+            )
+        partition = object.__new__(CartesianPartition)
+        partition._set(world, ranks, shape)
+        return partition
+
+    @property
+    def index(self) -> tuple[int, ...] | None:
+        """This worker's place on the grid; None outside the team."""
+        return None if self._rank is None else index_of(self._rank, self._shape)
+
+    def cartesian_index(self, rank: int) -> tuple[int, ...]:
+        """The place on the grid of the worker with the given rank in this partition."""
+        return index_of(self._checked_rank("rank", rank), self._shape)
+
+    def neighbor_ranks(self, rank: int | None = None) -> list[tuple[int | None, int | None]] | None:
+        """Per dimension, the ranks (in this partition) of the workers before and after; None at the grid's end.
+
+        `rank` is whose neighbours: this worker's by default, and then None is returned outside the team.
+        """
+        rank = self._rank if rank is None else rank
+        if rank is None:
+            return None
+        index = self.cartesian_index(rank)
+        return [(self._shifted(index, axis, -1), self._shifted(index, axis, +1)) for axis in range(self.dim)]
+
+    def _shifted(self, index: tuple[int, ...], axis: int, by: int) -> int | None:
+        place = index[axis] + by
+        if not 0 <= place < self._shape[axis]:
+            return None
+        return rank_of((*index[:axis], place, *index[axis + 1 :]), self._shape)
+
+    def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> CartesianPartition | Partition:
+        """This worker's slice of the grid: the dimensions marked true remain, in the others its own index is fixed.
+
+        Follows MPI's Cart_sub. Outside this partition: the null partition, which has no workers.
+        """
+        remain = tuple(bool(flag) for flag in remain_dims)
+        if len(remain) != self.dim:
+            raise InvalidArgumentError(
+                f"`remain_dims` (={remain}) has {len(remain)} entries, but {self._summary()} has {self.dim} dimensions."
+            )
+        if self._rank is None:
+            return self.of_workers(self._world, ())
+        axes = tuple(axis for axis in range(self.dim) if remain[axis])
+        team = broadcasting.reduction_team(self._shape, axes, self._rank)
+        shape = tuple(self._shape[axis] for axis in axes)
+        return self._grid(self._world, tuple(self._ranks[rank] for rank in team), shape)
+
+
+def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of integers.") from None
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
+
+
+def _short(numbers: tuple[int, ...]) -> str:
+    return str(numbers) if len(numbers) <= 16 else f"({', '.join(map(str, numbers[:12]))}, ... {len(numbers)} in all)"
+
+
+def _run(ranks: tuple[int, ...]) -> str:
+    """The ranks as people write them: 0-3 for a run of them."""
+    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return _short(ranks).strip("(),")
+
+
+def check_partitions(**partitions: object) -> None:
+    """Refuse arguments, given by their names, that are not partitions of one world."""
+    for name, P in partitions.items():
+        if not isinstance(P, Partition):
+            raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
+    (first, of_first), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, Partition))
+    for name, world in others:
+        if world is not of_first:
+            shown = first if " " in first else f"`{first}`"
+            raise InvalidArgumentError(
+                f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
+                "one first partition."
+            )

@@ -1,0 +1,31 @@
+"""The shape and dtype of one worker's part of a tensor: what plans are made from."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+
+class ShapeDtype(NamedTuple):
+    """The shape and dtype of one worker's subtensor.
+
+    >>> ShapeDtype((2, 3), np.dtype("float32"))
+    float32[2, 3]
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    def batched(self, n: int) -> ShapeDtype:
+        """That of `n` of them stacked in front."""
+        return ShapeDtype((n, *self.shape), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"

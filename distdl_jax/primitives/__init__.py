@@ -1,0 +1,9 @@
+"""The primitives: linear data movements between partitions, each with its exact adjoint."""
+
+from distdl_jax.primitives.all_gather import all_gather as all_gather
+from distdl_jax.primitives.all_gather import reduce_scatter as reduce_scatter
+from distdl_jax.primitives.all_sum_reduce import all_sum_reduce as all_sum_reduce
+from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
+from distdl_jax.primitives.repartition import repartition as repartition
+from distdl_jax.primitives.replication import broadcast as broadcast
+from distdl_jax.primitives.replication import sum_reduce as sum_reduce

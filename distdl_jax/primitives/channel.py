@@ -1,0 +1,47 @@
+"""The messages of one worker in one operation, tied to what goes in and to what comes out."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from distdl_jax.backends.base import Transport
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.tie import tie
+
+
+class Channel:
+    """The messages of one worker in one operation, in its program order.
+
+    JAX drops or hoists an operation when nothing on that worker depends on it, or it on nothing, and the others then
+    wait for ever. So every message depends on the worker's input, and its result on every message.
+
+    - `transport`: what carries the messages.
+    - `anchor`: an array that everything received depends on: the operation's input on this worker.
+    - `tag`: the same on both sides of a message; differs between operations, so that a mismatch cannot mix data up.
+
+    `finish` ties what was sent into the operation's result.
+    """
+
+    def __init__(self, transport: Transport, anchor: Array, tag: int) -> None:
+        self._transport = transport
+        self._anchor = anchor
+        self._tag = tag
+        self._done: list[Array] = []
+
+    def send(self, x: Array, dest: int) -> None:
+        """Send `x` to world rank `dest`."""
+        self._done.append(self._transport.send(x, dest, self._tag))
+
+    def receive(self, expected: ShapeDtype, source: int) -> Array:
+        """Receive an array from world rank `source`."""
+        return self._transport.receive(expected, source, self._tag, self._anchor)
+
+    def sendrecv(self, x: Array, dest: int, expected: ShapeDtype, source: int) -> Array:
+        """Send `x` to `dest` while receiving an array from `source`."""
+        received = self._transport.sendrecv(x, dest, expected, source, self._tag)
+        self._done.append(received)
+        return received
+
+    def finish(self, y: Array) -> Array:
+        """`y`, tied to every message that was sent."""
+        return tie(y, *self._done)

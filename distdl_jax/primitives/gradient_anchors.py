@@ -1,0 +1,47 @@
+"""Gradient anchors: what a differentiated function keeps of each movement, so that all workers run the same adjoints.
+
+JAX runs the adjoint of a movement on a worker only where that worker's result depends on the movement's output. A loss
+that is constant on some workers, or leaves an output unused there, would have the others wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax._src import core
+
+from distdl_jax.primitives.tie import tie
+
+_collections: list[tuple[Any, list[Array]]] = []
+
+
+def note_anchor(anchor: Array) -> None:
+    """Add the anchor of a movement to the innermost collection, if it was made at the level of its function.
+
+    What is made inside a loop or a nested jit can't be used outside of it.
+    """
+    if _collections and _collections[-1][0] is core.trace_ctx.trace:
+        _collections[-1][1].append(anchor)
+
+
+def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """`fun`, whose scalar (the first of its results with `has_aux`) depends on every movement in it, by zero."""
+
+    @wraps(fun)
+    def depending(*args: Any, **kwargs: Any) -> Any:
+        _collections.append((core.trace_ctx.trace, []))
+        try:
+            result = fun(*args, **kwargs)
+        finally:
+            _, anchors = _collections.pop()
+        value, *rest = result if has_aux else (result,)
+        value = jnp.asarray(value)
+        if value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):
+            value = tie(value, *anchors)
+        return (value, *rest) if has_aux else value
+
+    return depending

@@ -1,0 +1,1 @@
+"""What the workers' programs communicate: read, compared, explained and drawn, without running anything."""

@@ -1,0 +1,70 @@
+"""The sentences that say why the workers' programs don't fit together."""
+
+from __future__ import annotations
+
+from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.programs.ir import Operation
+from distdl_jax.programs.matching import Mismatch, Stop
+
+_BACKWARD = (
+    "It belongs to the backward pass, which JAX runs on a worker only where that worker's input is differentiated and "
+    "its output used. Give every worker parameters from `layer.init` (zero-volume ones where it owns none) and no "
+    "constant in their place, let the loss use every output on every worker (a sum over a zero-volume output is 0), "
+    "and take gradients with dj.value_and_grad."
+)
+
+
+def mismatch_text(name: str, mismatch: Mismatch) -> str:
+    """The message that all workers raise; `name` is the function's."""
+    first, *others = mismatch.stops
+    match mismatch.reason:
+        case "amount":
+            what = f"{_at(first)}, but {_at(others[0])}: the two belong together, and must mean the same data"
+        case "ended":
+            what = f"{_at(first)}, but {_ended(others[0], first)}"
+        case "partner":
+            what = f"{_at(first)}, but {_at(others[0])}: neither can go on{_tags(first, others[0])}"
+        case "cycle":
+            what = f"{'; '.join(map(_at, mismatch.stops))}: each waits for the next"
+        case _:
+            what = f"{_at(first)}, and the loops of the workers are too long and too different to be compared"
+    branch = "" if mismatch.branch is None else f" (where conditionals take branch {mismatch.branch})"
+    return f"The plan of {name} can't complete{branch}: {what}. {_advice(mismatch)}"
+
+
+def _advice(mismatch: Mismatch) -> str:
+    operations = [stop.operation for stop in mismatch.stops if stop.operation is not None]
+    if mismatch.reason != "amount" and any(operation.place.backward for operation in operations):
+        return _BACKWARD
+    if mismatch.reason == "amount":
+        return "Nothing was run. Look for a shape, dtype or argument that differs between these workers."
+    return f"Nothing was run. {ONE_PROGRAM}"
+
+
+def _at(stop: Stop) -> str:
+    if stop.operation is None:
+        return f"worker {stop.worker} is through"
+    return f"worker {stop.worker} is in operation {stop.place} of {stop.total}, {described(stop.operation)}"
+
+
+def _tags(a: Stop, b: Stop) -> str:
+    """That the tags differ, where it is that."""
+    for sender, receiver in ((a, b), (b, a)):
+        sent, expected = sender.operation, receiver.operation
+        if sent and expected and (sent.dest, expected.source) == (receiver.worker, sender.worker):
+            return f", for the message has tag {sent.send_tag}, and one with tag {expected.recv_tag} is expected"
+    return ""
+
+
+def _ended(stop: Stop, waiting: Stop) -> str:
+    if stop.total == 0:
+        return f"worker {stop.worker} has no operation at all in its plan"
+    return f"worker {stop.worker}'s plan ends, after {stop.total} operations, without its part in that"
+
+
+def described(operation: Operation) -> str:
+    """The operation, the layer that it is part of and its source line."""
+    place = operation.place
+    layer = f", part of {place.layer.replace('/', ' > ')}" if place.layer else ""
+    direction = " in the backward pass" if place.backward else ""
+    return f"{operation}{layer}{direction}{f', {place.line}' if place.line else ''}"

@@ -1,0 +1,141 @@
+"""What one worker's program communicates: its operations in order, with its loops and branches.
+
+Read off a traced program (`backends.jaxpr_reader`), compared between workers before anything runs (`matching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Team = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation comes from; of no weight in comparisons.
+
+    - `line`: the user's source line, `train.py:31 in loss`; empty where it is not known.
+    - `layer`: the layers and primitives around it, outermost first.
+    - `backward`: whether it belongs to a derivative.
+    """
+
+    line: str = ""
+    layer: str = ""
+    backward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One blocking MPI operation of one worker.
+
+    - `kind`: MPI's name for it: send, recv, sendrecv, or a collective's.
+    - `team`: the workers of its communicator (world ranks).
+    - `dest`, `source`: the partners' world ranks; None where there is none.
+    - `root`: of a collective that has one, a world rank.
+    - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
+    - `received`: elements that a message received holds.
+    - `op`: what a reduction computes.
+    """
+
+    kind: str
+    team: Team
+    dest: int | None = None
+    source: int | None = None
+    send_tag: int = 0
+    recv_tag: int = 0
+    root: int | None = None
+    count: int = 0
+    received: int = 0
+    dtype: str = ""
+    itemsize: int = 0
+    op: str = ""
+    place: Place = field(default=Place(), compare=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Operation, tuple(getattr(self, name) for name in self.__slots__)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a message between two workers, not a collective of a team."""
+        return self.kind in ("send", "recv", "sendrecv")
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that this worker hands to MPI."""
+        if self.is_message:
+            return self.count * self.itemsize if self.dest is not None else 0
+        return self.count * self.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self._partners()}{self._amount()}"
+
+    def _partners(self) -> str:
+        if self.is_message:
+            sent = "" if self.dest is None else f" to worker {self.dest}"
+            received = "" if self.source is None else f" from worker {self.source}"
+            return f"{sent}{' and' if sent and received else ''}{received}"
+        root = "" if self.root is None else f" with root {self.root}"
+        return f" in the team {list(self.team)}{root}"
+
+    def _amount(self) -> str:
+        if self.kind == "sendrecv" and self.count != self.received:
+            return f" ({self.count} and {self.received} x {self.dtype})"
+        return f" ({self.received if self.kind == 'recv' else self.count} x {self.dtype})"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: `length` times `body`; None where only the running program knows how often."""
+
+    length: int | None
+    body: Program
+    place: Place = field(default=Place(), compare=False)
+
+
+@dataclass(frozen=True)
+class Cond:
+    """One of `branches`, as the data decide; every worker is to take the same one."""
+
+    branches: tuple[Program, ...]
+    place: Place = field(default=Place(), compare=False)
+
+
+Program = tuple[Operation | Loop | Cond, ...]
+
+
+def operations(program: Program) -> Iterator[tuple[Operation, int | None]]:
+    """Every operation of a program and how often it runs: once for each pass of the loops around it; None where that
+    is not known before."""
+
+    def walk(program: Program, times: int | None) -> Iterator[tuple[Operation, int | None]]:
+        for item in program:
+            match item:
+                case Operation():
+                    yield item, times
+                case Loop(length, body):
+                    yield from walk(body, None if length is None or times is None else times * length)
+                case Cond(branches):
+                    for branch in branches:
+                        yield from walk(branch, None if len(branches) > 1 else times)
+
+    return walk(program, 1)
+
+
+def simplified(items: Program) -> Program:
+    """The program without loops and choices that don't communicate, and without choices between equal branches."""
+    kept: list[Operation | Loop | Cond] = []
+    for item in items:
+        match item:
+            case Operation():
+                kept.append(item)
+            case Loop(length, body, place):
+                if (body := simplified(body)) and length != 0:
+                    kept.append(Loop(length, body, place))
+            case Cond(branches, place):
+                branches = tuple(simplified(branch) for branch in branches)
+                if all(branch == branches[0] for branch in branches):
+                    kept.extend(branches[0])
+                else:
+                    kept.append(Cond(branches, place))
+    return tuple(kept)

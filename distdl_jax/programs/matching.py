@@ -1,0 +1,318 @@
+"""Whether the workers' programs, each blocking at every operation, complete together; and if not, what doesn't fit.
+
+The programs are played against each other without data. A send waits for its receive, as MPI allows it to do; a
+collective waits for its team. No operation has a choice of partner, so the order of play decides nothing: one play
+that completes shows that every run does, and one that gets stuck shows that every run may.
+
+A loop is played until its passes repeat each other; then the equal passes that are left are skipped. Of a loop whose
+length only the data decide two passes are played, on the premise that all workers make equally many; of the branches
+of a choice, each in turn, on the premise that all take the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distdl_jax.programs.ir import Cond, Loop, Operation, Program, simplified
+
+MOST_PLAYED = 500_000
+"""How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
+
+UNKNOWN_LENGTH = 2
+"""How many passes are played of a loop whose length is not known: what one leaves behind meets the next."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a worker stands when nothing moves any more: at `operation`, its `place`-th (from 1), or at its end."""
+
+    worker: int
+    operation: Operation | None
+    place: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first thing that doesn't fit.
+
+    - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
+      program ends without it), "partner" (the partner is at an operation that doesn't match), "cycle" (each
+      waits for the next) or "undecided" (loops so long, and so different, that the play was given up).
+    - `stops`: where the workers concerned stand, the waiting one first.
+    - `branch`: which branch of its choices was played; None where there are none.
+    """
+
+    reason: str
+    stops: tuple[Stop, ...]
+    branch: int | None = None
+
+
+def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
+    """What keeps the programs (by world rank) from completing; None where they complete."""
+    programs = {worker: simplified(program) for worker, program in programs.items()}
+    choices = max((_most_branches(program) for program in programs.values()), default=0)
+    for branch in range(max(choices, 1)):
+        if mismatch := _Play(programs, branch).run():
+            return mismatch if choices else Mismatch(mismatch.reason, mismatch.stops)
+    return None
+
+
+def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[Stop]:
+    """Where each worker stands in the end if those of `absent` never start; the first branch of every choice taken.
+
+    Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
+    """
+    play = _Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
+    play.run()
+    return [play.stop(worker) for worker in sorted(programs)]
+
+
+def _most_branches(program: Program) -> int:
+    most = 0
+    for item in program:
+        match item:
+            case Loop(_, body):
+                most = max(most, _most_branches(body))
+            case Cond(branches):
+                most = max(most, len(branches), *(_most_branches(branch) for branch in branches))
+    return most
+
+
+class _Pass:
+    """How far a worker is in a program or in the body of a loop: the next item, and the passes left after this one."""
+
+    __slots__ = ("items", "left", "next")
+
+    def __init__(self, items: Program, left: int) -> None:
+        self.items, self.next, self.left = items, 0, left
+
+
+class _Worker:
+    """One worker in play: where it is, and which halves of its operation still wait."""
+
+    def __init__(self, rank: int, program: Program, branch: int) -> None:
+        self.rank = rank
+        self.operation: Operation | None = None
+        self.sends = self.receives = self.meets = False
+        self.total = sum(map(_listed, program))
+        self.begun: _Pass | None = None  # the pass of a loop that began since the last operation
+        self._branch = branch
+        self.stack = [_Pass(program, 0)]
+
+    def advance(self) -> bool:
+        """Go to the next operation; false at the end of the program."""
+        self.operation = None
+        while self.stack:
+            top = self.stack[-1]
+            if top.next == len(top.items):
+                if top.left:
+                    top.left -= 1
+                    top.next = 0
+                    self.begun = top
+                else:
+                    self.stack.pop()
+                continue
+            item = top.items[top.next]
+            top.next += 1
+            match item:
+                case Operation():
+                    self.operation = item
+                    self.sends, self.receives = item.dest is not None, item.source is not None
+                    self.meets = not item.is_message
+                    if self.sends or self.receives or self.meets:
+                        return True
+                case Loop(length, body):
+                    self.stack.append(_Pass(body, (UNKNOWN_LENGTH if length is None else length) - 1))
+                case Cond(branches):
+                    self.stack.append(_Pass(branches[min(self._branch, len(branches) - 1)], 0))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        return self.sends or self.receives or self.meets
+
+    def position(self) -> tuple[object, ...]:
+        """Everything that decides what it does next but how many passes are left."""
+        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.meets)
+
+    def passes_left(self) -> tuple[int, ...]:
+        return tuple(p.left for p in self.stack)
+
+    def place(self) -> int:
+        """Which of the program's operations it is at, counted from 1 in the order in which they are written."""
+        place = 1
+        for p in self.stack:
+            place += sum(map(_listed, p.items[: p.next - 1]))
+            if p.next and isinstance(item := p.items[p.next - 1], Cond):
+                place += sum(map(_listed, sum(item.branches[: min(self._branch, len(item.branches) - 1)], ())))
+        return place
+
+
+def _listed(item: Operation | Loop | Cond) -> int:
+    """How many operations are written in an item, each counted once."""
+    match item:
+        case Loop(_, body):
+            return sum(map(_listed, body))
+        case Cond(branches):
+            return sum(_listed(inner) for branch in branches for inner in branch)
+    return 1
+
+
+class _Play:
+    def __init__(self, programs: Mapping[int, Program], branch: int, absent: frozenset[int] = frozenset()) -> None:
+        self._branch = branch
+        self._workers = {rank: _Worker(rank, program, branch) for rank, program in programs.items()}
+        self._absent = absent
+        self._seen: dict[object, tuple[tuple[int, ...], ...]] = {}
+
+    def run(self) -> Mismatch | None:
+        ready = deque(worker for rank, worker in sorted(self._workers.items()) if rank not in self._absent)
+        left = MOST_PLAYED + 100 * sum(worker.total for worker in self._workers.values())
+        while ready:
+            worker = ready.popleft()
+            while not worker.waits and worker.advance():
+                left -= 1
+                if left == 0:
+                    return self._mismatch("undecided", worker)
+                if worker.begun is not None:
+                    self._skip_equal_passes(worker, worker.begun)
+                    worker.begun = None
+                partners = self._match(worker)
+                if isinstance(partners, Mismatch):
+                    return partners
+                ready.extend(partner for partner in partners if partner is not worker)
+        if self._absent:
+            return None
+        return self._stuck()
+
+    def _match(self, worker: _Worker) -> list[_Worker] | Mismatch:
+        """Match what can be matched of a worker's new operation; the workers that were waiting for it."""
+        op = worker.operation
+        assert op is not None
+        if worker.meets:
+            team = [self._workers.get(rank) for rank in op.team]
+            if not all(w is not None and w.meets and w.operation and w.operation.team == op.team for w in team):
+                return []
+            members = [w for w in team if w is not None]
+            for other in members:
+                if _collective(other.operation) != _collective(op):
+                    return self._mismatch("amount", worker, other)
+            for other in members:
+                other.meets = False
+            return members
+        moved = []
+        for sender, receiver in (
+            (worker, self._workers.get(_rank(op.dest))),
+            (self._workers.get(_rank(op.source)), worker),
+        ):
+            if sender is None or receiver is None or not _fit(sender, receiver):
+                continue
+            partner = receiver if sender is worker else sender
+            if _sent(sender) != _expected(receiver):
+                return self._mismatch("amount", worker, partner)
+            sender.sends = receiver.receives = False
+            moved.append(partner)
+        return moved
+
+    def _skip_equal_passes(self, worker: _Worker, begun: _Pass) -> None:
+        """Where all workers stand as they did one pass of this loop ago, but for passes left: the next ones are equal.
+
+        So many are skipped that every loop concerned keeps at least as many as one period takes.
+        """
+        key = (worker.rank, len(worker.stack), id(begun.items), tuple(w.position() for w in self._workers.values()))
+        now = tuple(w.passes_left() for w in self._workers.values())
+        before, self._seen[key] = self._seen.get(key), now
+        if before is None:
+            return
+        spare = []
+        for w, then, left in zip(self._workers.values(), before, now, strict=True):
+            changed = [level for level in range(len(left)) if then[level] != left[level]]
+            if any(then[level] < left[level] for level in changed) or len(changed) > 1:
+                return
+            for level in changed:
+                period = then[level] - left[level]
+                spare.append((w.stack[level], period, left[level] // period - 1))
+        times = min((count for _, _, count in spare), default=0)
+        if times > 0:
+            for level_pass, period, _ in spare:
+                level_pass.left -= times * period
+
+    def stop(self, rank: int) -> Stop:
+        worker = self._workers[rank]
+        if rank in self._absent:
+            return Stop(rank, None, 0, worker.total)
+        return (
+            Stop(rank, worker.operation, worker.place(), worker.total)
+            if worker.waits
+            else Stop(rank, None, worker.total, worker.total)
+        )
+
+    def _mismatch(self, reason: str, *workers: _Worker) -> Mismatch:
+        return Mismatch(reason, tuple(self.stop(worker.rank) for worker in workers), self._branch)
+
+    def _partners(self, worker: _Worker) -> list[int]:
+        op = worker.operation
+        assert op is not None
+        if worker.meets:
+            return [rank for rank in op.team if not self._at_same_collective(rank, op)]
+        waits_for = [op.dest] if worker.sends else []
+        return [rank for rank in (*waits_for, op.source if worker.receives else None) if rank is not None]
+
+    def _at_same_collective(self, rank: int, op: Operation) -> bool:
+        other = self._workers.get(rank)
+        return other is not None and other.meets and other.operation is not None and other.operation.team == op.team
+
+    def _stuck(self) -> Mismatch | None:
+        """What the workers that still wait wait for: followed from one to the next until that is plain."""
+        waiting = [worker for _, worker in sorted(self._workers.items()) if worker.waits]
+        if not waiting:
+            return None
+        # A partner that is through, or that waits for the same worker, says more than a ring of many.
+        for worker in waiting:
+            for rank in self._partners(worker):
+                partner = self._workers.get(rank)
+                if partner is None or not partner.waits:
+                    return Mismatch("ended", (self.stop(worker.rank), *self._ended(rank)), self._branch)
+        for worker in waiting:
+            for rank in self._partners(worker):
+                if worker.rank in self._partners(self._workers[rank]):
+                    return self._mismatch("partner", worker, self._workers[rank])
+        path = [waiting[0]]
+        while (following := self._workers[self._partners(path[-1])[0]]) not in path:
+            path.append(following)
+        return self._mismatch("cycle", *path[path.index(following) :])
+
+    def _ended(self, rank: int) -> tuple[Stop, ...]:
+        if rank in self._workers:
+            return (self.stop(rank),)
+        return (Stop(rank, None, 0, 0),)
+
+
+def _fit(sender: _Worker, receiver: _Worker) -> bool:
+    """Whether one waits to send what the other waits to receive."""
+    sent, expected = sender.operation, receiver.operation
+    if sent is None or expected is None or not (sender.sends and receiver.receives):
+        return False
+    return (sent.dest, expected.source, sent.send_tag) == (receiver.rank, sender.rank, expected.recv_tag)
+
+
+def _sent(sender: _Worker) -> tuple[int, str]:
+    assert sender.operation is not None
+    return sender.operation.count, sender.operation.dtype
+
+
+def _expected(receiver: _Worker) -> tuple[int, str]:
+    assert receiver.operation is not None
+    return receiver.operation.received, receiver.operation.dtype
+
+
+def _rank(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+def _collective(op: Operation | None) -> tuple[object, ...]:
+    assert op is not None
+    return (op.kind, op.root, op.count, op.dtype, op.op)

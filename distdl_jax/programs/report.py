@@ -1,0 +1,107 @@
+"""What `dj.check` found: each worker's operations, messages and bytes, as text and as a picture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distdl_jax.programs.diagnosis import described
+from distdl_jax.programs.drawing import draw_messages
+from distdl_jax.programs.ir import Program, operations
+
+SHOWN_OPERATIONS = 12
+"""How many of each worker's operations the printed report lists."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Whether the workers' programs complete together, and what they communicate.
+
+    - `name`: the function.
+    - `programs`: what each worker communicates, by world rank.
+    - `problem`: what doesn't fit, as a sentence; None where the programs complete.
+
+    A loop whose length is not known before counts as one pass.
+    """
+
+    name: str
+    programs: Mapping[int, Program]
+    problem: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the programs complete together."""
+        return self.problem is None
+
+    def messages(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """How many messages, and bytes, go from one worker to another: `{(source, destination): (messages, bytes)}`."""
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for worker, program in sorted(self.programs.items()):
+            for op, times in operations(program):
+                if op.is_message and op.dest is not None:
+                    count, size = found.get((worker, op.dest), (0, 0))
+                    found[worker, op.dest] = count + (times or 1), size + (times or 1) * op.bytes_sent
+        return found
+
+    def table(self) -> str:
+        """One line for each worker: operations, messages and bytes sent, and operations of whole teams."""
+        columns = ("operations", "sends", "bytes sent", "receives", "of teams", "bytes of teams")
+        rows: list[tuple[str, ...]] = [("worker", *columns)]
+        for worker, program in sorted(self.programs.items()):
+            counts: Counter[str] = Counter()
+            for op, times in operations(program):
+                n = times or 1
+                counts["operations"] += n
+                if op.is_message:
+                    counts["sends"] += n * (op.dest is not None)
+                    counts["receives"] += n * (op.source is not None)
+                    counts["bytes sent"] += n * op.bytes_sent
+                else:
+                    counts["of teams"] += n
+                    counts["bytes of teams"] += n * op.bytes_sent
+            rows.append((str(worker), *(f"{counts[column]:,}" for column in columns)))
+        return _in_columns(rows)
+
+    def matrix(self) -> str:
+        """Who sends how many bytes to whom: a line for each source, a column for each destination."""
+        found, workers = self.messages(), sorted(self.programs)
+        rows = [("from \\ to", *map(str, workers))]
+        for source in workers:
+            sent = (found.get((source, dest), (0, 0))[1] for dest in workers)
+            rows.append((str(source), *(f"{size:,}" if size else "." for size in sent)))
+        return _in_columns(rows)
+
+    def listing(self, worker: int, limit: int | None = None) -> str:
+        """A worker's operations in order, with their layers and source lines; the first `limit` of them."""
+        found = list(operations(self.programs[worker]))
+        lines = []
+        for place, (op, times) in enumerate(found[:limit], 1):
+            often = "" if times == 1 else " (as often as the data decide)" if times is None else f" ({times} times)"
+            lines.append(f"{place:5}. {described(op)}{often}")
+        if limit is not None and len(found) > limit:
+            lines.append(f"       ... and {len(found) - limit} more")
+        return "\n".join(lines)
+
+    def picture(self, path: str | Path | None = None) -> str:
+        """Who sends to whom, drawn: as SVG, which is also written to `path` where that is given."""
+        svg = draw_messages(self.name, sorted(self.programs), self.messages())
+        if path is not None:
+            Path(path).write_text(svg)
+        return svg
+
+    def __str__(self) -> str:
+        verdict = "completes on all workers" if self.ok else self.problem
+        parts = [f"{self.name}: {verdict}", self.table()]
+        if self.messages() and len(self.programs) <= 16:
+            parts.append(f"Bytes sent:\n{self.matrix()}")
+        for worker in sorted(self.programs)[:4]:
+            if listing := self.listing(worker, SHOWN_OPERATIONS):
+                parts.append(f"Worker {worker}:\n{listing}")
+        return "\n\n".join(parts)
+
+
+def _in_columns(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

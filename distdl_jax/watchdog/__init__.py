@@ -1,0 +1,1 @@
+"""The watchdog: no job stands still, or ends, in silence."""
