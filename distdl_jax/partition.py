@@ -18,12 +18,13 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team, shape_text
 from distdl_jax.plans.decomposition import index_of, rank_of
+from distdl_jax.static import Static
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Partition:
+class Partition(Static):
     """A team of workers in a given order, with no topology (it counts as one-dimensional where one is needed).
 
     Two partitions are equal where they mean the same team, in the same order, in the same shape; a partition can be

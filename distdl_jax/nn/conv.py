@@ -34,13 +34,14 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives import broadcast, sum_reduce
 from distdl_jax.primitives.handshake import handshake, shape_dtype_of
 from distdl_jax.primitives.tie import tie
+from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 
 Padding = int | str | Sequence[int | tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class DistributedConv:
+class DistributedConv(Static):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
     Forward and gradients are block for block those of the sequential layer, for every argument that is accepted.

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from jax import Array
 
 from distdl_jax import functional
+from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
 
 
 @dataclass(frozen=True)
-class _BetweenPartitions:
+class _BetweenPartitions(ParameterFreeLayer):
     """The arguments that broadcast and sum-reduce share."""
 
     P_x: Partition
@@ -47,7 +48,7 @@ class Broadcast(_BetweenPartitions):
         check_partitions(P_x=self.P_x, P_y=self.P_y)
         BroadcastRule(self.P_x.shape, self.P_y.shape, self.transpose_src, self.transpose_dest)
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """The copy on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.broadcast(x, **vars(self))
 
@@ -76,13 +77,13 @@ class SumReduce(_BetweenPartitions):
         check_partitions(P_x=self.P_x, P_y=self.P_y)
         BroadcastRule(self.P_y.shape, self.P_x.shape, self.transpose_dest, self.transpose_src)
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """The sum on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.sum_reduce(x, **vars(self))
 
 
 @dataclass(frozen=True)
-class AllSumReduce:
+class AllSumReduce(ParameterFreeLayer):
     """The sum of each team's subtensors, on all of the team: `functional.all_sum_reduce` with its arguments bound.
 
     The workers of P_x, p_0 x ... x p_{D-1}, that agree in every index outside `axes_reduce` are a team. It is its own
@@ -110,13 +111,13 @@ class AllSumReduce:
         object.__setattr__(self, "axes_reduce", reduced)
         object.__setattr__(self, "axes_keep", None)
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """The sum over this worker's team; outside P_x, `x`."""
         return functional.all_sum_reduce(x, self.P_x, self.axes_reduce)
 
 
 @dataclass(frozen=True)
-class Repartition:
+class Repartition(ParameterFreeLayer):
     """The same tensor in the balanced blocks of another partition: `functional.repartition` with its partitions bound.
 
     From P_x, p_0 x ... x p_{D-1}, to P_y, q_0 x ... x q_{D-1}, of a tensor of D dimensions. The adjoint is the
@@ -142,7 +143,7 @@ class Repartition:
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x, P_y=self.P_y)
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """The balanced block on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.repartition(x, self.P_x, self.P_y, preserve_batch=self.preserve_batch)
 
@@ -152,7 +153,7 @@ Transpose = DistributedTranspose = Repartition
 
 
 @dataclass(frozen=True)
-class HaloExchange:
+class HaloExchange(ParameterFreeLayer):
     """Blocks with what their neighbours hold around them: `functional.halo_exchange` with its arguments bound.
 
     On P_x, p_0 x ... x p_{D-1}, a worker that owns [a, b) of a dimension gets [a - left, b + right), clipped to the
@@ -181,13 +182,13 @@ class HaloExchange:
         object.__setattr__(self, "halo", _pairs(self.halo) if self.P_x.active else ())
         object.__setattr__(self, "periodic", tuple(self.periodic))
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """The block with its halo; outside P_x, `x`."""
         return functional.halo_exchange(x, self.P_x, self.halo, periodic=self.periodic)
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(ParameterFreeLayer):
     """The blocks of all workers along `axes`, side by side: `functional.all_gather` with its arguments bound.
 
     On P_x, p_0 x ... x p_{D-1}, of a tensor of n_0 x ... x n_{D-1}: every worker gets the whole n_d in the dimensions
@@ -212,13 +213,13 @@ class AllGather:
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """The gathered block; outside P_x, `x`."""
         return functional.all_gather(x, self.P_x, self.axes)
 
 
 @dataclass(frozen=True)
-class ReduceScatter:
+class ReduceScatter(ParameterFreeLayer):
     """Each worker's block of the sum along `axes`: `functional.reduce_scatter` with its arguments bound.
 
     On P_x, p_0 x ... x p_{D-1}: workers that agree in every index outside `axes` hold terms of one shape; each gets
@@ -243,7 +244,7 @@ class ReduceScatter:
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
 
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """This worker's block of the sum; outside P_x, `x`."""
         return functional.reduce_scatter(x, self.P_x, self.axes)
 

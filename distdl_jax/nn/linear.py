@@ -20,11 +20,12 @@ from distdl_jax.plans.decomposition import balanced_sizes
 from distdl_jax.primitives import broadcast, sum_reduce
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.tie import tie
+from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
-class DistributedLinear:
+class DistributedLinear(Static):
     r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
 
     The blocks of x go down the columns of P_W, each worker multiplies with its block of W, and the products are

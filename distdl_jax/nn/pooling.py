@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.typing import DTypeLike
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.nn.local.pool import Window, largest, least, total
 from distdl_jax.nn.windows import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
 from distdl_jax.partition import Partition
@@ -24,13 +24,12 @@ from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.tie import tie
-from distdl_jax.tensors import TensorSpec
 
 Sizes = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class DistributedPool(ABC):
+class DistributedPool(ParameterFreeLayer):
     """A pooling over windows of a tensor whose batch, channels and features may all be split.
 
     With P_x of shape P_n x P_c x P_{D-1} x ... x P_0 and x of n_b x n_c x n_{D-1} x ... x n_0, the output has
@@ -44,7 +43,7 @@ class DistributedPool(ABC):
     - `kernel_size`, `stride`: an integer, or one for each feature dimension. The stride is the kernel size by default.
     - `padding`: as in the convolutions, "same" excepted where the stride is not 1.
 
-    A pooling has no parameters: call it with the input alone, or `apply(params, x)` with the empty ones of `init`.
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
     doesn't.
@@ -92,19 +91,7 @@ class DistributedPool(ABC):
     def _window(self) -> Window:
         return Window(self._windows.kernel, self._windows.stride, self._windows.dilation)
 
-    def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
-        """No parameters: the empty dictionary."""
-        return {}
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """No parameters: the empty dictionary."""
-        return {}
-
-    def apply(self, params: dict[str, Array], x: Array) -> Array:
-        """The layer with its (empty) parameters in front, like the layers that have some."""
-        return self(x)
-
-    def __call__(self, x: Array) -> Array:
+    def _apply(self, x: Array) -> Array:
         """This worker's block of the output, from its block on P_x; outside P_x, `x`."""
         if self.P_x.rank is None:
             return x

@@ -9,7 +9,7 @@ import mpi4jax
 from mpi4py import MPI
 from parts import P, jax, jnp, rank
 
-comm = P.world.messages
+comm = P.world.communicators.messages
 
 
 @jax.jit

@@ -1,0 +1,79 @@
+"""What a layer is: the contract that all layers satisfy, and that a layer of one's own has to.
+
+    params = layer.init(key)  # this worker's blocks of the parameters
+    specs = layer.param_specs()  # a pytree like them: whose blocks of what they are
+    plan = layer.plan(x)  # from the shapes and dtypes of all workers' x to those of all workers' y
+    y = layer(params, x)  # this worker's block of the output
+
+A layer is an immutable, hashable value. It holds partitions and numbers, no arrays.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Protocol, overload, runtime_checkable
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.static import Static
+
+
+@runtime_checkable
+class Layer(Protocol):
+    """The contract of a layer."""
+
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
+        """This worker's blocks of the initial parameters, zero-volume where it holds none.
+
+        `key` is a JAX random key, the same on every worker. The global values are the same for one key whatever the
+        partition. A layer without parameters has `{}`.
+        """
+
+    def param_specs(self) -> Any:
+        """The global shape and the partition of each parameter: a pytree like the parameters, of `TensorSpec`."""
+
+    def __call__(self, params: Any, x: Array) -> Array:
+        """This worker's block of the output, from its blocks of the parameters and of the input.
+
+        Collective among the workers of the layer's partitions. A worker outside them gets its `x` back.
+        """
+
+
+class ParameterFreeLayer(Static):
+    """The base of layers without parameters: called with the input alone, or with `{}` in front like the others."""
+
+    __slots__ = ()
+
+    def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
+        """No parameters: the empty dictionary."""
+        return {}
+
+    def param_specs(self) -> dict[str, Any]:
+        """No parameters: the empty dictionary."""
+        return {}
+
+    @overload
+    def __call__(self, x: Array, /) -> Array: ...
+    @overload
+    def __call__(self, params: dict[str, Array], x: Array, /) -> Array: ...
+    def __call__(self, *args: Any) -> Array:
+        """This worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
+        if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
+            raise InvalidArgumentError(
+                f"`params` (={args[0]!r}) must be {{}}: {type(self).__name__} has no parameters, and is called with the "
+                "input alone, or with {} and the input."
+            )
+        if len(args) not in (1, 2):
+            raise TypeError(f"{type(self).__name__} takes the input, or {{}} and the input, not {len(args)} arguments.")
+        return self._apply(args[-1])
+
+    def apply(self, params: dict[str, Array], x: Array) -> Array:
+        """The layer with its (empty) parameters in front, like the layers that have some."""
+        return self(params, x)
+
+    @abstractmethod
+    def _apply(self, x: Array) -> Array:
+        """This worker's block of the output."""
