@@ -34,7 +34,7 @@ def test_partition_of_the_world(world_size):
     assert (P.rank, P.size, P.ranks) == (comm.rank, world_size, tuple(range(world_size)))
     assert (
         P.world.communicators.messages.Get_size() == world_size
-        and MPI.Comm.Compare(P.world.messages, comm) == MPI.CONGRUENT
+        and MPI.Comm.Compare(P.world.communicators.messages, comm) == MPI.CONGRUENT
     )
 
 

@@ -63,8 +63,8 @@ class ParameterFreeLayer(Static):
         """This worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
         if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
             raise InvalidArgumentError(
-                f"`params` (={args[0]!r}) must be {{}}: {type(self).__name__} has no parameters, and is called with the "
-                "input alone, or with {} and the input."
+                f"`params` (={args[0]!r}) must be {{}}: {type(self).__name__} has no parameters. Give it the input "
+                "alone, or with {} and the input."
             )
         if len(args) not in (1, 2):
             raise TypeError(f"{type(self).__name__} takes the input, or {{}} and the input, not {len(args)} arguments.")
