@@ -104,7 +104,7 @@ def test_transformations_around_and_inside(P):
     np.testing.assert_allclose(dj.jit(jax.vmap(f))(batch), [14, 56])
 
 
-def misfits(P, fun, *args):
+def mismatch_of(P, fun, *args):
     """The one sentence that all workers raise."""
     with pytest.raises(dj.PlanError) as raised:
         dj.jit(fun)(*args)
@@ -114,7 +114,7 @@ def misfits(P, fun, *args):
 
 
 @pytest.mark.parametrize("place", ["scan", "cond", "while", "remat", "jit", "custom_vjp", "vmap"])
-def test_a_misfit_is_found_wherever_it_is(P, place):
+def test_a_mismatch_is_found_wherever_it_is(P, place):
     """Worker 2's backward pass lacks an operation: it stands in each of JAX's structures in turn."""
     P_root, P_all = parts(P)
 
@@ -140,12 +140,12 @@ def test_a_misfit_is_found_wherever_it_is(P, place):
             case "vmap":
                 return jax.vmap(g)(jnp.stack([x, x]))
 
-    said = misfits(P, fun, on_root(P, 2, 3))
+    said = mismatch_of(P, fun, on_root(P, 2, 3))
     assert "in the backward pass" in said and "worker 2" in said
     assert "test_checking.py" in said and "let the loss use every output" in said
 
 
-def test_after_a_misfit_the_program_can_go_on(P):
+def test_after_a_mismatch_the_program_can_go_on(P):
     P_root, P_all = parts(P)
     x = on_root(P, 2, 3)
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_a_report_lists_counts_and_draws(P):
     assert P.allgather_data(text) == [text] * 4
 
 
-def test_a_report_of_a_misfit_runs_nothing(P):
+def test_a_report_of_a_mismatch_runs_nothing(P):
     P_root, P_all = parts(P)
 
     def fun(x):

@@ -32,10 +32,8 @@ def test_partition_of_the_world(world_size):
     P = dj.Partition()
     assert dj.Partition(comm) == P and hash(P) == hash(dj.Partition(comm))
     assert (P.rank, P.size, P.ranks) == (comm.rank, world_size, tuple(range(world_size)))
-    assert (
-        P.world.communicators.messages.Get_size() == world_size
-        and MPI.Comm.Compare(P.world.communicators.messages, comm) == MPI.CONGRUENT
-    )
+    messages = P.world.communicators.messages
+    assert messages.Get_size() == world_size and MPI.Comm.Compare(messages, comm) == MPI.CONGRUENT
 
 
 @pytest.mark.world(4)

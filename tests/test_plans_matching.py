@@ -63,7 +63,7 @@ def test_small_programs(programs, expected):
     assert reason(programs) == expected
 
 
-def test_a_misfit_says_where_each_worker_stands():
+def test_a_mismatch_says_where_each_worker_stands():
     mismatch = find_mismatch(
         {0: (allreduce(0, 1), Loop(3, (send(1),)), recv(1)), 1: (allreduce(0, 1), Loop(3, (recv(0),)))}
     )
@@ -110,7 +110,7 @@ def test_each_branch_is_played():
     assert find_mismatch(fits) is None
     mismatch = find_mismatch({**fits, 1: (recv(0),)})
     assert (mismatch.reason, mismatch.branch) == ("ended", 1)
-    # A choice between equal branches is none.
+    # A conditional with equal branches is none.
     assert simplified((Cond((one, one)), Cond(((), ())), Loop(3, ()))) == one
 
 

@@ -99,7 +99,7 @@ class Inquiry:
 
 def find_deadlock(states: Mapping[int, State]) -> Deadlock | None:
     """What keeps some of the workers (by world rank) from ever going on; None where that is not certain."""
-    return _different_calls(states) or _gone(states) or _traced_by_some(states) or _agreements_in_a_ring(states)
+    return _different_calls(states) or _gone(states) or _traced_by_some(states) or _agreements_in_a_cycle(states)
 
 
 def _different_calls(states: Mapping[int, State]) -> Deadlock | None:
@@ -159,7 +159,7 @@ def _is_past(state: State, call: int) -> bool:
     return state.calls == call and (state.kind == "executing" or not state.in_call)
 
 
-def _agreements_in_a_ring(states: Mapping[int, State]) -> Deadlock | None:
+def _agreements_in_a_cycle(states: Mapping[int, State]) -> Deadlock | None:
     for start in sorted(states):
         path: list[int] = []
         worker: int | None = start
@@ -169,9 +169,9 @@ def _agreements_in_a_ring(states: Mapping[int, State]) -> Deadlock | None:
             waits_for = state.waits_for if state is not None and state.kind == "agreeing" else ()
             worker = next((w for w in waits_for if _holds_up(w, path[-1], states)), None)
         if worker is not None:
-            ring = path[path.index(worker) :]
-            listed = "; ".join(f"worker {w} {states[w].describe()}" for w in ring)
-            return Deadlock(f"The workers wait for each other in a ring: {listed}. {ONE_PROGRAM}", tuple(ring))
+            cycle = path[path.index(worker) :]
+            listed = "; ".join(f"worker {w} {states[w].describe()}" for w in cycle)
+            return Deadlock(f"The workers wait for each other in a cycle: {listed}. {ONE_PROGRAM}", tuple(cycle))
     return None
 
 

@@ -1,4 +1,4 @@
-"""What the desk concludes from what the workers say, and what it must not conclude."""
+"""What the coordinator concludes from what the workers say, and what it must not conclude."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from distdl_jax.watchdog.deadlock import Inquiry, State, find_deadlock, workers_
 
 RUNNING = State("running", calls=3, names=("f", "f", "f"))
 IN_CALL = replace(RUNNING, kind="executing", in_call=True)
-MEETS = replace(RUNNING, kind="agreeing", purpose="broadcast", where="a.py:1 in f", waits_for=(1,), in_call=True)
+AGREEING = replace(RUNNING, kind="agreeing", purpose="broadcast", where="a.py:1 in f", waits_for=(1,), in_call=True)
 LEFT = replace(RUNNING, kind="left")
 
 
@@ -19,18 +19,18 @@ LEFT = replace(RUNNING, kind="left")
         {0: RUNNING, 1: RUNNING},
         {0: IN_CALL, 1: RUNNING},
         {0: IN_CALL, 1: replace(IN_CALL, calls=2, names=("f", "f"))},
-        {0: MEETS, 1: RUNNING},
-        {0: MEETS, 1: IN_CALL},  # it may still come
-        {0: replace(MEETS, waits_for=(1,)), 1: replace(MEETS, waits_for=(2,)), 2: RUNNING},
+        {0: AGREEING, 1: RUNNING},
+        {0: AGREEING, 1: IN_CALL},  # it may still come
+        {0: replace(AGREEING, waits_for=(1,)), 1: replace(AGREEING, waits_for=(2,)), 2: RUNNING},
         {0: IN_CALL, 1: LEFT},  # its part may have been done before it left
         {0: LEFT, 1: LEFT},
-        {0: replace(MEETS, tracing=True), 1: replace(RUNNING, calls=2, names=("f", "f"))},
-        {0: replace(MEETS, tracing=True), 1: replace(RUNNING, in_call=True)},  # it may be about to trace
-        {0: replace(MEETS, waits_for=(2,)), 1: LEFT},
-        # One meeting: worker 2 has told worker 0, which has worker 1's message to look for first; worker 1 is late.
-        {0: replace(MEETS, waits_for=(1, 2)), 1: RUNNING, 2: replace(MEETS, waits_for=(0,))},
-        {0: replace(MEETS, waits_for=(1,)), 1: replace(MEETS, waits_for=(0,))},
-        {0: replace(MEETS, waits_for=(2,)), 1: RUNNING, 2: replace(MEETS, waits_for=(1, 0))},
+        {0: replace(AGREEING, tracing=True), 1: replace(RUNNING, calls=2, names=("f", "f"))},
+        {0: replace(AGREEING, tracing=True), 1: replace(RUNNING, in_call=True)},  # it may be about to trace
+        {0: replace(AGREEING, waits_for=(2,)), 1: LEFT},
+        # One agreement: worker 2 has told worker 0, which has worker 1's message to look for first; worker 1 is late.
+        {0: replace(AGREEING, waits_for=(1, 2)), 1: RUNNING, 2: replace(AGREEING, waits_for=(0,))},
+        {0: replace(AGREEING, waits_for=(1,)), 1: replace(AGREEING, waits_for=(0,))},
+        {0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: replace(AGREEING, waits_for=(1, 0))},
         # What is no longer remembered is not compared.
         {0: replace(RUNNING, calls=5000, names=("f",)), 1: replace(RUNNING, calls=3, names=("g", "g", "g"))},
     ],
@@ -43,24 +43,24 @@ def test_what_may_still_go_on(states):
     ("states", "said"),
     [
         (
-            {0: MEETS, 1: LEFT},
+            {0: AGREEING, 1: LEFT},
             "Worker 1 has ended its program as if all were done, after 3 calls, but worker 0 is about",
         ),
         ({0: replace(IN_CALL, calls=4, names=("f",) * 4), 1: LEFT}, "but worker 0 is in call 4, of f"),
         ({0: IN_CALL, 1: replace(LEFT, status=3)}, "Worker 1 has ended its program with exit status 3"),
         (
-            {0: replace(MEETS, waits_for=(2,)), 1: replace(LEFT, status=1), 2: RUNNING},
+            {0: replace(AGREEING, waits_for=(2,)), 1: replace(LEFT, status=1), 2: RUNNING},
             "Worker 1 has ended its program with exit status 1",
         ),
         (
-            {0: MEETS, 1: replace(MEETS, waits_for=(2,)), 2: replace(MEETS, waits_for=(3, 0))},
-            "in a ring: worker 0 is about to run broadcast (a.py:1 in f), and waits for worker 1; worker 1",
+            {0: AGREEING, 1: replace(AGREEING, waits_for=(2,)), 2: replace(AGREEING, waits_for=(3, 0))},
+            "in a cycle: worker 0 is about to run broadcast (a.py:1 in f), and waits for worker 1; worker 1",
         ),
         (
-            {0: replace(MEETS, tracing=True), 1: IN_CALL},
+            {0: replace(AGREEING, tracing=True), 1: IN_CALL},
             "Worker 0 traces f anew in call 3 (at a.py:1 in f), but worker 1",
         ),
-        ({0: replace(MEETS, tracing=True), 1: RUNNING}, "but worker 1 did not"),
+        ({0: replace(AGREEING, tracing=True), 1: RUNNING}, "but worker 1 did not"),
         (
             {0: RUNNING, 1: replace(RUNNING, names=("f", "g", "f"))},
             "call 2 is f on worker 0 and g on worker 1",
@@ -81,19 +81,19 @@ def inquiry_about(states):
 
 
 def test_who_waits_is_asked_again():
-    assert inquiry_about({0: MEETS, 1: LEFT}).said == {0: MEETS}
-    ring = {0: MEETS, 1: replace(MEETS, waits_for=(2,)), 2: replace(MEETS, waits_for=(0,)), 3: RUNNING}
-    inquiry = inquiry_about({**ring, 0: replace(MEETS, waits_for=(1,))})
+    assert inquiry_about({0: AGREEING, 1: LEFT}).said == {0: AGREEING}
+    cycle = {0: AGREEING, 1: replace(AGREEING, waits_for=(2,)), 2: replace(AGREEING, waits_for=(0,)), 3: RUNNING}
+    inquiry = inquiry_about({**cycle, 0: replace(AGREEING, waits_for=(1,))})
     assert not inquiry.complete
     inquiry.answered.update({0, 1, 2})
     assert inquiry.complete
 
 
-def test_another_meeting_of_the_same_kind_is_not_the_one_asked_about():
-    states = {0: MEETS, 1: LEFT}
+def test_another_agreement_of_the_same_kind_is_not_the_one_asked_about():
+    states = {0: AGREEING, 1: LEFT}
     inquiry = inquiry_about(states)
     assert inquiry.still_holds(find_deadlock(states), states)
-    later = {**states, 0: replace(MEETS, since=7.0)}
+    later = {**states, 0: replace(AGREEING, since=7.0)}
     assert find_deadlock(later) == inquiry.deadlock
     assert not inquiry.still_holds(find_deadlock(later), later)
 
@@ -102,7 +102,7 @@ def test_what_rests_on_names_alone_asks_nobody():
     assert inquiry_about({0: RUNNING, 1: replace(RUNNING, names=("f", "g", "f"))}).complete
 
 
-def test_workers_in_words():
+def test_workers_are_listed():
     assert workers_text((3,)) == "worker 3"
     assert workers_text((1, 2, 5)) == "workers 1, 2 and 5"
     assert workers_text(tuple(range(20))) == "workers 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"

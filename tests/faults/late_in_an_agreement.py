@@ -1,4 +1,4 @@
-"""Nothing is wrong: one worker is late, and the others wait for it in one meeting, each in its own place of it.
+"""Nothing is wrong: one worker is late, and the others wait for it in one agreement, each in its own place of it.
 
 workers: 5
 status: 0
