@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from linear_cases import block
+from blocks import block
 from mpi4py import MPI
 
 import distdl_jax as dj

@@ -9,22 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blocks import block
 
 import distdl_jax as dj
 from distdl_jax import nn
 
 Ranks = tuple[int, ...]
 Arrays = dict[str, np.ndarray]
-
-
-def block(whole: np.ndarray, partition: dj.Partition, dtype: Any = float) -> jax.Array:
-    """This worker's block, cut by numpy's own rule (the first blocks hold one more); zero-volume outside."""
-    if not partition.active:
-        return dj.zero_volume_tensor(dtype=dtype)
-    place = np.unravel_index(partition.rank, partition.shape)
-    for axis, (parts, i) in enumerate(zip(partition.shape, place, strict=True)):
-        whole = np.array_split(whole, parts, axis=axis - len(partition.shape))[i]
-    return jnp.asarray(whole, dtype)
 
 
 @dataclass(frozen=True)

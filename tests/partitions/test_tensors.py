@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocks import block
 from imaginary import on_all, partition_of, refusal
-from linear_cases import block
 from mpi4py import MPI
 
 import distdl_jax as dj

@@ -18,7 +18,7 @@ from mpi4py import MPI
 import distdl_jax as dj
 from distdl_jax import nn
 
-ORACLE = Path(__file__).with_name("oracle")
+ORACLE = Path(__file__).parents[1] / "oracle"
 KINDS = ("bcast", "sumreduce", "allsum", "repart", "halo", "linear")
 RECORDS = sorted(path.stem for path in ORACLE.glob("*.npz") if path.stem.startswith(KINDS))
 Record = dict[str, np.ndarray]

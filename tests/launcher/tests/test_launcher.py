@@ -33,7 +33,7 @@ from launcher_files import (
     PLAIN_DEAF,
 )
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2]
 
 
 @dataclass
