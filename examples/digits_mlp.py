@@ -19,7 +19,7 @@ Every worker runs every line. One that holds no part of a tensor has a zero-volu
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 # One thread a worker, because the workers share the machine's cores. JAX reads both when it is first used.
@@ -39,59 +39,34 @@ LAYERS = len(WIDTHS) - 1
 ACCURACY = 0.95  # what the network has to reach on images that it was not trained on
 
 Array = jax.Array | np.ndarray
-Params = list[dict[str, jax.Array]]
+Params = tuple[dict[str, jax.Array], ...]
 
 
 # --- The network ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Network:
-    """Distributed linear layers with relu between them, each behind the move to where it takes its input."""
-
-    moves: tuple[nn.Repartition, ...]
-    layers: tuple[nn.DistributedLinear, ...]
-
-    def init(self, key: jax.Array, dtype: str) -> Params:
-        """This worker's blocks of the initial parameters."""
-        keys = jax.random.split(key, LAYERS)
-        return [layer.init(key, dtype) for layer, key in zip(self.layers, keys, strict=True)]
-
-    def param_specs(self) -> list[dict[str, dj.TensorSpec]]:
-        """What the parameters are as whole tensors."""
-        return [layer.param_specs() for layer in self.layers]
-
-    def __call__(self, params: Params, images: Array) -> jax.Array:
-        """The logits, n x 10, on the last layer's P_y; n x 0 elsewhere."""
-        x = images
-        for i, (move, layer) in enumerate(zip(self.moves, self.layers, strict=True)):
-            x = layer(params[i], move(x))
-            x = jax.nn.relu(x) if i < LAYERS - 1 else x
-        return x
-
-
-def distributed_network(P_world: dj.Partition, shapes: list[tuple[int, int]]) -> Network:
-    """The network whose weights are on partitions of the given shapes."""
+def perceptron(P_world: dj.Partition, shapes: list[tuple[int, int]]) -> nn.Sequential:
+    """Linear layers, whose weights are on partitions of the given shapes, each behind the move to where it takes its
+    input, and relu between them; from the images on the first worker to the logits, n x 10, on the last layer's P_y."""
 
     def grid(workers: range, *shape: int) -> dj.CartesianPartition:
         return P_world.create_partition_inclusive(workers).create_cartesian_topology_partition(shape)
 
-    moves, layers = [], []
+    layers: list[Callable] = []
     P = grid(range(1), 1, 1)  # the images
     for i, (P_fo, P_fi) in enumerate(shapes):
         P_x = grid(range(P_fi), 1, P_fi)
         P_W = grid(range(P_fo * P_fi), P_fo, P_fi)
         P_y = grid(range(P_world.size - P_fo, P_world.size), 1, P_fo)
-        moves.append(nn.Repartition(P, P_x))
-        layers.append(nn.DistributedLinear(P_x, P_y, P_W, WIDTHS[i], WIDTHS[i + 1]))
+        layers += [nn.Repartition(P, P_x), nn.DistributedLinear(P_x, P_y, P_W, WIDTHS[i], WIDTHS[i + 1]), jax.nn.relu]
         P = P_y
-    return Network(tuple(moves), tuple(layers))
+    return nn.Sequential(*layers[:-1])
 
 
-def sequential_network(params: Params, images: Array) -> jax.Array:
+def sequential_perceptron(params: Params, images: Array) -> jax.Array:
     """The same network on one worker, in plain JAX."""
     x = images
-    for i, layer in enumerate(params):
+    for i, layer in enumerate(layer for layer in params if layer):
         x = x @ layer["weight"].T + layer["bias"]
         x = jax.nn.relu(x) if i < LAYERS - 1 else x
     return x
@@ -111,7 +86,7 @@ def read_digits(dtype: str) -> tuple[Data, Data]:
     return Data(images[~test], labels[~test]), Data(images[test], labels[test])
 
 
-def held(network: Network, data: Data) -> Data:
+def held(network: nn.Sequential, data: Data) -> Data:
     """What this worker holds of `data`: images where the network takes them, labels where its output is.
 
     The placeholders keep the number of rows. So a batch of another length has another shape on every worker, and all
@@ -119,8 +94,8 @@ def held(network: Network, data: Data) -> Data:
     """
     nothing = data.images[:, :0]
     return Data(
-        images=data.images if network.moves[0].P_x.active else nothing,
-        labels=data.labels if network.layers[-1].P_y.active else nothing,
+        images=data.images if network[0].P_x.active else nothing,
+        labels=data.labels if network[-1].P_y.active else nothing,
     )
 
 
@@ -133,15 +108,14 @@ def main() -> int:
     jax.config.update("jax_enable_x64", options.dtype == "float64")
 
     data = P_world.broadcast_data(read_digits(options.dtype) if P_world.rank == 0 else None)
-    network = distributed_network(P_world, options.partition)
+    network = perceptron(P_world, options.partition)
     training, tested = len(data[0].images), len(data[1].images)
     say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
-    for layer in network.layers:
-        say(f"  {layer}: x on {layer.P_x.ranks}, W on {layer.P_W.ranks}, y on {layer.P_y.ranks}")
+    say(network.table(options.dtype))
 
     good = train_both(
         network,
-        sequential_network,
+        sequential_perceptron,
         network.param_specs(),
         network.init(jax.random.key(0), options.dtype),
         data,

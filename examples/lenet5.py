@@ -20,10 +20,8 @@ import gzip
 import math
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 # One thread a worker, because the workers share the machine's cores. XLA reads both when jax is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -42,46 +40,14 @@ from training import DIFFERENCE, Data, say, train_both
 ACCURACY = 0.98
 CLASSES = 10
 
-Params = list[dict[str, jax.Array]]
+Params = tuple[dict[str, jax.Array], ...]
 
 
-@dataclass(frozen=True)
-class LeNet5:
-    """Two convolutions with pooling on blocks of pixels, and three linear layers on blocks of features."""
+def lenet5(P_world: dj.Partition) -> nn.Sequential:
+    """The network on all workers: images and weights on grids that are as square as can be.
 
-    scatter: nn.Repartition
-    convolutions: tuple[nn.DistributedConv2d, ...]
-    pool: nn.DistributedMaxPool2d
-    to_channels: nn.Repartition
-    rebalance: nn.Repartition
-    linears: tuple[nn.DistributedLinear, ...]
-    moves: tuple[nn.Repartition, ...]
-
-    @property
-    def layers(self) -> tuple[Any, ...]:
-        """The layers that have parameters."""
-        return (*self.convolutions, *self.linears)
-
-    def init(self, key: jax.Array, dtype: str) -> Params:
-        """This worker's blocks of the initial parameters."""
-        keys = jax.random.split(key, len(self.layers))
-        return [layer.init(key, dtype) for layer, key in zip(self.layers, keys, strict=True)]
-
-    def __call__(self, params: Params, images: jax.Array) -> jax.Array:
-        """The logits, n x 10, on the first worker; n x 0 elsewhere."""
-        x = self.scatter(images)
-        for layer, its_params in zip(self.convolutions, params[:2], strict=True):
-            x = self.pool(jax.nn.relu(layer(its_params, x)))
-        x = self.to_channels(x)
-        x = self.rebalance(x.reshape(len(x), -1))  # whole channels may be uneven blocks of the 400 features
-        for i, (move, layer) in enumerate(zip(self.moves, self.linears, strict=True)):
-            x = layer(params[2 + i], move(x))
-            x = jax.nn.relu(x) if i < 2 else x
-        return x
-
-
-def distributed_lenet5(P_world: dj.Partition) -> LeNet5:
-    """The network on all workers: images and weights on grids that are as square as can be."""
+    From the images on the first worker to the logits, n x 10, there; elsewhere both are n x 0.
+    """
     rows = max(rows for rows in range(1, math.isqrt(P_world.size) + 1) if P_world.size % rows == 0)
     columns = P_world.size // rows
 
@@ -89,35 +55,44 @@ def distributed_lenet5(P_world: dj.Partition) -> LeNet5:
         return P_world.create_partition_inclusive(range(math.prod(shape))).create_cartesian_topology_partition(shape)
 
     P_f = grid(1, 1, rows, columns)
-    P_along = grid(1, columns)
-    linears, moves, P = [], [], P_along
-    for (inputs, outputs), P_fo in zip(((400, 120), (120, 84), (84, CLASSES)), (rows, rows, 1), strict=True):
-        moves.append(nn.Repartition(P, P_along))
-        P = grid(1, P_fo)
-        linears.append(nn.DistributedLinear(P_along, P, grid(P_fo, columns), inputs, outputs))
-    return LeNet5(
-        scatter=nn.Repartition(grid(1, 1, 1, 1), P_f),
-        convolutions=(
-            nn.DistributedConv2d(P_f, in_channels=1, out_channels=6, kernel_size=5, padding=2),
-            nn.DistributedConv2d(P_f, in_channels=6, out_channels=16, kernel_size=5),
-        ),
-        pool=nn.DistributedMaxPool2d(P_f, 2),
-        to_channels=nn.Repartition(P_f, grid(1, columns, 1, 1)),
-        rebalance=nn.Repartition(P_along, P_along),
-        linears=tuple(linears),
-        moves=tuple(moves),
+    P_x = grid(1, columns)
+    P_y = grid(1, rows)
+    P_W = grid(rows, columns)
+    return nn.Sequential(
+        nn.Repartition(grid(1, 1, 1, 1), P_f),
+        nn.DistributedConv2d(P_f, in_channels=1, out_channels=6, kernel_size=5, padding=2),
+        jax.nn.relu,
+        nn.DistributedMaxPool2d(P_f, 2),
+        nn.DistributedConv2d(P_f, in_channels=6, out_channels=16, kernel_size=5),
+        jax.nn.relu,
+        nn.DistributedMaxPool2d(P_f, 2),
+        nn.Repartition(P_f, grid(1, columns, 1, 1)),
+        flattened,
+        nn.Repartition(P_x, P_x),  # whole channels may be uneven blocks of the 400 features
+        nn.DistributedLinear(P_x, P_y, P_W, 400, 120),
+        jax.nn.relu,
+        nn.Repartition(P_y, P_x),
+        nn.DistributedLinear(P_x, P_y, P_W, 120, 84),
+        jax.nn.relu,
+        nn.Repartition(P_y, P_x),
+        nn.DistributedLinear(P_x, grid(1, 1), grid(1, columns), 84, CLASSES),
     )
+
+
+def flattened(x: jax.Array) -> jax.Array:
+    """Each image's channels, rows and columns in one dimension."""
+    return x.reshape(len(x), -1)
 
 
 def sequential_lenet5(params: Params, images: jax.Array) -> jax.Array:
     """The same network on one worker, in plain JAX."""
-    x = images
-    for i, layer in enumerate(params[:2]):
+    x, layers = images, [layer for layer in params if layer]
+    for i, layer in enumerate(layers[:2]):
         x = lax.conv_general_dilated(x, layer["weight"], (1, 1), [(2, 2), (2, 2)] if i == 0 else "VALID")
         x = jax.nn.relu(x + layer["bias"][:, None, None])
         x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-    x = x.reshape(len(x), -1)
-    for i, layer in enumerate(params[2:]):
+    x = flattened(x)
+    for i, layer in enumerate(layers[2:]):
         x = x @ layer["weight"].T + layer["bias"]
         x = jax.nn.relu(x) if i < 2 else x
     return x
@@ -153,12 +128,12 @@ def read_mnist(folder: Path, dtype: str) -> tuple[Data, Data]:
     return data("train"), data("t10k")
 
 
-def held(network: LeNet5, data: Data) -> Data:
+def held(network: nn.Sequential, data: Data) -> Data:
     """What this worker holds of `data`: images where the network takes them, labels where its output is."""
     nothing = data.labels[:, :0]
     return Data(
-        images=data.images if network.scatter.P_x.active else nothing,
-        labels=data.labels if network.linears[-1].P_y.active else nothing,
+        images=data.images if network[0].P_x.active else nothing,
+        labels=data.labels if network[-1].P_y.active else nothing,
     )
 
 
@@ -176,18 +151,17 @@ def main() -> int:
     P_world = dj.Partition()
     read = partial(read_mnist, options.mnist) if options.mnist else read_digits
     data = P_world.broadcast_data(read(options.dtype) if P_world.rank == 0 else None)
-    network = distributed_lenet5(P_world)
+    network = lenet5(P_world)
     training, tested = len(data[0].images), len(data[1].images)
     steps = options.epochs * math.ceil(training / options.batch_size)
     options.learning_rate = optax.cosine_decay_schedule(options.learning_rate, steps)
     say(f"{P_world.size} workers, {options.dtype}, {training} images to train on, {tested} to test on")
-    for layer in network.layers:
-        say(f"  {layer}")
+    say(network.table(options.dtype))
 
     good = train_both(
         network,
         sequential_lenet5,
-        [layer.param_specs() for layer in network.layers],
+        network.param_specs(),
         network.init(jax.random.key(0), options.dtype),
         data,
         partial(held, network),

@@ -42,7 +42,7 @@ def main() -> None:
     scatter, gather = nn.Repartition(P_root, P_rows), nn.Repartition(P_rows, P_root)
     sum_over_workers = nn.AllSumReduce(P_rows, axes_reduce=tuple(range(P_rows.dim)))
 
-    @jax.jit
+    @dj.jit
     def standardised(x: jax.Array) -> jax.Array:
         block = scatter(x)
         count = math.prod(shape)

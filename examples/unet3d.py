@@ -162,10 +162,10 @@ def squared_error(network: Callable, params: Params, x: jax.Array, target: jax.A
     return jnp.sum((network(params, x) - target) ** 2) / voxels
 
 
-def training_step(value_and_grad: Callable, optimiser: optax.GradientTransformation) -> Callable:
-    """One jitted step; all that makes it distributed or sequential is in `value_and_grad`."""
+def training_step(jit: Callable, value_and_grad: Callable, optimiser: optax.GradientTransformation) -> Callable:
+    """One jitted step; all that makes it distributed or sequential is in `jit` and `value_and_grad`."""
 
-    @jax.jit
+    @jit
     def step(params: Params, state: Any, x: jax.Array, target: jax.Array) -> tuple[Params, Any, jax.Array]:
         value, gradient = value_and_grad(params, x, target)
         updates, state = optimiser.update(gradient, state, params)
@@ -174,10 +174,12 @@ def training_step(value_and_grad: Callable, optimiser: optax.GradientTransformat
     return step
 
 
-def train(value_and_grad: Callable, params: Params, data: list, options: argparse.Namespace) -> tuple[Params, list]:
+def train(
+    jit: Callable, value_and_grad: Callable, params: Params, data: list, options: argparse.Namespace
+) -> tuple[Params, list]:
     """The trained parameters, and the loss before each step; a step takes one sample."""
     optimiser = optax.adam(optax.cosine_decay_schedule(options.learning_rate, options.steps))
-    step, state, losses = training_step(value_and_grad, optimiser), optimiser.init(params), []
+    step, state, losses = training_step(jit, value_and_grad, optimiser), optimiser.init(params), []
     start = time.perf_counter()
     for n in range(options.steps):
         params, state, value = step(params, state, *data[n % len(data)])
@@ -199,7 +201,7 @@ def report_memory(P_world: dj.Partition, options: argparse.Namespace) -> None:
         shapes = [dj.TensorSpec((1, c, n, n, n), network.P).local_shape for c in (SEEN, 1)]
         data = [jnp.zeros(shape if network.P.active else (1, 0), options.dtype) for shape in shapes]
         params = network.init(jax.random.key(0), options.dtype)
-        step = training_step(dj.value_and_grad(partial(squared_error, network, voxels=n**3)), optimiser)
+        step = training_step(dj.jit, dj.value_and_grad(partial(squared_error, network, voxels=n**3)), optimiser)
         args = (params, optimiser.init(params), *data)
         steps[count] = (shapes[0][2:], step, args, planned(step, *args))
     say(f"One training step on a volume of {n} x {n} x {n}, MiB on the worker that takes most of it:")
@@ -239,8 +241,8 @@ def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespac
 
 def explained(network: Callable, params: Params, data: list) -> float:
     """Which part of the targets' variance the network explains, in media that it was not trained on."""
-    error = jax.jit(dj.value_and_grad(partial(squared_error, network, voxels=1)))
-    of_nothing = jax.jit(dj.value_and_grad(partial(squared_error, lambda params, x: 0 * x[:, :1], voxels=1)))
+    error = dj.jit(dj.value_and_grad(partial(squared_error, network, voxels=1)))
+    of_nothing = dj.jit(dj.value_and_grad(partial(squared_error, lambda params, x: 0 * x[:, :1], voxels=1)))
     errors, variance = (sum(float(of(params, *sample)[0]) for sample in data) for of in (error, of_nothing))
     return 1 - errors / variance
 
@@ -280,12 +282,12 @@ def main() -> int:
     whole_params = dj.gather(params, network.param_specs())
     say(f"Training on {P_world.size} workers, in blocks of {' x '.join(map(str, data[0][0].shape[2:]))}:")
     loss = dj.value_and_grad(partial(squared_error, network, voxels=voxels))
-    trained, losses = train(loss, params, data[:-4], options)
+    trained, losses = train(dj.jit, loss, params, data[:-4], options)
     say(f"Variance explained in four new media: {explained(network, trained, data[-4:]):.3f}")
 
     specs = [dj.TensorSpec((1, c, *(options.volume,) * 3), network.P) for c in (SEEN, 1, 1)]
     x, target = data[-1]
-    draw(dj.gather([x, target, jax.jit(network)(trained, x)], specs), options.out, P_world.rank == 0)
+    draw(dj.gather([x, target, dj.jit(network)(trained, x)], specs), options.out, P_world.rank == 0)
     good = True
     if options.check:
         whole = [dj.gather(list(sample), specs[:2]) for sample in data[: min(options.steps, options.samples)]]
@@ -299,7 +301,7 @@ def check(params: Params, data: list, losses: list[float], options: argparse.Nam
     """Train the sequential network from the same parameters; whether its losses are the same, at every step."""
     say("Sequential, from the same parameters, on one worker:")
     sequential = jax.value_and_grad(partial(squared_error, sequential_u_net, voxels=options.volume**3))
-    _, expected = train(sequential, params, data, options)
+    _, expected = train(jax.jit, sequential, params, data, options)
     apart = max(abs(a - b) for a, b in zip(losses, expected, strict=True)) / expected[0]
     say(f"Largest difference between their losses at any step, relative to the first: {apart:.1e}")
     if apart >= AGREE[options.dtype]:

@@ -25,6 +25,7 @@ from distdl_jax.nn.data_movement import (
     SumReduce,
     Transpose,
 )
+from distdl_jax.nn.layer import Layer
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
@@ -34,6 +35,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from distdl_jax.nn.sequential import Sequential
 
 __all__ = [
     "AllGather",
@@ -60,8 +62,10 @@ __all__ = [
     "DistributedMaxPool3d",
     "DistributedTranspose",
     "HaloExchange",
+    "Layer",
     "ReduceScatter",
     "Repartition",
+    "Sequential",
     "SumReduce",
     "Transpose",
 ]

@@ -1,0 +1,263 @@
+"""All layers keep one contract: made by keyword, static to JAX, params in front, {} where there are none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from imaginary import partition_of
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def on(P: dj.Partition, *shape: int) -> dj.CartesianPartition:
+    return P.create_partition_inclusive(range(int(np.prod(shape)))).create_cartesian_topology_partition(shape)
+
+
+# From all workers (four) a layer of each kind, all of its arguments by keyword.
+LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
+    "Broadcast": lambda P: nn.Broadcast(P_x=on(P, 1, 2), P_y=on(P, 2, 2), transpose_src=False),
+    "SumReduce": lambda P: nn.SumReduce(P_x=on(P, 2, 2), P_y=on(P, 1, 2), preserve_batch=True),
+    "AllSumReduce": lambda P: nn.AllSumReduce(P_x=on(P, 2, 2), axes_reduce=(0,)),
+    "Repartition": lambda P: nn.Repartition(P_x=on(P, 2, 2), P_y=on(P, 1, 4), preserve_batch=False),
+    "HaloExchange": lambda P: nn.HaloExchange(P_x=on(P, 2, 2), halo=((1, 1), (0, 1)), periodic=(True, False)),
+    "AllGather": lambda P: nn.AllGather(P_x=on(P, 2, 2), axes=(1,)),
+    "ReduceScatter": lambda P: nn.ReduceScatter(P_x=on(P, 2, 2), axes=(0,)),
+    "DistributedLinear": lambda P: nn.DistributedLinear(
+        P_x=on(P, 1, 2), P_y=on(P, 1, 2), P_W=on(P, 2, 2), in_features=5, out_features=3, bias=False
+    ),
+    **{
+        f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
+            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
+        )
+        for d in (1, 2, 3)
+    },
+    **{
+        f"Distributed{kind}Pool{d}d": lambda P, d=d, kind=kind: getattr(nn, f"Distributed{kind}Pool{d}d")(
+            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)), kernel_size=2, stride=1, padding=1
+        )
+        for d in (1, 2, 3)
+        for kind in ("Max", "Avg")
+    },
+    "Sequential": lambda P: nn.Sequential(nn.Repartition(on(P, 2, 2), on(P, 1, 4)), jax.nn.relu),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_a_static_value(name: str) -> None:
+    """Equal where it is made alike, hashable, without leaves, not to be changed; an argument of a jitted function."""
+    P = partition_of(1, 4)
+    layer, same = LAYERS[name](P), LAYERS[name](P)
+    assert layer is not same and layer == same and hash(layer) == hash(same)
+    assert jax.tree.leaves({"layer": layer, "P": P, "P_x": on(P, 2, 2)}) == []
+    with pytest.raises((AttributeError, TypeError)):
+        layer.P_x = None
+    traced = []
+
+    @jax.jit
+    def double(layer: Any, P_x: dj.Partition, x: jax.Array) -> jax.Array:
+        traced.append((type(layer), P_x))
+        return 2 * x
+
+    for each in (layer, same):
+        assert float(double(each, P, jnp.float32(3))) == 6
+    assert traced == [(type(layer), P)]
+    double(layer, on(P, 2, 2), jnp.float32(3))
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_satisfies_the_contract(name: str) -> None:
+    """init gives blocks of the shapes that the specs say, a pytree like them, {} without parameters."""
+    layer = LAYERS[name](partition_of(1, 4))
+    assert isinstance(layer, nn.Layer)
+    params, specs = layer.init(jax.random.key(0), jnp.float16), layer.param_specs()
+    shapes = jax.tree.map(
+        lambda block, spec: (block.shape, block.dtype) == (spec.local_shape, jnp.float16), params, specs
+    )
+    assert jax.tree.all(shapes)
+    if not jax.tree.leaves(params) and name != "Sequential":
+        assert (params, specs) == ({}, {})
+        with pytest.raises(dj.InvalidArgumentError, match=r"`params` \(=\{'a': 1\}\) must be \{\}"):
+            layer({"a": 1}, jnp.zeros(3))
+        with pytest.raises(TypeError, match=r"takes the input, or \{\} and the input, not 3 arguments"):
+            layer({}, jnp.zeros(3), 1)
+
+
+def network_on(P: dj.Partition) -> nn.Sequential:
+    """Convolution, pooling and two linear layers on four workers; the last output on worker 3."""
+    P_f, P_x = on(P, 1, 1, 2, 2), on(P, 1, 2)
+    P_3 = P.create_partition_inclusive([3]).create_cartesian_topology_partition([1, 1])
+    return nn.Sequential(
+        nn.Repartition(on(P, 1, 1, 1, 1), P_f),
+        nn.DistributedConv2d(P_f, in_channels=1, out_channels=4, kernel_size=3, padding=1),
+        jax.nn.relu,
+        nn.DistributedMaxPool2d(P_f, 2),
+        nn.Sequential(
+            nn.Repartition(P_f, on(P, 1, 2, 1, 1)),
+            lambda x: x.reshape(len(x), -1),
+            nn.DistributedLinear(P_x, P_x, on(P, 2, 2), 64, 6),
+            jnp.tanh,
+        ),
+        nn.DistributedLinear(P_x, P_3, on(P, 1, 2), 6, 3),
+    )
+
+
+def in_plain_jax(params: Any, x: jax.Array) -> jax.Array:
+    _, conv, _, _, (_, _, first, _), second = params
+    x = jax.lax.conv_general_dilated(x, conv["weight"], (1, 1), "SAME") + conv["bias"][:, None, None]
+    x = jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    x = jnp.tanh(x.reshape(len(x), -1) @ first["weight"].T + first["bias"])
+    return x @ second["weight"].T + second["bias"]
+
+
+def images(P: dj.Partition) -> tuple[jax.Array, jax.Array]:
+    """All images, and what this worker passes."""
+    whole = jax.random.normal(jax.random.key(1), (5, 1, 8, 8), float)
+    return whole, whole if P.rank == 0 else dj.zero_volume_tensor(5, float)
+
+
+def squares(network: Callable, params: Any, x: jax.Array) -> jax.Array:
+    return jnp.sum(network(params, x) ** 2)
+
+
+def check_against_plain_jax(P: dj.Partition, params: Any, value: Any, gradient: Any) -> None:
+    """The distributed value and gradient are those of plain JAX, to 1e-12."""
+    network, (whole, _) = network_on(P), images(P)
+    specs = network.param_specs()
+    all_params, gathered = dj.gather(params, specs), dj.gather(gradient, specs)
+    if P.rank == 0:
+        want, wanted = jax.value_and_grad(lambda params: squares(in_plain_jax, params, whole))(all_params)
+        np.testing.assert_allclose(value, want, rtol=1e-12)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), gathered, wanted)
+
+
+@pytest.mark.world(4)
+def test_a_sequential_network() -> None:
+    """Value and gradient are those of plain JAX; parameters are a tuple like the layers, and optax works on them."""
+    P = dj.Partition()
+    network, (_, x) = network_on(P), images(P)
+    params = network.init(jax.random.key(0), float)
+    assert isinstance(params, tuple) and len(params) == len(network) == 6 and params[0] == params[2] == {}
+    step = dj.jit(dj.value_and_grad(lambda params: squares(network, params, x)))
+    value, gradient = step(params)
+    check_against_plain_jax(P, params, value, gradient)
+    optimiser = optax.sgd(1e-4)
+    updates, _ = optimiser.update(gradient, optimiser.init(params), params)
+    assert step(optax.apply_updates(params, updates))[0] < value
+    by_hand = x
+    for layer, its in zip(network, params, strict=True):
+        by_hand = layer(its, by_hand) if isinstance(layer, nn.Layer) else layer(by_hand)
+    np.testing.assert_array_equal(by_hand, network(params, x))
+    first, rest = network[:3], network[3:]
+    np.testing.assert_array_equal(rest(params[3:], first(params[:3], x)), by_hand)
+
+
+@pytest.mark.world(4)
+def test_a_network_is_an_argument_of_dj_jit() -> None:
+    """Layers and partitions pass through dj.jit, jax.grad and vmap as what they are."""
+    P = dj.Partition()
+    network, (_, x) = network_on(P), images(P)
+    params = network.init(jax.random.key(0), float)
+
+    @dj.jit
+    def step(network: nn.Sequential, P: dj.Partition, params: Any, x: jax.Array) -> Any:
+        return dj.value_and_grad(squares, argnums=1, partition=P)(network, params, x)
+
+    check_against_plain_jax(P, params, *step(network, P, params, x))
+
+
+@pytest.mark.world(4)
+def test_equinox() -> None:
+    """A network is a field, or a plain leaf, of an equinox module: dj.jit, value_and_grad, gather and optax work."""
+
+    class Model(eqx.Module):
+        network: nn.Sequential
+        params: Any
+        scale: jax.Array
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.network(self.params, x) * jax.lax.stop_gradient(self.scale)
+
+    P = dj.Partition()
+    network, (_, x) = network_on(P), images(P)
+    model = Model(network, network.init(jax.random.key(0), float), jnp.ones(()))
+    assert len(jax.tree.leaves(model)) == len(jax.tree.leaves(model.params)) + 1
+    value_and_grad = dj.value_and_grad(lambda model, x: jnp.sum(model(x) ** 2))
+    value, gradient = dj.jit(value_and_grad)(model, x)
+    check_against_plain_jax(P, model.params, value, gradient.params)
+    filtered = eqx.filter_jit(value_and_grad)(model, x)
+    jax.tree.map(np.testing.assert_array_equal, filtered, (value, gradient))
+    optimiser = optax.adam(1e-3)
+    updates, _ = optimiser.update(gradient, optimiser.init(model), model)
+    trained = eqx.apply_updates(model, updates)
+    assert trained.network == network and dj.jit(value_and_grad)(trained, x)[0] < value
+
+
+@pytest.mark.world(4)
+def test_flax() -> None:
+    """A network is an attribute of a linen module, and of an nnx one."""
+    P = dj.Partition()
+    network, (_, x) = network_on(P), images(P)
+
+    class Linen(linen.Module):
+        network: nn.Sequential
+
+        @linen.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.network(self.param("blocks", self.network.init, float), x)
+
+    module = Linen(network)
+    variables = module.init(jax.random.key(0), x)
+    value, gradient = dj.jit(dj.value_and_grad(lambda variables, x: jnp.sum(module.apply(variables, x) ** 2)))(
+        variables, x
+    )
+    check_against_plain_jax(P, variables["params"]["blocks"], value, gradient["params"]["blocks"])
+
+    class Nnx(nnx.Module):
+        def __init__(self) -> None:
+            self.network = network
+            self.blocks = nnx.Param(network.init(jax.random.key(0), float))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.network(self.blocks.get_value(), x)
+
+    graph, state = nnx.split(Nnx())
+    value, gradient = dj.jit(dj.value_and_grad(lambda state, x: jnp.sum(nnx.merge(graph, state)(x) ** 2)))(state, x)
+    check_against_plain_jax(P, state["blocks"].get_value(), value, gradient["blocks"].get_value())
+
+
+def test_the_table_of_a_network() -> None:
+    """A line for each layer, also of networks within it: partitions, parameters, bytes on the workers."""
+    lines = str(network_on(partition_of(2, 4))).splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [
+        ["0", "Repartition"],
+        ["1", "DistributedConv2d"],
+        ["2", "relu"],
+        ["3", "DistributedMaxPool2d"],
+        ["4.0", "Repartition"],
+        ["4.1", "<lambda>"],
+        ["4.2", "DistributedLinear"],
+        ["4.3", "tanh"],
+        ["5", "DistributedLinear"],
+    ]
+    assert "P_x 1 x 1 x 2 x 2 (0-3)" in lines[2] and lines[2].endswith("40          0 to 160")
+    weight, bias = 64 * 6, 6
+    assert f"{weight + bias}" in lines[7] and lines[7].endswith(f"{4 * weight // 4} to {4 * (weight // 4 + bias // 2)}")
+    conv, last = 4 * 9 + 4, 6 * 3 + 3
+    most = 4 * (conv + weight // 4 + bias // 2 + 9 + 3)  # worker 0: a weight's half and the bias of the last layer
+    assert lines[-1].split()[:2] == ["all", f"{conv + weight + bias + last}"] and lines[-1].endswith(f"to {most}")
+    assert network_on(partition_of(2, 4)).table("float64").splitlines()[-1].endswith(f"to {2 * most:,}")
+
+
+def test_refusals() -> None:
+    with pytest.raises(dj.InvalidTypeError, match=r"`layers\[1\]` \(=3\) must be a layer or a function of an array"):
+        nn.Sequential(jax.nn.relu, 3)
+    with pytest.raises(dj.InvalidArgumentError, match="`params` has 1 entries, but there are 2 layers"):
+        nn.Sequential(jax.nn.relu, jax.nn.relu)(({},), jnp.ones(3))
