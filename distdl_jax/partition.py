@@ -166,7 +166,7 @@ class Partition(Static):
 
     def create_partition_union(self, other: Partition) -> Partition:
         """The partition of this team's workers, then those of `other` that are not among them, each in order."""
-        self.check_partner("other", other)
+        self._check_partner("other", other)
         mine = set(self._ranks)
         return self.of_workers(self._world, self._ranks + tuple(rank for rank in other._ranks if rank not in mine))
 
@@ -204,7 +204,7 @@ class Partition(Static):
 
         **Raises:** `InvalidArgumentError`, on every worker, where the shapes don't fit the broadcast rules.
         """
-        self.check_partner("P_y", P_y)
+        self._check_partner("P_y", P_y)
         rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
         as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self._world.rank)
         return self._of_team(as_root), self._of_team(as_member)
@@ -219,7 +219,7 @@ class Partition(Static):
 
         **Raises:** `InvalidArgumentError`, on every worker, where `P_y` does not broadcast to this partition.
         """
-        self.check_partner("P_y", P_y)
+        self._check_partner("P_y", P_y)
         rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
         as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self._world.rank)
         return self._of_team(as_member), self._of_team(as_root)
@@ -239,7 +239,7 @@ class Partition(Static):
         **Returns:** the data; None outside this partition. Collective in this partition.
         """
         source = self if P_data is None else P_data
-        self.check_partner("P_data", source)
+        self._check_partner("P_data", source)
         worker = source._ranks[source._checked_rank("root", root)]
         if worker not in self._ranks:
             raise InvalidArgumentError(
@@ -267,7 +267,7 @@ class Partition(Static):
             raise InvalidArgumentError(f"`{name}` (={rank}) must be a rank of {self._summary()}, below {self.size}.")
         return rank
 
-    def check_partner(self, name: str, other: object) -> None:
+    def _check_partner(self, name: str, other: object) -> None:
         check_partitions(**{"this partition": self, name: other})
 
     def describe(self) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.parameters import ParameterPartitions
-from distdl_jax.partition import Partition
+from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import shape_text
 
 Kind = Literal["feature", "channel", "general"]
@@ -70,8 +70,7 @@ def conv_partitions(
             )
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
         return ConvPartitions("feature", work, work, work)
-    P_x.check_partner("P_y", P_y)
-    P_x.check_partner("P_W", P_W)
+    check_partitions(P_x=P_x, P_y=P_y, P_W=P_W)
     if P_y.dim != dims + 2 or (P_y.shape[0], *P_y.shape[2:]) != (batch, *features):
         raise InvalidArgumentError(
             f"`P_y` ({shape_text(P_y.shape)}) must split batch and features as `P_x` ({shape_text(P_x.shape)}) does."
