@@ -73,8 +73,8 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     True
     """
     name = _name_of(fun)
-    with worker_status.call(f"check of {name}"):
-        worker_status.tracing = True
+    with worker_status().call(f"check of {name}"):
+        worker_status().tracing = True
         traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
         with _Unchecked():
             traced = traceable.trace(*args, **kwargs)
@@ -96,13 +96,13 @@ class CheckedFunction:
         def compared(*args: Any, **kwargs: Any) -> Any:
             if _Unchecked.active:
                 return fun(*args, **kwargs)
-            worker_status.tracing = True
+            worker_status().tracing = True
             try:
                 with _Unchecked():
                     traced = self._inner.trace(*args, **kwargs)
                 _compare(self._name, traced.jaxpr.jaxpr)
             finally:
-                worker_status.tracing = False
+                worker_status().tracing = False
             return self._inner(*args, **kwargs)
 
         self._jitted = jax.jit(compared, **options)
@@ -110,7 +110,7 @@ class CheckedFunction:
         update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with worker_status.call(self._name):
+        with worker_status().call(self._name):
             return self._jitted(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -54,7 +54,7 @@ class World(Protocol):
         """
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep the workers' programs of the function `name` for the report of a standstill."""
+        """Keep the workers' programs of the function `name` for reports of workers that wait."""
 
 
 class Transport(Protocol):

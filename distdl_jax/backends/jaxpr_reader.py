@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from distdl_jax.backends.base import Transport
 from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
-from distdl_jax.watchdog.status import is_library
+from distdl_jax.watchdog.source_lines import is_library
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")

@@ -1,15 +1,14 @@
-"""How the job is ended: with a message that arrives, and once."""
+"""How the job is ended: with a message that arrives, and once. The only file of this room that calls MPI."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 
-from mpi4py import MPI
-
-turn_lock = threading.RLock()
-"""Held by the watch's thread while it calls MPI: a process that ends in the middle of a call may crash instead."""
+mpi_lock = threading.RLock()
+"""Held by the watchdog's thread while it calls MPI: a process that ends in the middle of a call may crash instead."""
 
 _ending = threading.Lock()
 
@@ -28,5 +27,14 @@ def end_the_job(text: str, status: int = 1) -> None:
     say(text)
     sys.stdout.flush()
     time.sleep(0.2)  # for the launcher to pass it on
-    turn_lock.acquire(timeout=2)
-    MPI.COMM_WORLD.Abort(status)
+    mpi_lock.acquire(timeout=2)
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        os._exit(status)
+    mpi.COMM_WORLD.Abort(status)
+
+
+def mpi_has_ended() -> bool:
+    """Whether MPI was finalised, so that it must not be called any more."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_finalized())

@@ -1,14 +1,14 @@
-"""Whether workers that stand still can ever go on: decided from what each of them says that it is doing.
+"""Whether workers that wait can ever go on: decided from what each of them says that it is doing.
 
 Nothing is concluded from the time that something takes, only from states that cannot change any more. What a worker has
-said may be over before it can say so (Python code that keeps the interpreter's lock stops its watch too); so those who
-are said to wait are asked again before anything is decided.
+said may be over before it can say so (Python code that keeps the interpreter's lock stops its watchdog too); so those
+who are said to wait are asked again before anything is decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM
@@ -50,7 +50,7 @@ class State:
             case "agreeing":
                 return f"is about to run {self.purpose} ({self.where}), and waits for {workers_text(self.waits_for)}"
             case "executing":
-                return f"is in {self._call_in_words()}"
+                return f"is in {self._describe_call()}"
             case "compiling":
                 return f"compiles ({self.where})"
             case "left":
@@ -58,7 +58,7 @@ class State:
                 return f"has ended its program {ended}, after {self.calls} calls"
         return f"is at {self.where}, outside any operation" if self.where else "is outside any operation"
 
-    def _call_in_words(self) -> str:
+    def _describe_call(self) -> str:
         if self.in_call:
             return f"call {self.calls}, of {self.name_of(self.calls)}"
         last = f"; its last call is {self.calls}, of {self.name_of(self.calls)}" if self.calls else ""
@@ -71,30 +71,6 @@ class Deadlock(NamedTuple):
 
     text: str
     waiting: tuple[int, ...]
-
-
-@dataclass
-class Inquiry:
-    """The question to those whom a deadlock is about, whether they still wait as they had said.
-
-    When all have answered that they do, they all did at one time: when the first of them was asked.
-    """
-
-    deadlock: Deadlock
-    number: int
-    began: float
-    said: dict[int, State]
-    answered: set[int] = field(default_factory=set)
-    decided: bool = False
-
-    def still_holds(self, deadlock: Deadlock, states: Mapping[int, State]) -> bool:
-        """Whether it is about `deadlock`, and nobody has said something else since."""
-        return deadlock == self.deadlock and all(states[worker] == state for worker, state in self.said.items())
-
-    @property
-    def complete(self) -> bool:
-        """Whether all have answered."""
-        return self.answered.issuperset(self.said)
 
 
 def find_deadlock(states: Mapping[int, State]) -> Deadlock | None:

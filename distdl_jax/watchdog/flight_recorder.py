@@ -1,6 +1,6 @@
 """The last operations of this worker, recorded while compiled programs run, where `DISTDL_JAX_DEBUG=1` asks for it.
 
-A note costs a call of Python from the compiled program; without the setting programs are compiled without.
+A record costs a call of Python from the compiled program; without the setting programs are compiled without.
 """
 
 from __future__ import annotations
@@ -12,55 +12,54 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from jax._src.callback import emit_python_callback
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 OPERATIONS_REMEMBERED = 64
 
-noting = os.environ.get("DISTDL_JAX_DEBUG", "0") not in ("", "0")
+recording = os.environ.get("DISTDL_JAX_DEBUG", "0") not in ("", "0")
 """Whether operations are recorded; read once, when the library is imported."""
 
-_notes: deque[tuple[float, str, bool]] = deque(maxlen=2 * OPERATIONS_REMEMBERED)
+_records: deque[tuple[float, str, bool]] = deque(maxlen=2 * OPERATIONS_REMEMBERED)
 
 
 @contextmanager
 def recorded(operation: str, effect: Any) -> Iterator[None]:
     """Record the beginning and the end of the operation that is traced inside, in the order that `effect` keeps."""
-    if noting:
-        _note.bind(operation=operation, done=False, effect=effect)
+    if recording:
+        _record.bind(operation=operation, done=False, effect=effect)
     yield
-    if noting:
-        _note.bind(operation=operation, done=True, effect=effect)
+    if recording:
+        _record.bind(operation=operation, done=True, effect=effect)
 
 
 def last_operations() -> list[str]:
     """A line for each operation that is remembered, the last one last: how long ago it began, and how it went on."""
     now, lines = monotonic(), []
-    notes = list(_notes)
-    for place, (at, operation, done) in enumerate(notes):
+    records = list(_records)
+    for place, (at, operation, done) in enumerate(records):
         if done:
             continue
-        # Operations follow each other, so the next note is of this one's end.
-        went_on = f"took {1e3 * (notes[place + 1][0] - at):.3f} ms" if place + 1 < len(notes) else "goes on"
+        # Operations follow each other, so the next record is of this one's end.
+        went_on = f"took {1e3 * (records[place + 1][0] - at):.3f} ms" if place + 1 < len(records) else "goes on"
         lines.append(f"{now - at:10.3f} s ago  {operation}: {went_on}")
     return lines
 
 
 def _lowered(ctx: Any, *, operation: str, done: bool, effect: Any) -> Any:
     def write() -> tuple[()]:
-        _notes.append((monotonic(), operation, done))
+        _records.append((monotonic(), operation, done))
         return ()
 
     # With the token of the operations themselves: XLA would move a call with another, or with none, past them.
-    results, token, _ = emit_python_callback(
+    results, token, _ = mlir.emit_python_callback(
         ctx, write, ctx.tokens_in.get(effect), [], ctx.avals_in, ctx.avals_out, has_side_effect=True
     )
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
     return results
 
 
-_note = Primitive("note")
-_note.multiple_results = True
-_note.def_effectful_abstract_eval(lambda *, operation, done, effect: ([], {effect}))
-mlir.register_lowering(_note, _lowered, cacheable=False)
+_record = Primitive("record")
+_record.multiple_results = True
+_record.def_effectful_abstract_eval(lambda *, operation, done, effect: ([], {effect}))
+mlir.register_lowering(_record, _lowered, cacheable=False)

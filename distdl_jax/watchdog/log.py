@@ -6,15 +6,15 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any
 
-from mpi4py import MPI
+from distdl_jax.watchdog.status import worker_status
 
 
 class _OfThisWorker(logging.LoggerAdapter[logging.Logger]):
-    """Puts the worker in front of each line; where there is one alone, nothing."""
+    """Puts the worker in front of each line; nothing where there is only one."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        size = MPI.COMM_WORLD.Get_size()
-        return (f"worker {MPI.COMM_WORLD.Get_rank()} of {size}: {msg}" if size > 1 else msg), kwargs
+        status = worker_status()
+        return (f"worker {status.rank} of {status.size}: {msg}" if status.size > 1 else msg), kwargs
 
 
 log = _OfThisWorker(logging.getLogger("distdl_jax"))

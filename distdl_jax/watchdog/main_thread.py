@@ -1,4 +1,4 @@
-"""What the main thread is doing, seen from another one: whether it stands in a compiled program, or compiles one.
+"""What the main thread is doing, seen from another one: whether it is in a compiled program, or compiles one.
 
 The frames of a thread that runs must not be followed from another: it may leave them at any moment, and CPython 3.11
 then crashes. So only the innermost one is looked at; a whole stack is written by `faulthandler`, in one go.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jax._src.dispatch import runtime_tokens
 
-from distdl_jax.watchdog.status import is_library
+from distdl_jax.watchdog.source_lines import is_library
 
 
 @dataclass(frozen=True)

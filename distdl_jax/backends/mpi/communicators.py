@@ -5,12 +5,19 @@ Compiled programs hold the handle of the communicator that they use, so none is 
 
 from __future__ import annotations
 
+import time
+from functools import cache
+
 from mpi4py import MPI
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import SetupError
-from distdl_jax.watchdog.exit_hooks import reporting_errors
+from distdl_jax.watchdog.abort import end_the_job
 from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.main_thread import main_line
+
+BEFORE_ABORT = 3.0
+"""Seconds that the watchdog is given when MPI fails: it compares what was called, and may find out more."""
 
 
 class Communicators:
@@ -22,7 +29,7 @@ class Communicators:
         self.rank = comm.Get_rank()
         self._everyone = tuple(range(comm.Get_size()))
         # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
-        self._of_team: dict[Workers, MPI.Intracomm] = {self._everyone: reporting_errors(self._comm.Dup())}
+        self._of_team: dict[Workers, MPI.Intracomm] = {self._everyone: _reporting_errors(self._comm.Dup())}
 
     @property
     def messages(self) -> MPI.Intracomm:
@@ -36,7 +43,7 @@ class Communicators:
                 raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
             group = self._comm.Get_group().Incl(team)
             log.info("a communicator of the team %s is made", team)
-            self._of_team[team] = reporting_errors(self._comm.Create_group(group))
+            self._of_team[team] = _reporting_errors(self._comm.Create_group(group))
             group.Free()
         return self._of_team[team]
 
@@ -50,3 +57,22 @@ class Communicators:
     def __len__(self) -> int:
         """How many have been made."""
         return len(self._of_team)
+
+
+def _reporting_errors(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """`comm`, on which a failed operation of a compiled program says what it means; MPI's own words come last."""
+    comm.Set_errhandler(_failed_operation())
+    return comm
+
+
+@cache
+def _failed_operation() -> MPI.Errhandler:
+    def end(comm: MPI.Comm, code: int) -> None:
+        time.sleep(BEFORE_ABORT)
+        end_the_job(
+            f"Worker {MPI.COMM_WORLD.Get_rank()}: MPI failed in a compiled program, at {main_line()}. Most "
+            "often a message of another operation came in: the workers run different programs. dj.jit compares them "
+            f"before they run. MPI says: {MPI.Get_error_string(code)}\n"
+        )
+
+    return MPI.Comm.Create_errhandler(end)

@@ -3,7 +3,7 @@
 An agreement has a purpose and a team. Every worker of the team sends its contribution to the team's first worker, which
 replies to all. Between two workers messages keep their order, so in a correct program the next message of a partner is
 for the same purpose; where it isn't, the two run different programs, and all workers get to know it. Nothing blocks:
-a worker that waits looks for messages, and for word from its monitor, in turns.
+a worker that waits looks for messages, and for failures that its monitor knows of, in turns.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from mpi4py import MPI
-
 from distdl_jax.backends.base import Workers
+from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.status import user_line, worker_status
+from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.watchdog.status import worker_status
 
 Contributions = dict[int, Any]
 
@@ -54,13 +54,12 @@ class Envelope(NamedTuple):
 
 
 class ControlChannel:
-    """The agreements of one worker in one world, over a communicator that nothing else uses."""
+    """The agreements of one worker in one world, over a mailbox that nothing else uses."""
 
-    def __init__(self, comm: MPI.Intracomm, rank: int, monitor: Monitor) -> None:
-        self._comm = comm
+    def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:
+        self._mailbox = mailbox
         self._rank = rank
         self.monitor = monitor
-        self._sent: list[MPI.Request] = []
         self._unread: list[tuple[int, Envelope]] = []
 
     def agree(
@@ -78,28 +77,24 @@ class ControlChannel:
         log.debug("the team %s agrees on %s, at %s", team, purpose, where)
         self.monitor.raise_if_failed()
         mine = Envelope(self.monitor.epoch, purpose, team, where, contribution)
-        with worker_status.agreeing(self, purpose, where, others if self._rank == hub else (hub,)):
+        with worker_status().agreeing(self, purpose, where, others if self._rank == hub else (hub,)):
             if self._rank != hub:
-                self._send(mine, hub)
+                self._mailbox.post(mine, hub)
                 return self._receive({hub}, mine)[1]
             contributions, silent = {hub: contribution}, dict.fromkeys(others)
             while silent:
-                worker_status.still_waits_for(tuple(silent))
+                worker_status().still_waits_for(tuple(silent))
                 worker, data = self._receive(silent, mine)
                 del silent[worker]
                 contributions[worker] = data
             decision = decide(contributions)
             for worker in others:
-                self._send(mine._replace(data=decision), worker)
+                self._mailbox.post(mine._replace(data=decision), worker)
             return decision
 
-    def has_mail(self) -> bool:
+    def has_message(self) -> bool:
         """Whether there is a message that the worker has not looked at."""
-        return self._comm.iprobe()
-
-    def _send(self, envelope: Envelope, to: int) -> None:
-        self._sent = [request for request in self._sent if not request.Test()]
-        self._sent.append(self._comm.isend(envelope, to))
+        return self._mailbox.has_message()
 
     def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
         """Who of `sources` is the next to say something, which must be for the same purpose as `mine`, and what."""
@@ -113,19 +108,18 @@ class ControlChannel:
 
     def _next(self, sources: Container[int]) -> tuple[int, Envelope]:
         """The oldest message of any of `sources`, and whose it is; other messages are kept."""
-        looks, origin = 0, MPI.Status()
+        looks = 0
         while True:
             # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure
             # that this worker has yet to hear of.
             epoch = self.monitor.epoch
-            self._unread = [letter for letter in self._unread if letter[1].epoch >= epoch]
+            self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
             for place, (source, envelope) in enumerate(self._unread):
                 if source in sources and envelope.epoch == epoch:
                     del self._unread[place]
                     return source, envelope
-            if self.has_mail():
-                envelope = self._comm.recv(status=origin)
-                self._unread.append((origin.source, envelope))
+            if (received := self._mailbox.next()) is not None:
+                self._unread.append(received)
                 continue
             self.monitor.raise_if_failed()
             looks += 1

@@ -16,15 +16,21 @@ from distdl_jax.backends.base import Workers
 from distdl_jax.backends.mpi.communicators import Communicators
 from distdl_jax.backends.mpi.control import ControlChannel
 from distdl_jax.backends.mpi.launch_checks import check_launch, check_workers_agree
+from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.backends.mpi.transport import MPITransport
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import time_limits
-from distdl_jax.watchdog.exit_hooks import end_the_job_with_this_worker
+from distdl_jax.watchdog.exit_hooks import (
+    end_the_job_on_sigterm,
+    end_the_job_on_uncaught_exceptions,
+    record_exit_status,
+)
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.reporter import Watch
-from distdl_jax.watchdog.status import user_line, worker_status
-from distdl_jax.watchdog.thread import watchman
+from distdl_jax.watchdog.reporter import Reporter
+from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.watchdog.status import worker_status
+from distdl_jax.watchdog.thread import watchdog_thread
 
 
 class MPIWorld:
@@ -39,10 +45,10 @@ class MPIWorld:
         self.size = comm.Get_size()
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
-        self.watch = Watch(comm.Dup(), self.rank, self.size, time_limits())
-        self._control = ControlChannel(comm.Dup(), self.rank, self.watch)
+        self._reporter = Reporter(Mailbox(comm.Dup()), self.rank, self.size, time_limits())
+        self._control = ControlChannel(Mailbox(comm.Dup()), self.rank, self._reporter)
         if self.size > 1:
-            watchman.add(self.watch)
+            watchdog_thread.add(self._reporter)
 
     def agree(
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
@@ -50,7 +56,7 @@ class MPIWorld:
         return self._control.agree(team, purpose, contribution, decide)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        self.watch.programs[name] = programs
+        self._reporter.remember(name, programs)
 
 
 opened: list[MPIWorld] = []
@@ -76,10 +82,10 @@ def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
         return known
     check_launch()
     if comm.Get_size() > 1:
-        end_the_job_with_this_worker()
-        watchman.begin(time_limits().waiting)
+        _end_the_job_with_this_worker()
+        watchdog_thread.begin(time_limits().waiting)
     everyone = tuple(range(comm.Get_size()))
-    with worker_status.agreeing(None, "the first partition of a communicator", user_line(), everyone):
+    with worker_status().agreeing(None, "the first partition of a communicator", user_line(), everyone):
         check_workers_agree(comm)
         world = MPIWorld(comm)
     comm.Set_attr(_world_attribute(), world)
@@ -90,5 +96,11 @@ def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
     return world
 
 
+def _end_the_job_with_this_worker() -> None:
+    end_the_job_on_uncaught_exceptions()
+    record_exit_status()
+    end_the_job_on_sigterm()
+
+
 if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
-    end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at
+    _end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at

@@ -1,0 +1,39 @@
+"""Messages between workers outside compiled programs: Python objects, over a communicator that nothing else uses."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mpi4py import MPI
+
+
+class Mailbox:
+    """One worker's mailbox. Nothing blocks but the barrier; between two workers messages keep their order."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._sent: list[MPI.Request] = []
+
+    def post(self, message: Any, to: int) -> None:
+        """Send to a worker."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(message, to))
+
+    def has_message(self) -> bool:
+        """Whether there is a message."""
+        return self._comm.iprobe()
+
+    def next(self) -> tuple[int, Any] | None:
+        """The oldest message, and who sent it; None where there is none."""
+        if not self.has_message():
+            return None
+        origin = MPI.Status()
+        message = self._comm.recv(status=origin)
+        return origin.source, message
+
+    def barrier(self) -> None:
+        """Wait until all workers are here; other threads go on."""
+        everyone = self._comm.Ibarrier()
+        while not everyone.Test():
+            time.sleep(0.005)
