@@ -1,10 +1,10 @@
-"""What the coordinator concludes from what the workers say, and what it must not conclude."""
+"""What is concluded from what the workers say that they do, and what must not be concluded."""
 
 from dataclasses import replace
 
 import pytest
 
-from distdl_jax.watchdog.deadlock import Inquiry, State, find_deadlock, workers_text
+from distdl_jax.watchdog.deadlock import State, find_deadlock, workers_text
 
 RUNNING = State("running", calls=3, names=("f", "f", "f"))
 IN_CALL = replace(RUNNING, kind="executing", in_call=True)
@@ -73,33 +73,6 @@ def test_what_may_still_go_on(states):
 )
 def test_what_can_never_go_on(states, said):
     assert said in find_deadlock(states).text
-
-
-def inquiry_about(states):
-    deadlock = find_deadlock(states)
-    return Inquiry(deadlock, 1, 0.0, {worker: states[worker] for worker in deadlock.waiting})
-
-
-def test_who_waits_is_asked_again():
-    assert inquiry_about({0: AGREEING, 1: LEFT}).said == {0: AGREEING}
-    cycle = {0: AGREEING, 1: replace(AGREEING, waits_for=(2,)), 2: replace(AGREEING, waits_for=(0,)), 3: RUNNING}
-    inquiry = inquiry_about({**cycle, 0: replace(AGREEING, waits_for=(1,))})
-    assert not inquiry.complete
-    inquiry.answered.update({0, 1, 2})
-    assert inquiry.complete
-
-
-def test_another_agreement_of_the_same_kind_is_not_the_one_asked_about():
-    states = {0: AGREEING, 1: LEFT}
-    inquiry = inquiry_about(states)
-    assert inquiry.still_holds(find_deadlock(states), states)
-    later = {**states, 0: replace(AGREEING, since=7.0)}
-    assert find_deadlock(later) == inquiry.deadlock
-    assert not inquiry.still_holds(find_deadlock(later), later)
-
-
-def test_what_rests_on_names_alone_asks_nobody():
-    assert inquiry_about({0: RUNNING, 1: replace(RUNNING, names=("f", "g", "f"))}).complete
 
 
 def test_workers_are_listed():

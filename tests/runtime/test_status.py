@@ -1,0 +1,54 @@
+"""What a worker is recorded to be doing: the process's own, or that of a thread that acts as a worker."""
+
+import subprocess
+import sys
+import threading
+
+from programs import ROOT
+
+from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
+
+
+def test_all_threads_of_a_process_are_one_worker():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(worker_status()))
+    thread.start()
+    thread.join()
+    assert seen == [worker_status()]
+
+
+def test_threads_may_be_workers_of_their_own(caplog):
+    lines, ready = {}, threading.Barrier(3)
+
+    def work(rank):
+        with acting_as(WorkerStatus(rank, 3)):
+            ready.wait(10)
+            with worker_status().call(f"function {rank}"):
+                ready.wait(10)
+                assert worker_status().in_call and worker_status().calls[-1] == (1, f"function {rank}")
+                lines[rank] = log.process("here", {})[0]
+        assert worker_status() is before
+
+    before, calls = worker_status(), len(worker_status().calls)
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert lines == {rank: f"worker {rank} of 3: here" for rank in range(3)}
+    assert not before.in_call and len(before.calls) == calls
+
+
+def test_the_room_needs_no_mpi():
+    """The watchdog can be imported, and knows one worker, where mpi4py and mpi4jax are missing."""
+    program = """
+import sys
+sys.modules["mpi4py"] = sys.modules["mpi4py.MPI"] = sys.modules["mpi4jax"] = None
+import distdl_jax
+from distdl_jax.watchdog import thread
+from distdl_jax.watchdog.status import worker_status
+print(worker_status().rank, worker_status().size)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
