@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from jax._src import source_info_util
 from jax.extend.core import jaxprs_in_params
 
 from distdl_jax.backends.base import Transport
+from distdl_jax.compat import SourceFrame, source_frames
 from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
 from distdl_jax.watchdog.source_lines import is_library
 
@@ -79,9 +79,5 @@ def _line(eqns: tuple[Any, ...]) -> str:
     return ""
 
 
-def _frames(traceback: Any) -> Iterable[Any]:
-    if traceback is None:
-        return
-    for frame in source_info_util.user_frames(traceback):
-        if not is_library(frame.file_name):
-            yield frame
+def _frames(traceback: Any) -> Iterable[SourceFrame]:
+    return (frame for frame in source_frames(traceback) if not is_library(frame.file_name))

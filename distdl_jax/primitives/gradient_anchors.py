@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jax._src import core
+from jax.extend.core import get_opaque_trace_state
 
 from distdl_jax.primitives.tie import tie
 
@@ -24,7 +24,7 @@ def note_anchor(anchor: Array) -> None:
 
     What is made inside a loop or a nested jit can't be used outside of it.
     """
-    if _collections and _collections[-1][0] is core.trace_ctx.trace:
+    if _collections and _collections[-1][0] == get_opaque_trace_state():
         _collections[-1][1].append(anchor)
 
 
@@ -33,7 +33,7 @@ def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[.
 
     @wraps(fun)
     def depending(*args: Any, **kwargs: Any) -> Any:
-        _collections.append((core.trace_ctx.trace, []))
+        _collections.append((get_opaque_trace_state(), []))
         try:
             result = fun(*args, **kwargs)
         finally:

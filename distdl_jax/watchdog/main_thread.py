@@ -17,8 +17,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, NamedTuple
 
-from jax._src.dispatch import runtime_tokens
-
+from distdl_jax.compat import activity, dispatched_by_this_thread
 from distdl_jax.watchdog.source_lines import is_library
 
 
@@ -52,8 +51,7 @@ class Sampler:
     """Looks at the main thread from time to time; made in the main thread."""
 
     def __init__(self) -> None:
-        # What JAX has dispatched in this thread and not waited for; the attributes are its own in each thread.
-        self._dispatched: dict[str, Any] = vars(runtime_tokens)
+        self._dispatched = dispatched_by_this_thread()
         self._pending: dict[int, tuple[Any, float]] = {}
         self._kind: str | None = None
         self._since = 0.0
@@ -63,7 +61,7 @@ class Sampler:
         """What the main thread does now, and since which of the looks before."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         dispatched_for = self._oldest_pending()
-        kind = None if frame is None else _kind(frame)
+        kind = None if frame is None else activity(frame)
         if kind is None or frame is None:
             self._kind = None
             return Sample(executing_for=dispatched_for)
@@ -78,10 +76,8 @@ class Sampler:
     def _oldest_pending(self) -> float:
         """Seconds for which a program that communicates has been under way beside the main thread."""
         now = monotonic()
-        tokens = list(self._dispatched.get("current_tokens", {}).values())
-        for token in tokens:
-            if (buffer := getattr(token, "_buf", None)) is not None:
-                self._pending.setdefault(id(buffer), (buffer, now))
+        for buffer in self._dispatched():
+            self._pending.setdefault(id(buffer), (buffer, now))
         self._pending = {
             key: (buffer, since)
             for key, (buffer, since) in self._pending.items()
@@ -98,13 +94,6 @@ class Sampler:
 
     def _is_marked(self, frame: FrameType) -> bool:
         return frame.f_trace is self._mark or self._mark == id(frame)
-
-
-def _kind(innermost: FrameType) -> str | None:
-    file, name = innermost.f_code.co_filename, innermost.f_code.co_name
-    if file.endswith("jax/_src/interpreters/pxla.py") and name == "__call__":
-        return "executing"
-    return "compiling" if file.endswith("jax/_src/compiler.py") else None
 
 
 def main_stack() -> list[Line]:

@@ -17,27 +17,27 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import mpi4jax
 import numpy as np
 from jax import Array, lax
-from jax._src import effects
-from mpi4jax._src.collective_ops.bcast import mpi_bcast_p
-from mpi4jax._src.collective_ops.reduce import mpi_reduce_p
-from mpi4jax._src.utils import MPI_TYPE_MAP, OrderedMPIEffect, ordered_effect, wrap_as_hashable
 from mpi4py import MPI
 
 from distdl_jax.backends.base import Reduction, Workers
 from distdl_jax.backends.mpi.communicators import Communicators
+from distdl_jax.compat import as_parameter, import_mpi4jax, mpi_bcast, mpi_effect, mpi_operation, mpi_reduce
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Operation
 from distdl_jax.watchdog.flight_recorder import recorded
 
-effects.remat_allowed_effects.add_type(OrderedMPIEffect)
+mpi4jax = import_mpi4jax()
 
 MAX_ELEMENTS = 2**31 - 1
 """The most elements that one MPI message can hold."""
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX}
+
+_MPI_DTYPES = {"bool", "float32", "float64", "complex64", "complex128"} | {
+    f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
+}
 
 
 class MPITransport:
@@ -69,21 +69,21 @@ class MPITransport:
 
     def broadcast(self, x: Array, team: Workers) -> Array:
         # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
-        comm = wrap_as_hashable(self._communicators.of_team(team))
+        comm = as_parameter(self._communicators.of_team(team))
         results = []
         for chunk in _chunks(_as_sendable(x)):
-            with recorded(f"bcast in the team {list(team)} ({chunk.size} x {chunk.dtype})", ordered_effect):
-                results.append(mpi_bcast_p.bind(chunk, root=0, comm=comm))
+            with recorded(f"bcast in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
+                results.append(mpi_bcast().bind(chunk, root=0, comm=comm))
         if self._communicators.rank == team[0]:
             return _together([x, *results])
         return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
 
     def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
-        comm, mpi_op = wrap_as_hashable(self._communicators.of_team(team)), wrap_as_hashable(_OPS[op])
+        comm, mpi_op = as_parameter(self._communicators.of_team(team)), as_parameter(_OPS[op])
         results = []
         for chunk in _chunks(x):
-            with recorded(f"reduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", ordered_effect):
-                results.append(mpi_reduce_p.bind(chunk, op=mpi_op, root=0, comm=comm))
+            with recorded(f"reduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
+                results.append(mpi_reduce().bind(chunk, op=mpi_op, root=0, comm=comm))
         if self._communicators.rank != team[0]:
             return _together([x, *results])
         return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
@@ -92,20 +92,18 @@ class MPITransport:
         comm = self._communicators.of_team(team)
         results = []
         for chunk in _chunks(x):
-            with recorded(f"allreduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", ordered_effect):
+            with recorded(f"allreduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
                 results.append(mpi4jax.allreduce(chunk, op=_OPS[op], comm=comm))
         return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
 
     def operation(self, equation: Any) -> Operation | None:
-        name = equation.primitive.name
-        if not name.endswith("_mpi"):
-            return None
-        return _operation(name.removesuffix("_mpi"), equation, self._communicators.team_of)
+        found = mpi_operation(equation)
+        return None if found is None else _operation(*found, equation, self._communicators.team_of)
 
     def _receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
         if after.size == 0:
             template = _not_before(after, jnp.zeros(expected.shape, expected.dtype))
-            with recorded(f"recv from worker {source} ({expected.size} x {expected.dtype})", ordered_effect):
+            with recorded(f"recv from worker {source} ({expected.size} x {expected.dtype})", mpi_effect()):
                 received: Array = mpi4jax.recv(template, source=source, tag=tag, comm=self._communicators.messages)
             return received
         # One element of what is to come first, sent to nobody, is the operand.
@@ -117,7 +115,7 @@ class MPITransport:
         halves += [] if coming is None else [f"recv from worker {source} ({coming.size} x {coming.dtype})"]
         template = _not_before(x, jnp.zeros(expected.shape, expected.dtype))
         comm = self._communicators.messages
-        with recorded(" and ".join(halves), ordered_effect):
+        with recorded(" and ".join(halves), mpi_effect()):
             received: Array = mpi4jax.sendrecv(
                 x, template, source=source, dest=dest, sendtag=tag, recvtag=tag, comm=comm
             )
@@ -142,7 +140,7 @@ def _first_element(x: Array) -> Array:
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:
     """`dtype`, or the unsigned integer of its width where MPI does not know it."""
-    return np.dtype(dtype) if np.dtype(dtype).name in MPI_TYPE_MAP else np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
+    return np.dtype(dtype) if np.dtype(dtype).name in _MPI_DTYPES else np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
 
 
 def _as_sendable(x: Array) -> Array:
@@ -176,10 +174,11 @@ def _assembled(parts: list[Array], whole: ShapeDtype) -> Array:
     return array.reshape(whole.shape)
 
 
-def _operation(kind: str, equation: Any, team_of: Callable[[MPI.Intracomm], Workers]) -> Operation:
+def _operation(
+    kind: str, params: dict[str, Any], equation: Any, team_of: Callable[[MPI.Intracomm], Workers]
+) -> Operation:
     """One of mpi4jax's equations as the library's plans know it."""
-    params, given = equation.params, equation.invars[0].aval
-    team = team_of(params["comm"].wrapped)
+    team, given = team_of(params["comm"]), equation.invars[0].aval
 
     def worker(name: str) -> int | None:
         rank = int(params.get(name, MPI.PROC_NULL))
@@ -201,7 +200,7 @@ def _operation(kind: str, equation: Any, team_of: Callable[[MPI.Intracomm], Work
         received=math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0,
         dtype=given.dtype.name,
         itemsize=given.dtype.itemsize,
-        op=_op_name(params["op"].wrapped) if "op" in params else "",
+        op=_op_name(params["op"]) if "op" in params else "",
     )
 
 

@@ -1,0 +1,169 @@
+"""Every private part of jax and mpi4jax that the library uses: nothing else imports `jax._src` or `mpi4jax._src`.
+
+One function each; its docstring says what for, which private names it needs, and what would replace them.
+`tests/runtime/test_compat.py` runs each of them, and fails with that docstring where a new version breaks it. So
+nothing private is imported before it is asked for, and neither are mpi4jax and mpi4py, which may be missing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import FrameType, ModuleType
+from typing import Any, Protocol
+
+import jax
+from jax.extend.core import Primitive
+
+FIRST_JAX_NOT_TRIED = (0, 13)
+"""The first version of jax that pyproject.toml leaves out."""
+
+WARNING_OF_A_NEW_JAX = r"\s*The latest supported JAX version with this release of mpi4jax"
+"""How mpi4jax begins to warn of a jax that it does not know."""
+
+
+class SourceFrame(Protocol):
+    """A line of the program that led to an equation."""
+
+    @property
+    def file_name(self) -> str: ...
+
+    @property
+    def function_name(self) -> str: ...
+
+    @property
+    def start_line(self) -> int: ...
+
+
+# --- jax ------------------------------------------------------------------------------------------------------------
+
+
+def allow_in_checkpoint(effect_type: type) -> None:
+    """Have `jax.checkpoint` accept operations with an effect of this type, which it refuses otherwise.
+
+    Private: `jax._src.effects.remat_allowed_effects`. A public registry of effects would replace it.
+    """
+    from jax._src.effects import remat_allowed_effects
+
+    remat_allowed_effects.add_type(effect_type)
+
+
+def source_frames(traceback: Any) -> Iterator[SourceFrame]:
+    """Where an equation of a traced program comes from, the innermost line first, without the lines of jax.
+
+    Private: `jax._src.source_info_util.user_frames`. `jax.extend.source_info_util.summarize` would replace it, if it
+    gave frames instead of text.
+    """
+    from jax._src.source_info_util import user_frames
+
+    return user_frames(traceback)
+
+
+def dispatched_by_this_thread() -> Callable[[], list[Any]]:
+    """A function for other threads: the buffers, done or not, that tell how far this thread's latest programs are.
+
+    One for each ordered effect; they have `is_ready()` and `is_deleted()`. Private: the attributes that
+    `jax._src.dispatch.runtime_tokens` has in each thread, and a token's `_buf`. A `jax.effects_barrier` that asks
+    instead of waiting would replace it.
+    """
+    from jax._src.dispatch import runtime_tokens
+
+    of_this_thread = vars(runtime_tokens)
+
+    def buffers() -> list[Any]:
+        return [token._buf for token in list(of_this_thread["current_tokens"].values())]
+
+    return buffers
+
+
+def activity(innermost: FrameType) -> str | None:
+    """Whether the thread with this innermost frame is "executing" a compiled program or "compiling" one; else None.
+
+    Private: the names of the files and functions of jax that call XLA. Events of `jax.monitoring` at the start of
+    both would replace it.
+    """
+    file, name = innermost.f_code.co_filename, innermost.f_code.co_name
+    if file.endswith("jax/_src/interpreters/pxla.py") and name == "__call__":
+        return "executing"
+    return "compiling" if file.endswith("jax/_src/compiler.py") else None
+
+
+# --- mpi4jax --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def import_mpi4jax() -> ModuleType:
+    """mpi4jax, without its warning of a jax that is newer than it knows, where the library was tested with that jax.
+
+    Private: the beginning of the warning. A release of mpi4jax that knows jax 0.12 would replace it.
+    """
+    with warnings.catch_warnings():
+        if jax.__version_info__ < FIRST_JAX_NOT_TRIED:
+            warnings.filterwarnings("ignore", WARNING_OF_A_NEW_JAX)
+        import mpi4jax
+
+    return mpi4jax
+
+
+@cache
+def mpi_effect() -> Any:
+    """The effect that orders the operations of mpi4jax; `jax.checkpoint` accepts it from then on.
+
+    Private: `mpi4jax._src.utils.ordered_effect`. A public name for it would replace it.
+    """
+    import_mpi4jax()
+    from mpi4jax._src.utils import ordered_effect
+
+    allow_in_checkpoint(type(ordered_effect))
+    return ordered_effect
+
+
+@cache
+def mpi_bcast() -> Primitive:
+    """The primitive of `mpi4jax.bcast`, which returns the root's input there and drops the operation's own result.
+
+    Private: `mpi4jax._src.collective_ops.bcast.mpi_bcast_p`, its parameters `root` and `comm`, and its result, which
+    is empty on the root. `mpi4jax.bcast` would replace it, if what it returns depended on the operation.
+    """
+    import_mpi4jax()
+    from mpi4jax._src.collective_ops.bcast import mpi_bcast_p
+
+    return mpi_bcast_p
+
+
+@cache
+def mpi_reduce() -> Primitive:
+    """The primitive of `mpi4jax.reduce`, which returns the input on all but the root and drops the result there.
+
+    Private: `mpi4jax._src.collective_ops.reduce.mpi_reduce_p`, its parameters `op`, `root` and `comm`, and its result,
+    which is empty on all but the root. `mpi4jax.reduce` would replace it, if what it returns depended on the operation.
+    """
+    import_mpi4jax()
+    from mpi4jax._src.collective_ops.reduce import mpi_reduce_p
+
+    return mpi_reduce_p
+
+
+def as_parameter(mpi_object: Any) -> Any:
+    """A communicator or an operation of mpi4py, as the primitives of `mpi_bcast` and `mpi_reduce` take it.
+
+    Private: `mpi4jax._src.utils.wrap_as_hashable`. It goes where those primitives go.
+    """
+    import_mpi4jax()
+    from mpi4jax._src.utils import wrap_as_hashable
+
+    return wrap_as_hashable(mpi_object)
+
+
+def mpi_operation(eqn: Any) -> tuple[str, dict[str, Any]] | None:
+    """The name and the parameters of an equation that is an operation of mpi4jax; None for any other.
+
+    Private: that mpi4jax's primitives are called `sendrecv_mpi` and so on, that their parameters are called `comm`,
+    `dest`, `source`, `sendtag`, `recvtag`, `tag`, `root` and `op`, and that mpi4py's objects are `wrapped` in them. A
+    public list of the primitives and their parameters would replace it.
+    """
+    name, ending = eqn.primitive.name, "_mpi"
+    if not name.endswith(ending):
+        return None
+    return name.removesuffix(ending), {key: getattr(value, "wrapped", value) for key, value in eqn.params.items()}
