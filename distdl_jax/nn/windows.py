@@ -21,8 +21,8 @@ from distdl_jax.plans.decomposition import ProductGrid, Range, index_of
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Windows, same_padding
-from distdl_jax.primitives.boxes import common_dtype, owned_grid
-from distdl_jax.primitives.halo_exchange import exchange_ranges
+from distdl_jax.primitives.halo_exchange import plan_ranges
+from distdl_jax.primitives.held import common_dtype, owned_grid
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
@@ -75,7 +75,7 @@ class SlidingPlan:
     @cached_property
     def owned(self) -> ProductGrid:
         """The grid of the blocks on P_x, balanced or not."""
-        return owned_grid("x", self.P_x, {worker: self.shape_dtypes[worker].shape for worker in self.P_x.ranks})
+        return owned_grid("x", self.P_x, self.shape_dtypes)
 
     @cached_property
     def _along(self) -> tuple[Windows, ...]:
@@ -128,7 +128,7 @@ class SlidingPlan:
         """The input that this worker's windows read, but for padding with zeros; outside P_x, `x`."""
         if self.P_x.rank is None:
             return x
-        block = exchange_ranges("windows", x, self.P_x, self.shape_dtypes, self.halos)
+        block = plan_ranges("windows", self.shape_dtypes, self.P_x, self.halos).run(self.P_x.world, x)
         for d, sources in enumerate(self.filling(index_of(self.P_x.rank, self.P_x.shape)[2:])):
             if sources is not None:
                 block = jnp.take(block, sources, axis=d + 2, mode="clip")

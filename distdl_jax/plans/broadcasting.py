@@ -71,9 +71,9 @@ class BroadcastRule:
     @property
     def is_identity(self) -> bool:
         """Whether every worker is the source of itself alone, where both partitions have the same team in order."""
-        return self.source == self.destination and all(
-            self.source_of(rank) == rank for rank in range(math.prod(self.source))
-        )
+        if self.source != self.destination or self.transpose_source == self.transpose_destination:
+            return self.source == self.destination
+        return all(self.source_of(rank) == rank for rank in range(math.prod(self.source)))
 
     def source_of(self, rank: int) -> int:
         """The rank in the source partition whose subtensor the worker `rank` of the destination receives."""

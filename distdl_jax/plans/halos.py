@@ -133,6 +133,10 @@ class Halos:
             return tuple(ExchangePlan(nothing, nothing, (), ()) for _ in self._moving)
         return tuple(self._along(d, cell).plan(rank) for d in self._moving)
 
+    def shape_needed(self, rank: int) -> tuple[int, ...]:
+        """The shape of what the worker of world rank `rank`, one of the grid, holds after the exchange."""
+        return box_shape(self._wanted.box(self.owned.cell_of[rank]))
+
     @cached_property
     def _moving(self) -> tuple[int, ...]:
         return tuple(d for d, wanted in enumerate(self.needed) if wanted != self.owned.ranges[d])

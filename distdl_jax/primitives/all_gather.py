@@ -3,24 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from jax import Array
 
-from distdl_jax.errors import PlanError
+from distdl_jax.backends.base import Workers
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_team
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, index_of
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges
 from distdl_jax.plans.exchange import Exchange
+from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.boxes import (
-    BoxMovement,
-    checked_axes,
-    common_dtype,
-    is_differentiable,
-    owned_grid,
-    run_boxes,
-)
+from distdl_jax.primitives.boxes import BoxPlan
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+
+
+@dataclass(frozen=True)
+class GatherPlan(BoxPlan):
+    """Between blocks and the same with the whole extent in some dimensions: an all-gather, or back.
+
+    - `blocks`: on P_x; where the sum is to be scattered, those that it is scattered to.
+    - `axes`: the dimensions to gather, or to sum and to scatter, along.
+    - `gathers`: whether it is the all-gather.
+    """
+
+    blocks: ProductGrid
+    axes: tuple[int, ...]
+    gathers: bool
+
+    @property
+    def copies(self) -> bool:
+        return self.gathers
+
+    @property
+    def adds(self) -> bool:
+        return not self.gathers
+
+    @cached_property
+    def _exchanges(self) -> dict[int, Exchange]:
+        return {}
+
+    def team(self, worker: int) -> Workers:
+        ranks = self.blocks.ranks
+        return tuple(ranks[place] for place in self._team(self.blocks.cell_of[worker]))
+
+    def _team(self, cell: int) -> tuple[int, ...]:
+        return reduction_team(self.blocks.shape, self.axes, cell)
+
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        """A team at a time, with its own small grid."""
+        cell, team = self.blocks.cell_of[worker], self.team(worker)
+        if team[0] not in self._exchanges:
+            own, whole = [], []
+            for d, ((start, stop), ranges) in enumerate(zip(self.blocks.box(cell), self.blocks.ranges, strict=True)):
+                own.append(ranges if d in self.axes else ((0, stop - start),))
+                whole.append((((0, ranges[-1][1]),) * len(ranges)) if d in self.axes else ((0, stop - start),))
+            self._exchanges[team[0]] = Exchange(ProductGrid(team, tuple(own)), ProductGrid(team, tuple(whole)))
+        step = self._exchanges[team[0]].plan(worker)
+        return (step if self.gathers else step.reverse(),)
+
+    def output(self, worker: int) -> ShapeDtype:
+        lengths = [stop - start for start, stop in self.blocks.box(self.blocks.cell_of[worker])]
+        if self.gathers:
+            lengths = [self.blocks.extent[d] if d in self.axes else n for d, n in enumerate(lengths)]
+        return ShapeDtype(tuple(lengths), self.dtype)
+
+
+def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
+    """The plan of `all_gather`, from what the workers of P_x (and perhaps more) hold."""
+    gathered = checked_axes(axes, P_x.dim)
+    inputs = taking_part(shape_dtypes, P_x.ranks)
+    blocks = owned_grid("x", P_x, inputs)
+    return GatherPlan("all_gather", inputs, common_dtype("x", inputs, P_x.ranks), blocks, gathered, gathers=True)
+
+
+def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
+    """The plan of `reduce_scatter`, from what the workers of P_x (and perhaps more) hold."""
+    scattered = checked_axes(axes, P_x.dim)
+    inputs = taking_part(shape_dtypes, P_x.ranks)
+    terms = owned_grid("x", P_x, inputs)
+    ranges: list[tuple[Range, ...]] = list(terms.ranges)
+    for d in scattered:
+        lengths = [stop - start for start, stop in terms.ranges[d]]
+        if len(set(lengths)) > 1:
+            raise PlanError(
+                f"`x` must have the same length in dimension {d} on all workers that are summed, but the lengths are "
+                f"{lengths}."
+            )
+        ranges[d] = balanced_ranges(lengths[0], P_x.shape[d])
+    dtype, blocks = common_dtype("x", inputs, P_x.ranks), ProductGrid(P_x.ranks, tuple(ranges))
+    return GatherPlan("reduce_scatter", inputs, dtype, blocks, scattered, gathers=False)
 
 
 def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
@@ -49,8 +125,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
         return x
     purpose = f"all_gather along {gathered} on {P_x.describe()}"
     shape_dtypes = exchange_shape_dtypes(P_x.world, P_x.ranks, purpose, "x", x)
-    owned = owned_grid("x", P_x, {worker: shape_dtype.shape for worker, shape_dtype in shape_dtypes.items()})
-    return _run("all_gather", x, P_x, gathered, owned, shape_dtypes)
+    return plan_all_gather(shape_dtypes, P_x, gathered).run(P_x.world, x)
 
 
 def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
@@ -78,50 +153,12 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
         return x
     purpose = f"reduce_scatter along {scattered} on {P_x.describe()}"
     shape_dtypes = exchange_shape_dtypes(P_x.world, P_x.ranks, purpose, "x", x)
-    blocks = owned_grid("x", P_x, {worker: shape_dtype.shape for worker, shape_dtype in shape_dtypes.items()})
-    ranges: list[tuple[Range, ...]] = list(blocks.ranges)
-    for d in scattered:
-        lengths = {stop - start for start, stop in blocks.ranges[d]}
-        if len(lengths) > 1:
-            raise PlanError(
-                f"`x` must have the same length in dimension {d} on all workers that are summed, but the lengths are "
-                f"{[stop - start for start, stop in blocks.ranges[d]]}."
-            )
-        ranges[d] = balanced_ranges(lengths.pop(), P_x.shape[d])
-    return _run("reduce_scatter", x, P_x, scattered, ProductGrid(P_x.ranks, tuple(ranges)), shape_dtypes)
+    return plan_reduce_scatter(shape_dtypes, P_x, scattered).run(P_x.world, x)
 
 
-def _run(
-    name: str,
-    x: Array,
-    P_x: Partition,
-    axes: tuple[int, ...],
-    blocks: ProductGrid,
-    shape_dtypes: dict[int, ShapeDtype],
-) -> Array:
-    """Between `blocks` and the same with the whole extent in `axes`: a team at a time, with its own small grid."""
-    rank = P_x.rank
-    assert rank is not None  # the callers have returned on workers outside P_x
-    dtype = common_dtype("x", shape_dtypes, P_x.ranks)
-    team = tuple(P_x.ranks[place] for place in reduction_team(P_x.shape, axes, rank))
-    index = index_of(rank, P_x.shape)
-    own, whole = [], []
-    for d, ranges in enumerate(blocks.ranges):
-        length = ranges[index[d]][1] - ranges[index[d]][0]
-        own.append(ranges if d in axes else ((0, length),))
-        whole.append((((0, ranges[-1][1]),) * len(ranges)) if d in axes else ((0, length),))
-    step = Exchange(ProductGrid(team, tuple(own)), ProductGrid(team, tuple(whole))).plan(P_x.world.rank)
-    if name == "reduce_scatter":
-        step = step.reverse()
-    plan = BoxMovement(
-        name,
-        P_x.world,
-        team,
-        (step,),
-        shape_dtypes[P_x.world.rank],
-        ShapeDtype(step.out_shape, dtype),
-        is_differentiable(dtype),
-        copies=name == "all_gather",
-        adds=name == "reduce_scatter",
-    )
-    return run_boxes(plan, x)
+def checked_axes(axes: int | Sequence[int], dim: int) -> tuple[int, ...]:
+    """Dimensions of a partition of `dim` dimensions, ascending, from an integer or a sequence."""
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    if any(not isinstance(axis, int) or not -dim <= axis < dim for axis in given):
+        raise InvalidArgumentError(f"`axes` (={axes!r}) must be dimensions of the partition, 0 to {dim - 1}.")
+    return tuple(sorted({axis % dim for axis in given}))

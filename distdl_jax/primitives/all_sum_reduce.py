@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.backends.base import World
+from distdl_jax.backends.base import Workers, World
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.primitives.handshake import common_shape_dtype, exchange_shape_dtypes
-from distdl_jax.primitives.movement import move
+from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import common_shape_dtype, is_differentiable
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.team_operations import allreduce_in_team
 
 
@@ -20,8 +23,7 @@ from distdl_jax.primitives.team_operations import allreduce_in_team
 class AllSum:
     """One worker's part of an all-sum-reduction: `team` are the world ranks that are summed over."""
 
-    world: World
-    team: tuple[int, ...]
+    team: Workers
     differentiable: bool
 
     def adjoint(self) -> AllSum:
@@ -30,9 +32,54 @@ class AllSum:
     def batched(self, n: int) -> AllSum:
         return self
 
-    def run(self, x: Array) -> Array:
+    def run(self, world: World, x: Array) -> Array:
         with jax.named_scope("all_sum_reduce"):
-            return allreduce_in_team(self.world, self.team, x)
+            return allreduce_in_team(world, self.team, x)
+
+
+@dataclass(frozen=True)
+class AllSumPlan(MovementPlan):
+    """An all-sum-reduction: `teams` are the world ranks that are summed over, `inputs` what their workers hold."""
+
+    teams: tuple[Workers, ...]
+    inputs: ShapeDtypes = field(hash=False)
+
+    def __post_init__(self) -> None:
+        for team in self.teams:
+            if len(team) > 1:
+                common_shape_dtype("x", {worker: self.inputs[worker] for worker in team})
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self._team_of))
+
+    @cached_property
+    def _team_of(self) -> dict[int, Workers]:
+        return {worker: team for team in self.teams for worker in team}
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.inputs[worker]
+
+    def part(self, worker: int) -> AllSum | None:
+        team = self._team_of.get(worker, ())
+        return AllSum(team, is_differentiable(self.inputs[worker].dtype)) if len(team) > 1 else None
+
+
+def plan_all_sum_reduce(
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    axes_reduce: int | Sequence[int] | None = None,
+    axes_keep: int | Sequence[int] | None = None,
+) -> AllSumPlan:
+    """The plan of `all_sum_reduce`, from what the workers of P_x hold, or those of some of its teams; it is theirs."""
+    axes = reduction_axes(P_x.shape, axes_reduce, axes_keep)
+    teams: list[Workers] = []
+    planned: set[int] = set()
+    for rank, worker in enumerate(P_x.ranks):
+        if worker in shape_dtypes and worker not in planned:
+            teams.append(tuple(P_x.ranks[place] for place in reduction_team(P_x.shape, axes, rank)))
+            planned.update(teams[-1])
+    return AllSumPlan(tuple(teams), {worker: shape_dtypes[worker] for worker in sorted(planned)})
 
 
 def all_sum_reduce(
@@ -66,5 +113,5 @@ def all_sum_reduce(
     if team.size <= 1:
         return x
     purpose = f"all_sum_reduce on {P_x.describe()}"
-    shape_dtype = common_shape_dtype("x", exchange_shape_dtypes(P_x.world, team.ranks, purpose, "x", x))
-    return move(AllSum(P_x.world, team.ranks, bool(jnp.issubdtype(shape_dtype.dtype, jnp.inexact))), x)
+    shape_dtypes = exchange_shape_dtypes(P_x.world, team.ranks, purpose, "x", x)
+    return plan_all_sum_reduce(shape_dtypes, P_x, axes_reduce, axes_keep).run(P_x.world, x)

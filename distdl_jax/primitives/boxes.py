@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import World
-from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.partition import Partition
-from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import ProductGrid, index_of, ranges_of_sizes
+from distdl_jax.backends.base import Workers, World
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.channel import Channel
-from distdl_jax.primitives.handshake import checked_kinds
-from distdl_jax.primitives.movement import move
+from distdl_jax.primitives.held import is_differentiable
 from distdl_jax.primitives.packing import exchange
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.primitives.tie import tie
 
@@ -42,8 +38,7 @@ class BoxMovement:
     """
 
     name: str
-    world: World
-    team: tuple[int, ...]
+    team: Workers
     steps: tuple[ExchangePlan, ...]
     source: ShapeDtype
     target: ShapeDtype
@@ -70,9 +65,9 @@ class BoxMovement:
         """Whether this worker keeps what it has and sends nothing; then the adjoint is the identity too."""
         return self.source == self.target and all(step.is_identity for step in self.steps)
 
-    def run(self, x: Array) -> Array:
+    def run(self, world: World, x: Array) -> Array:
         with jax.named_scope(self.name):
-            channel = Channel(self.world.transport, x, zlib.crc32(repr((self.name, self.team)).encode()) % 32768)
+            channel = Channel(world.transport, x, zlib.crc32(repr((self.name, self.team)).encode()) % 32768)
             y = x
             if self.adds:
                 y = y.astype(accumulation_dtype(np.dtype(x.dtype)))
@@ -84,50 +79,52 @@ class BoxMovement:
             return channel.finish(y.astype(self.target.dtype))
 
 
-def run_boxes(plan: BoxMovement, x: Array) -> Array:
-    """Carry out the movement; where this worker has nothing to do, the result is `x` itself."""
-    return x if plan.is_identity else move(plan, x)
+@dataclass(frozen=True)
+class BoxPlan(MovementPlan):
+    """A chain of exchanges between all workers that take part.
 
+    - `name`: of the primitive.
+    - `inputs`: what each of the workers holds.
+    - `dtype`: of the data.
+    """
 
-def owned_grid(name: str, P: Partition, shapes: dict[int, tuple[int, ...]]) -> ProductGrid:
-    """The grid of the blocks that the workers of `P` hold, balanced or not, from their local shapes by world rank."""
-    listed = ", ".join(f"{list(shapes[worker])} on worker {worker}" for worker in P.ranks[:64])
-    wrong = [worker for worker in P.ranks if len(shapes[worker]) != P.dim]
-    if wrong:
-        raise PlanError(
-            f"`{name}` must have as many dimensions as its partition ({shape_text(P.shape)}), but has the shapes "
-            f"{listed}."
+    name: str
+    inputs: ShapeDtypes = field(hash=False)
+    dtype: np.dtype
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.inputs))
+
+    @property
+    def copies(self) -> bool:
+        """Whether several workers may get the same element."""
+        return False
+
+    @property
+    def adds(self) -> bool:
+        """Whether elements may be sums of several."""
+        return False
+
+    def team(self, worker: int) -> Workers:
+        """The world ranks of the workers that the exchanges of `worker` are between, in one order for all of them."""
+        return self.workers
+
+    @abstractmethod
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        """The exchanges of `worker`, in order."""
+
+    def part(self, worker: int) -> BoxMovement | None:
+        if worker not in self.inputs:
+            return None
+        part = BoxMovement(
+            self.name,
+            self.team(worker),
+            self.steps(worker),
+            self.inputs[worker],
+            self.output(worker),
+            is_differentiable(self.dtype),
+            self.copies,
+            self.adds,
         )
-    sizes: list[list[int | None]] = [[None] * p for p in P.shape]
-    for rank, worker in enumerate(P.ranks):
-        for d, i in enumerate(index_of(rank, P.shape)):
-            if sizes[d][i] not in (None, shapes[worker][d]):
-                raise PlanError(
-                    f"The blocks of `{name}` don't form a {shape_text(P.shape)} grid: workers with the same index in "
-                    f"dimension {d} must hold the same length there, but the shapes are {listed}."
-                )
-            sizes[d][i] = shapes[worker][d]
-    return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
-
-
-def common_dtype(name: str, shape_dtypes: dict[int, ShapeDtype], owners: Sequence[int]) -> np.dtype:
-    """The dtype of the data that `owners` (world ranks) hold; refuses placeholders of another kind elsewhere."""
-    dtype = shape_dtypes[owners[0]].dtype
-    if any(shape_dtypes[worker].dtype != dtype for worker in owners):
-        listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
-        raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
-    checked_kinds(name, shape_dtypes, dtype)
-    return dtype
-
-
-def is_differentiable(dtype: np.dtype) -> bool:
-    """Whether data of `dtype` has derivatives."""
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def checked_axes(axes: Any, dim: int) -> tuple[int, ...]:
-    """Dimensions of a partition of `dim` dimensions, ascending, from an integer or a sequence."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
-    if any(not isinstance(axis, int) or not -dim <= axis < dim for axis in given):
-        raise InvalidArgumentError(f"`axes` (={axes!r}) must be dimensions of the partition, 0 to {dim - 1}.")
-    return tuple(sorted({axis % dim for axis in given}))
+        return None if part.is_identity else part

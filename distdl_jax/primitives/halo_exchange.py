@@ -2,25 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jax import Array, lax
 
+from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import Box, ProductGrid, Range
+from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
+from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.boxes import (
-    BoxMovement,
-    common_dtype,
-    is_differentiable,
-    owned_grid,
-    run_boxes,
-)
+from distdl_jax.primitives.boxes import BoxPlan
 from distdl_jax.primitives.handshake import handshake, shape_dtype_of
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 
 Halo = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RangesPlan(BoxPlan):
+    """The movement that gives each worker of a grid the ranges that `halos` says it needs."""
+
+    halos: Halos
+
+    @property
+    def copies(self) -> bool:
+        return True
+
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        return self.halos.plans(worker)
+
+    def output(self, worker: int) -> ShapeDtype:
+        return ShapeDtype(self.halos.shape_needed(worker), self.dtype)
+
+
+def plan_ranges(name: str, shape_dtypes: ShapeDtypes, P_x: Partition, halos: Halos) -> RangesPlan:
+    """The plan by which each worker of P_x gets the ranges that `halos` says it needs."""
+    inputs = taking_part(shape_dtypes, P_x.ranks)
+    return RangesPlan(name, inputs, common_dtype("x", inputs, P_x.ranks), halos)
+
+
+@dataclass(frozen=True)
+class HaloExchangePlan(Plan):
+    """A halo exchange: a movement, and of what it brings the part that a worker asked for.
+
+    - `movement`: gives each worker the widest that a worker of the same index asked for.
+    - `halo`: what each worker asked for, by world rank.
+    """
+
+    movement: RangesPlan
+    halo: Mapping[int, Halo] = field(hash=False)
+
+    @property
+    def workers(self) -> Workers:
+        return self.movement.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        starts, stops = self.cut(worker)
+        shape = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+        return ShapeDtype(shape, self.movement.dtype)
+
+    def cut(self, worker: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where what `worker` asked for starts and stops in what the movement brings it."""
+        halos = self.movement.halos
+        cell = halos.owned.cell_of[worker]
+        box = own_box(halos.owned, cell, self.halo[worker], halos.periodic)
+        first = [ranges[i][0] for ranges, i in zip(halos.needed, halos.owned.index(cell), strict=True)]
+        starts = tuple(want[0] - start for want, start in zip(box, first, strict=True))
+        return starts, tuple(start + n for start, n in zip(starts, box_shape(box), strict=True))
+
+    def run(self, world: World, x: Array) -> Array:
+        """What this worker, which holds `x`, holds afterwards."""
+        if world.rank not in self.halo:
+            return x
+        widest = self.movement.run(world, x)
+        starts, stops = self.cut(world.rank)
+        return widest if stops == tuple(widest.shape) and not any(starts) else lax.slice(widest, starts, stops)
+
+
+def plan_halo_exchange(
+    shape_dtypes: ShapeDtypes, P_x: Partition, halo: Mapping[int, Halo], *, periodic: Sequence[bool] = ()
+) -> HaloExchangePlan:
+    """The plan of `halo_exchange`, from what each worker of P_x holds, and the widths that it asks for."""
+    wraps = checked_periodic(periodic, P_x.dim)
+    owned = owned_grid("x", P_x, shape_dtypes)
+    try:
+        needed = needed_ranges(owned, [halo[worker] for worker in P_x.ranks], wraps)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"`halo` doesn't fit the blocks of `x`: {error}") from None
+    movement = plan_ranges("halo_exchange", shape_dtypes, P_x, Halos(owned, needed, wraps))
+    return HaloExchangePlan(movement, {worker: halo[worker] for worker in movement.workers})
 
 
 def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, periodic: Sequence[bool] = ()) -> Array:
@@ -48,49 +122,26 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
     check_partitions(P_x=P_x)
-    wraps = tuple(bool(flag) for flag in periodic) or (False,) * P_x.dim
-    if len(wraps) != P_x.dim:
-        raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {P_x.dim} entries, one per dimension.")
+    wraps = checked_periodic(periodic, P_x.dim)
     if not P_x.active:
         return x
     purpose = f"halo_exchange on {P_x.describe()}"
-    told = handshake(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), _checked_halo(halo, P_x.dim)))
-    shape_dtypes = {worker: shape_dtype for worker, (shape_dtype, _) in told.items()}
-    owned = owned_grid("x", P_x, {worker: shape_dtype.shape for worker, shape_dtype in shape_dtypes.items()})
-    try:
-        needed = needed_ranges(owned, [told[worker][1] for worker in P_x.ranks], wraps)
-    except ValueError as error:
-        raise InvalidArgumentError(f"`halo` doesn't fit the blocks of `x`: {error}") from None
-    widest = exchange_ranges("halo_exchange", x, P_x, shape_dtypes, Halos(owned, needed, wraps))
-    return _cropped(
-        widest, P_x, owned, needed, own_box(owned, owned.cell_of[P_x.world.rank], told[P_x.world.rank][1], wraps)
-    )
+    told = handshake(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
+    shape_dtypes = {worker: held for worker, (held, _) in told.items()}
+    widths = {worker: asked for worker, (_, asked) in told.items()}
+    return plan_halo_exchange(shape_dtypes, P_x, widths, periodic=wraps).run(P_x.world, x)
 
 
-def _cropped(x: Array, P_x: Partition, owned: ProductGrid, needed: tuple[tuple[Range, ...], ...], box: Box) -> Array:
-    """What this worker asked for, of the widest that a worker of the same index did; `x` itself where that is all."""
-    index = owned.index(owned.cell_of[P_x.world.rank])
-    starts = [want[0] - ranges[i][0] for want, ranges, i in zip(box, needed, index, strict=True)]
-    stops = [start + want[1] - want[0] for start, want in zip(starts, box, strict=True)]
-    return x if tuple(stops) == tuple(x.shape) and not any(starts) else lax.slice(x, starts, stops)
+def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
+    """`periodic` as one entry for each of `dim` dimensions; () means that none is."""
+    wraps = tuple(bool(flag) for flag in periodic) or (False,) * dim
+    if len(wraps) != dim:
+        raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {dim} entries, one per dimension.")
+    return wraps
 
 
-def exchange_ranges(name: str, x: Array, P_x: Partition, shape_dtypes: dict[int, ShapeDtype], halos: Halos) -> Array:
-    """Give each worker of `P_x` the ranges that `halos` says it needs, from the `shape_dtypes` that all of them told.
-
-    For workers of P_x only.
-    """
-    world = P_x.world
-    dtype = common_dtype("x", shape_dtypes, P_x.ranks)
-    steps = halos.plans(world.rank)
-    mine = shape_dtypes[world.rank]
-    shape = steps[-1].out_shape if steps else mine.shape
-    target = ShapeDtype(shape, dtype)
-    plan = BoxMovement(name, world, P_x.ranks, steps, mine, target, is_differentiable(dtype), copies=True)
-    return run_boxes(plan, x)
-
-
-def _checked_halo(halo: Sequence[Sequence[int]], dim: int) -> Halo:
+def checked_halo(halo: Sequence[Sequence[int]], dim: int) -> Halo:
+    """`halo` as a pair of integers for each of `dim` dimensions."""
     try:
         widths = tuple((int(left), int(right)) for left, right in halo)
     except (TypeError, ValueError):

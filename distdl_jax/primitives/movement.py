@@ -1,8 +1,8 @@
 """One differentiable function for every data movement.
 
-A movement is a linear map from what one worker holds to what it is to hold, written down as a plan: a hashable value
-that knows how to run, its adjoint, and itself over a batch. `move` turns any plan into a JAX operation that takes
-jit, grad of any order in reverse mode, vmap, checkpoint and control flow. Source: Hewett and Grady (2020),
+A movement is a linear map from what one worker holds to what it is to hold, that worker's part of a plan: a hashable
+value that knows how to run, its adjoint, and itself over a batch. `move` turns any of them into a JAX operation that
+takes jit, grad of any order in reverse mode, vmap, checkpoint and control flow. Source: Hewett and Grady (2020),
 arXiv:2006.03108, the primitives as linear operators.
 """
 
@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.backends.base import World
 from distdl_jax.primitives.gradient_anchors import note_anchor
 from distdl_jax.primitives.tie import tie
 
 
 class Movement(Protocol):
-    """One worker's part of a linear data movement: an immutable, hashable value."""
+    """One worker's part of a linear data movement: an immutable, hashable value, without the world that carries it."""
 
     def __hash__(self) -> int: ...
 
@@ -29,8 +30,8 @@ class Movement(Protocol):
     def differentiable(self) -> bool:
         """Whether the data has derivatives: floating or complex. The same on every worker."""
 
-    def run(self, x: Array) -> Array:
-        """Carry it out; MPI operations only, in the order of the plan, tied to `x` and to the result."""
+    def run(self, world: World, x: Array) -> Array:
+        """Carry it out over `world`: messages only, in the order of the plan, tied to `x` and to the result."""
 
     def adjoint(self) -> Movement:
         """The movement F* with <F x, y> = <x, F* y>, summed over all workers."""
@@ -39,46 +40,46 @@ class Movement(Protocol):
         """The same movement of `n` tensors, stacked in front."""
 
 
-def move(plan: Movement, x: Array) -> Array:
+def move(world: World, part: Movement, x: Array) -> Array:
     """What this worker holds after the movement, given what it holds before."""
-    if not plan.differentiable:
-        return _run(plan, x)
-    y, anchor = _move(plan, x)
+    if not part.differentiable:
+        return _run(world, part, x)
+    y, anchor = _move(world, part, x)
     note_anchor(anchor)
     return y
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _move(plan: Movement, x: Array) -> tuple[Array, Array]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _move(world: World, part: Movement, x: Array) -> tuple[Array, Array]:
     """What is held after the movement, and an empty anchor of it: whoever uses that has the adjoint run."""
-    y = _run(plan, x)
+    y = _run(world, part, x)
     return y, tie(jnp.zeros(0, y.dtype), y)
 
 
-def _forward(plan: Movement, x: Array) -> tuple[tuple[Array, Array], Array]:
+def _forward(world: World, part: Movement, x: Array) -> tuple[tuple[Array, Array], Array]:
     # Nothing of `x` is kept but that it is there: where it is batched, so is what is kept.
-    return _move(plan, x), jnp.ravel(x)[:0]
+    return _move(world, part, x), jnp.ravel(x)[:0]
 
 
-def _backward(plan: Movement, trace_of_x: Array, cotangents: tuple[Array, Array]) -> tuple[Array]:
+def _backward(world: World, part: Movement, trace_of_x: Array, cotangents: tuple[Array, Array]) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
-    return (_move(plan.adjoint(), tie(cotangents[0], cotangents[1], trace_of_x))[0],)
+    return (_move(world, part.adjoint(), tie(cotangents[0], cotangents[1], trace_of_x))[0],)
 
 
 _move.defvjp(_forward, _backward)
 
 
-@partial(jax.jit, static_argnums=0, inline=True)
-def _run(plan: Movement, x: Array) -> Array:
-    """The movement under jit, so that eager calls with an equal plan don't compile again."""
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _run(world: World, part: Movement, x: Array) -> Array:
+    """The movement under jit, so that eager calls with an equal part don't compile again."""
 
     @custom_vmap
     def run(x: Array) -> Array:
-        return plan.run(x)
+        return part.run(world, x)
 
     @run.def_vmap
     def batched(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Any, bool]:
-        return _run(plan.batched(axis_size), x), True
+        return _run(world, part.batched(axis_size), x), True
 
     return run(jnp.asarray(x))

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.exchange import Exchange
+from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.boxes import (
-    BoxMovement,
-    common_dtype,
-    is_differentiable,
-    owned_grid,
-    run_boxes,
-)
-from distdl_jax.primitives.handshake import exchange_shape_dtypes, zero_volume_shape
+from distdl_jax.primitives.boxes import BoxPlan
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import common_dtype, owned_grid, zero_volume_shape
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+
+
+@dataclass(frozen=True)
+class RepartitionPlan(BoxPlan):
+    """A repartition: `exchange` says who owns and who is to have which block."""
+
+    exchange: Exchange
+    preserve_batch: bool
+
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        return (self.exchange.plan(worker),)
+
+    def output(self, worker: int) -> ShapeDtype:
+        needed = self.exchange.needed
+        if (cell := needed.cell_of.get(worker)) is not None:
+            return ShapeDtype(box_shape(needed.box(cell)), self.dtype)
+        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self.dtype)
+
+
+def plan_repartition(
+    shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True
+) -> RepartitionPlan:
+    """The plan of `repartition`, from what the workers of both partitions (and perhaps more) hold."""
+    _check_dimensions(P_x, P_y)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    owned = owned_grid("x", P_x, inputs)
+    dtype = common_dtype("x", inputs, P_x.ranks)
+    exchange = Exchange(owned, ProductGrid.balanced(owned.extent, P_y.shape, P_y.ranks))
+    return RepartitionPlan("repartition", inputs, dtype, exchange, preserve_batch)
 
 
 def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True) -> Array:
@@ -44,22 +72,18 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """
     check_partitions(P_x=P_x, P_y=P_y)
+    _check_dimensions(P_x, P_y)
+    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
+    if P_x.world.rank not in team:
+        return x
+    purpose = f"repartition from {P_x.describe()} to {P_y.describe()}"
+    shape_dtypes = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+    return plan_repartition(shape_dtypes, P_x, P_y, preserve_batch=preserve_batch).run(P_x.world, x)
+
+
+def _check_dimensions(P_x: Partition, P_y: Partition) -> None:
     if P_x.dim != P_y.dim:
         raise InvalidArgumentError(
             f"`P_x` ({shape_text(P_x.shape)}) and `P_y` ({shape_text(P_y.shape)}) must have as many dimensions as the "
             "tensor, so both the same number; dimensions of one worker can be added without moving data."
         )
-    world = P_x.world
-    union = P_x.create_partition_union(P_y)
-    if not union.active:
-        return x
-    team = tuple(sorted(union.ranks))
-    purpose = f"repartition from {P_x.describe()} to {P_y.describe()}"
-    shape_dtypes = exchange_shape_dtypes(world, team, purpose, "x", x)
-    owned = owned_grid("x", P_x, {worker: shape_dtype.shape for worker, shape_dtype in shape_dtypes.items()})
-    dtype = common_dtype("x", shape_dtypes, P_x.ranks)
-    step = Exchange(owned, ProductGrid.balanced(owned.extent, P_y.shape, P_y.ranks)).plan(world.rank)
-    mine = shape_dtypes[world.rank]
-    shape = step.out_shape if P_y.active else zero_volume_shape(mine.shape, preserve_batch)
-    plan = BoxMovement("repartition", world, team, (step,), mine, ShapeDtype(shape, dtype), is_differentiable(dtype))
-    return run_boxes(plan, x)

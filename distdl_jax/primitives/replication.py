@@ -6,24 +6,22 @@ Each is the other's adjoint. Source: the DistDL documentation, "broadcast" and "
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import World
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import BroadcastRule, Team, teams_of_worker
-from distdl_jax.primitives.handshake import (
-    ShapeDtype,
-    checked_kinds,
-    common_shape_dtype,
-    exchange_shape_dtypes,
-    zero_volume_shape,
-)
-from distdl_jax.primitives.movement import move
+from distdl_jax.plans.broadcasting import BroadcastRule, Team
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
 from distdl_jax.primitives.team_operations import broadcast_in_team, reduce_in_team
 from distdl_jax.primitives.tie import tie
 
@@ -51,7 +49,6 @@ class Replication:
       is in no such team.
     """
 
-    world: World
     as_root: _Task | None
     as_member: _Task | None
     root_first: bool
@@ -75,7 +72,7 @@ class Replication:
             copy=self.copy.batched(n),
         )
 
-    def run(self, x: Array) -> Array:
+    def run(self, world: World, x: Array) -> Array:
         if self.is_broadcast:
             name, in_team = "broadcast", broadcast_in_team
             giving, getting, target = self.as_root, self.as_member, self.copy
@@ -86,7 +83,7 @@ class Replication:
         with jax.named_scope(name):
             for task in self._tasks():
                 mine = x if task == giving else None
-                result = in_team(self.world, task.team.participants, mine, x, task.shape_dtype, task.tag)
+                result = in_team(world, task.team.participants, mine, x, task.shape_dtype, task.tag)
                 if task == getting:
                     y = result
                 else:
@@ -99,6 +96,135 @@ class Replication:
         """This worker's tasks in the one order in which all workers go through the teams, so no cycle can form."""
         tasks = [self.as_root, self.as_member] if self.root_first else [self.as_member, self.as_root]
         return [task for task in dict.fromkeys(tasks) if task is not None]
+
+
+@dataclass(frozen=True)
+class ReplicationPlan(MovementPlan):
+    """A broadcast (`is_broadcast`) or a sum-reduction (otherwise) between a source and its copies.
+
+    - `rule`: which copies are whose, by places in the two teams.
+    - `source`, `copies`: the world ranks of the two partitions.
+    - `inputs`: what the workers of both hold.
+    - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
+    """
+
+    rule: BroadcastRule
+    source: Workers
+    copies: Workers
+    inputs: ShapeDtypes = field(hash=False)
+    is_broadcast: bool
+    preserve_batch: bool
+
+    def __post_init__(self) -> None:
+        _ = self._moved  # every worker checks all teams, so that all raise the same where one does not fit
+        checked_kinds("x", self.inputs, self._dtype)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(self.inputs)
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return self.inputs[(self.source if self.is_broadcast else self.copies)[0]].dtype
+
+    @cached_property
+    def _teams(self) -> dict[int, Team]:
+        """By the root's world rank, in the one order in which all workers go through them."""
+        return {
+            root: Team(root, tuple(self.copies[rank] for rank in self.rule.destinations(place)))
+            for place, root in enumerate(self.source)
+        }
+
+    @cached_property
+    def _root_of(self) -> dict[int, int]:
+        """From each worker that holds a copy to the root of its team."""
+        return {member: root for root, team in self._teams.items() for member in team.members}
+
+    @cached_property
+    def _moved(self) -> dict[int, ShapeDtype]:
+        """By root, the subtensor that its team has in common."""
+        return {
+            root: common_shape_dtype(
+                "x", {worker: self.inputs[worker] for worker in ((root,) if self.is_broadcast else team.members)}
+            )
+            for root, team in self._teams.items()
+        }
+
+    def output(self, worker: int) -> ShapeDtype:
+        root, its_root = (worker if worker in self._teams else None), self._root_of.get(worker)
+        giving, getting = (root, its_root) if self.is_broadcast else (its_root, root)
+        if getting is not None:
+            return self._moved[getting]
+        assert giving is not None  # a worker that takes part is in one of the two partitions
+        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self._moved[giving].dtype)
+
+    def part(self, worker: int) -> Replication | None:
+        if worker not in self.inputs:
+            return None
+        root = self._root_of.get(worker)
+        as_root = _Task(self._teams[worker], self._moved[worker]) if worker in self._teams else None
+        as_member = None if root is None else _Task(self._teams[root], self._moved[root])
+        before, after = self.inputs[worker], self.output(worker)
+        return Replication(
+            as_root,
+            as_member,
+            root_first=as_root is not None and root is not None and self.source.index(worker) < self.source.index(root),
+            source=before if self.is_broadcast else after,
+            copy=after if self.is_broadcast else before,
+            differentiable=is_differentiable(self._dtype),
+            is_broadcast=self.is_broadcast,
+        )
+
+
+def broadcast_rule(
+    P_x: Partition, P_y: Partition, *, transpose_src: bool = False, transpose_dest: bool = False
+) -> BroadcastRule:
+    """How `P_x` broadcasts to `P_y`."""
+    return BroadcastRule(P_x.shape, P_y.shape, transpose_src, transpose_dest)
+
+
+def sum_rule(
+    P_x: Partition, P_y: Partition, *, transpose_src: bool = False, transpose_dest: bool = False
+) -> BroadcastRule:
+    """The broadcast from `P_y` to `P_x`, of which their sum-reduction is the adjoint."""
+    try:
+        return BroadcastRule(P_y.shape, P_x.shape, transpose_dest, transpose_src)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
+
+
+def plan_broadcast(
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    P_y: Partition,
+    *,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+) -> MovementPlan:
+    """The plan of `broadcast`, from what the workers of both partitions (and perhaps more) hold."""
+    rule = broadcast_rule(P_x, P_y, transpose_src=transpose_src, transpose_dest=transpose_dest)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    if _moves_nothing(rule, P_x, P_y):
+        return Unmoved(inputs)
+    return ReplicationPlan(rule, P_x.ranks, P_y.ranks, inputs, is_broadcast=True, preserve_batch=preserve_batch)
+
+
+def plan_sum_reduce(
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    P_y: Partition,
+    *,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+) -> MovementPlan:
+    """The plan of `sum_reduce`, from what the workers of both partitions (and perhaps more) hold."""
+    rule = sum_rule(P_x, P_y, transpose_src=transpose_src, transpose_dest=transpose_dest)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    if _moves_nothing(rule, P_x, P_y):
+        return Unmoved(inputs)
+    return ReplicationPlan(rule, P_y.ranks, P_x.ranks, inputs, is_broadcast=False, preserve_batch=preserve_batch)
 
 
 def broadcast(
@@ -134,11 +260,12 @@ def broadcast(
     Source: DistDL documentation, "broadcast".
     """
     check_partitions(P_x=P_x, P_y=P_y)
-    rule = BroadcastRule(P_x.shape, P_y.shape, transpose_src, transpose_dest)
-    if P_x.ranks == P_y.ranks and rule.is_identity:
+    options = {"transpose_src": transpose_src, "transpose_dest": transpose_dest}
+    rule = broadcast_rule(P_x, P_y, **options)
+    if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
         return x
-    plan = _plan(x, P_x, P_y, rule, preserve_batch, is_broadcast=True)
-    return x if plan is None else move(plan, x)
+    shape_dtypes = _told("broadcast", x, P_x, P_y)
+    return plan_broadcast(shape_dtypes, P_x, P_y, **options, preserve_batch=preserve_batch).run(P_x.world, x)
 
 
 def sum_reduce(
@@ -174,66 +301,18 @@ def sum_reduce(
     Source: DistDL documentation, "broadcast" and "backends".
     """
     check_partitions(P_x=P_x, P_y=P_y)
-    try:
-        rule = BroadcastRule(P_y.shape, P_x.shape, transpose_dest, transpose_src)
-    except ValueError as error:
-        raise type(error)(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
-    if P_x.ranks == P_y.ranks and rule.is_identity:
+    options = {"transpose_src": transpose_src, "transpose_dest": transpose_dest}
+    rule = sum_rule(P_x, P_y, **options)
+    if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
         return x
-    plan = _plan(x, P_y, P_x, rule, preserve_batch, is_broadcast=False)
-    return x if plan is None else move(plan, x)
+    shape_dtypes = _told("sum_reduce", x, P_x, P_y)
+    return plan_sum_reduce(shape_dtypes, P_x, P_y, **options, preserve_batch=preserve_batch).run(P_x.world, x)
 
 
-def _plan(
-    x: Any,
-    P_source: Partition,
-    P_copies: Partition,
-    rule: BroadcastRule,
-    preserve_batch: bool,
-    is_broadcast: bool,
-) -> Replication | None:
-    """This worker's plan; None where it is in neither partition. Collective in the union of both, at trace time."""
-    world = P_source.world
-    union = P_source.create_partition_union(P_copies)
-    if not union.active:
-        return None
-    P_x, P_y = (P_source, P_copies) if is_broadcast else (P_copies, P_source)
-    purpose = f"{'broadcast' if is_broadcast else 'sum_reduce'} from {P_x.describe()} to {P_y.describe()}"
-    shape_dtypes = exchange_shape_dtypes(world, tuple(sorted(union.ranks)), purpose, "x", x)
-    holders = P_source.ranks if is_broadcast else P_copies.ranks
-    # Every worker checks all teams, so that all raise the same where one does not fit.
-    teams = {
-        rank: Team(rank, tuple(P_copies.ranks[i] for i in rule.destinations(place)))
-        for place, rank in enumerate(P_source.ranks)
-    }
-    of_team = {
-        rank: common_shape_dtype(
-            "x", {worker: shape_dtypes[worker] for worker in ((rank,) if is_broadcast else team.members)}
-        )
-        for rank, team in teams.items()
-    }
-    dtype = shape_dtypes[holders[0]].dtype
-    checked_kinds("x", shape_dtypes, dtype)
-    as_root, as_member = teams_of_worker(rule, P_source.ranks, P_copies.ranks, world.rank)
-    root_task = None if as_root is None else _Task(as_root, of_team[as_root.root])
-    member_task = None if as_member is None else _Task(as_member, of_team[as_member.root])
-    mine = shape_dtypes[world.rank]
-    task = root_task or member_task
-    nothing = ShapeDtype(zero_volume_shape(mine.shape, preserve_batch), task.shape_dtype.dtype if task else dtype)
-    target_task = member_task if is_broadcast else root_task
-    target = nothing if target_task is None else target_task.shape_dtype
-    root_first = (
-        as_root is not None
-        and as_member is not None
-        and P_source.ranks.index(as_root.root) < P_source.ranks.index(as_member.root)
-    )
-    return Replication(
-        world,
-        root_task,
-        member_task,
-        root_first,
-        source=mine if is_broadcast else target,
-        copy=target if is_broadcast else mine,
-        differentiable=bool(jnp.issubdtype(dtype, jnp.inexact)),
-        is_broadcast=is_broadcast,
-    )
+def _moves_nothing(rule: BroadcastRule, P_x: Partition, P_y: Partition) -> bool:
+    return P_x.ranks == P_y.ranks and rule.is_identity
+
+
+def _told(name: str, x: Array, P_x: Partition, P_y: Partition) -> ShapeDtypes:
+    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
+    return exchange_shape_dtypes(P_x.world, team, f"{name} from {P_x.describe()} to {P_y.describe()}", "x", x)

@@ -19,7 +19,7 @@ from convolution.draws import Conv, Drawn, Pool
 from distdl_jax.nn.local.conv import LocalConvolution
 from distdl_jax.nn.windows import SlidingPlan
 from distdl_jax.plans.broadcasting import BroadcastRule, Team, teams_of_worker
-from distdl_jax.primitives.handshake import ShapeDtype
+from distdl_jax.plans.shape_dtype import ShapeDtype
 
 Blocks = dict[int, np.ndarray]
 F64 = np.dtype(np.float64)

@@ -1,0 +1,81 @@
+"""What all workers of an operation hold, looked at together; refuses what does not fit, in the same words on all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import jax.numpy as jnp
+import numpy as np
+
+from distdl_jax.errors import PlanError
+from distdl_jax.partition import Partition
+from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.plans.decomposition import ProductGrid, index_of, ranges_of_sizes
+from distdl_jax.plans.shape_dtype import ShapeDtype
+
+
+@lru_cache(maxsize=64)
+def is_differentiable(dtype: np.dtype) -> bool:
+    """Whether data of `dtype` has derivatives: floating and complex."""
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype]) -> ShapeDtype:
+    """What all of `shape_dtypes` (by world rank) are; an error that lists them where they differ."""
+    found = set(shape_dtypes.values())
+    if len(found) > 1:
+        listed = ", ".join(f"{held} on worker {worker}" for worker, held in sorted(shape_dtypes.items()))
+        raise PlanError(f"`{name}` must have the same shape and dtype on all workers that are summed, but is {listed}.")
+    return found.pop()
+
+
+def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Sequence[int]) -> np.dtype:
+    """The dtype of the data that `owners` (world ranks) hold; refuses placeholders of another kind elsewhere."""
+    dtype = shape_dtypes[owners[0]].dtype
+    if any(shape_dtypes[worker].dtype != dtype for worker in owners):
+        listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
+        raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
+    checked_kinds(name, shape_dtypes, dtype)
+    return dtype
+
+
+def checked_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dtype) -> None:
+    """Refuse a placeholder that carries no derivative where the data does, or the other way: JAX would differentiate
+    on some workers only, and the job would hang."""
+    inexact = is_differentiable(dtype)
+    for worker, held in sorted(shape_dtypes.items()):
+        if is_differentiable(held.dtype) != inexact:
+            raise PlanError(
+                f"`{name}` is {held} on worker {worker}, but the data is {dtype}: on the workers that hold no "
+                "part of it, pass a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
+            )
+
+
+def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> ProductGrid:
+    """The grid of the blocks that the workers of `P` hold, balanced or not, from what they hold by world rank."""
+
+    def listed() -> str:
+        return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
+
+    if any(len(shape_dtypes[worker].shape) != P.dim for worker in P.ranks):
+        raise PlanError(
+            f"`{name}` must have as many dimensions as its partition ({shape_text(P.shape)}), but has the shapes "
+            f"{listed()}."
+        )
+    sizes: list[list[int | None]] = [[None] * p for p in P.shape]
+    for rank, worker in enumerate(P.ranks):
+        shape = shape_dtypes[worker].shape
+        for d, i in enumerate(index_of(rank, P.shape)):
+            if sizes[d][i] not in (None, shape[d]):
+                raise PlanError(
+                    f"The blocks of `{name}` don't form a {shape_text(P.shape)} grid: workers with the same index in "
+                    f"dimension {d} must hold the same length there, but the shapes are {listed()}."
+                )
+            sizes[d][i] = shape[d]
+    return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
+
+
+def zero_volume_shape(shape: tuple[int, ...], preserve_batch: bool) -> tuple[int, ...]:
+    """The shape of the placeholder for a subtensor of `shape`: empty, with the batch dimension kept if wanted."""
+    return (shape[0], 0) if preserve_batch and shape else (0,)
