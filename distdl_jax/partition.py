@@ -45,7 +45,7 @@ class Partition(Static):
     >>> import distdl_jax as dj
     >>> P_world = dj.Partition()
     >>> P_world.create_partition_inclusive([0])
-    Partition(1 worker: 0; I am 0)
+    Partition(1 worker: 0; index=0)
     """
 
     __slots__ = ("_rank", "_ranks", "_shape", "_world")
@@ -144,7 +144,7 @@ class Partition(Static):
             head = f"Partition({self.size} {workers.replace(' ', ': ', 1)}" if self._ranks else "Partition(no worker"
         else:
             head = f"CartesianPartition({shape_text(self._shape)}, {workers}"
-        return f"{head}; I am {self.index})" if self.active else f"{head}; I am not in it)"
+        return f"{head}; index={self.index})"
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """The partition of the workers at the places `ranks` of this team, in that order.
@@ -288,7 +288,7 @@ class CartesianPartition(Partition):
     >>> import distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
     >>> P
-    CartesianPartition(1 x 1, worker 0; I am (0, 0))
+    CartesianPartition(1 x 1, worker 0; index=(0, 0))
     """
 
     __slots__ = ()

@@ -138,7 +138,7 @@ def test_null_partitions_have_nobody_and_make_only_null_partitions():
         assert null.create_partition_union(P) == P == P.create_partition_union(null)
         assert null.create_allreduction_partition(axes_keep=()) == null
         assert null.allgather_data(1) is None
-        assert repr(null) == "Partition(no worker; I am not in it)"
+        assert repr(null) == "Partition(no worker; index=None)"
 
 
 def test_equal_means_the_same_team_in_the_same_order_and_shape():
@@ -169,13 +169,13 @@ def test_a_grid_of_one_dimension_is_not_its_team():
 def test_repr_says_team_shape_and_place():
     P = partition_of(2, 40)
     shown = {
-        P: "Partition(40 workers: 0-39; I am 2)",
-        P.create_partition_inclusive([7]): "Partition(1 worker: 7; I am not in it)",
-        P.create_partition_inclusive([3, 2]): "Partition(2 workers: 3, 2; I am 1)",
-        grid(P, [5, 2, 9, 4], [2, 2]): "CartesianPartition(2 x 2, workers 5, 2, 9, 4; I am (0, 1))",
-        grid(P, range(2, 8), [1, 2, 3]): "CartesianPartition(1 x 2 x 3, workers 2-7; I am (0, 0, 0))",
-        grid(P, [0], [1]): "CartesianPartition(1, worker 0; I am not in it)",
-        grid(P, [2], []): "CartesianPartition((), worker 2; I am ())",
+        P: "Partition(40 workers: 0-39; index=2)",
+        P.create_partition_inclusive([7]): "Partition(1 worker: 7; index=None)",
+        P.create_partition_inclusive([3, 2]): "Partition(2 workers: 3, 2; index=1)",
+        grid(P, [5, 2, 9, 4], [2, 2]): "CartesianPartition(2 x 2, workers 5, 2, 9, 4; index=(0, 1))",
+        grid(P, range(2, 8), [1, 2, 3]): "CartesianPartition(1 x 2 x 3, workers 2-7; index=(0, 0, 0))",
+        grid(P, [0], [1]): "CartesianPartition(1, worker 0; index=None)",
+        grid(P, [2], []): "CartesianPartition((), worker 2; index=())",
     }
     assert [repr(P) for P in shown] == list(shown.values())
     assert len(repr(P.create_partition_inclusive(range(0, 40, 2)))) < 120
