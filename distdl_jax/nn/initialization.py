@@ -38,13 +38,17 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True)
 class UniformFanIn:
-    """PyTorch's default for linear and convolution layers: uniform in ±1/sqrt(fan_in)."""
+    """PyTorch's default for linear and convolution layers: uniform in ±1/sqrt(fan_in), imaginary parts too."""
 
     fan_in: int
 
     def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike) -> Array:
         bound = 1.0 / math.sqrt(self.fan_in) if self.fan_in else 0.0
-        return jax.random.uniform(key, tuple(shape), dtype, -bound, bound)
+        if not jnp.issubdtype(dtype, jnp.complexfloating):
+            return jax.random.uniform(key, tuple(shape), dtype, -bound, bound)
+        of_parts = jnp.finfo(dtype).dtype
+        real, imaginary = (jax.random.uniform(k, tuple(shape), of_parts, -bound, bound) for k in jax.random.split(key))
+        return jax.lax.complex(real, imaginary)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3, 4))

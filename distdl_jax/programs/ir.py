@@ -34,7 +34,7 @@ class Operation:
     - `dest`, `source`: the partners' world ranks; None where there is none.
     - `root`: of a collective that has one, a world rank.
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
-    - `received`: elements that a message received holds.
+    - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
     - `op`: what a reduction computes.
     """
 
@@ -48,6 +48,7 @@ class Operation:
     count: int = 0
     received: int = 0
     dtype: str = ""
+    received_dtype: str = ""
     itemsize: int = 0
     op: str = ""
     place: Place = field(default=Place(), compare=False)
@@ -79,6 +80,8 @@ class Operation:
         return f" in the team {list(self.team)}{root}"
 
     def _amount(self) -> str:
+        if self.kind == "sendrecv" and self.received_dtype not in ("", self.dtype):
+            return f" ({self.count} x {self.dtype} and {self.received} x {self.received_dtype})"
         if self.kind == "sendrecv" and self.count != self.received:
             return f" ({self.count} and {self.received} x {self.dtype})"
         return f" ({self.received if self.kind == 'recv' else self.count} x {self.dtype})"

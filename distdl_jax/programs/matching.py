@@ -306,7 +306,7 @@ def _sent(sender: _Worker) -> tuple[int, str]:
 
 def _expected(receiver: _Worker) -> tuple[int, str]:
     assert receiver.operation is not None
-    return receiver.operation.received, receiver.operation.dtype
+    return receiver.operation.received, receiver.operation.received_dtype or receiver.operation.dtype
 
 
 def _rank(rank: int | None) -> int:

@@ -62,6 +62,8 @@ def assembled(initializer, key, shape, workers, dtype):
         ((7, 5), (1, 2), jnp.float64),
         ((7, 5), (1, 2), jnp.bfloat16),
         ((7, 5), (1, 2), jnp.float16),
+        ((7, 5), (2, 2), jnp.complex64),
+        ((7, 5), (3, 1), jnp.complex128),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

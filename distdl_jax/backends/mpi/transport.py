@@ -188,6 +188,9 @@ def _operation(
     if kind == "sendrecv":
         # Half of one is how a message is sent, or received, in one operation that has an output.
         kind = "recv" if dest is None else "send" if source is None else kind
+    arriving = equation.outvars[0].aval if equation.outvars else given
+    if kind == "recv":
+        given = arriving  # what goes in is what the message is to wait for
     return Operation(
         kind,
         team,
@@ -197,8 +200,9 @@ def _operation(
         recv_tag=int(params.get("recvtag", params.get("tag", 0))),
         root=worker("root"),
         count=math.prod(given.shape),
-        received=math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0,
+        received=math.prod(arriving.shape) if equation.outvars else 0,
         dtype=given.dtype.name,
+        received_dtype=arriving.dtype.name if kind == "sendrecv" else "",
         itemsize=given.dtype.itemsize,
         op=_op_name(params["op"]) if "op" in params else "",
     )

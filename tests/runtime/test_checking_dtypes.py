@@ -1,0 +1,57 @@
+"""dj.jit takes every dtype of the contract through every layer: what is compared is what travels."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+pytestmark = pytest.mark.world(4)
+
+FLOATING = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+
+
+def on(P: dj.Partition, *shape: int, first: int = 0) -> dj.CartesianPartition:
+    workers = range(first, first + int(np.prod(shape)))
+    return P.create_partition_inclusive(workers).create_cartesian_topology_partition(shape)
+
+
+def layers(P: dj.Partition) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Layers whose input and output are on different workers, and the shape of the block of each worker of P_x."""
+    return {
+        "linear, as in README": (nn.DistributedLinear(on(P, 1, 2), on(P, 1, 2, first=2), on(P, 2, 2), 6, 4), (3, 3)),
+        "linear on other workers": (nn.DistributedLinear(on(P, 1, 1, first=3), on(P, 1, 2), on(P, 2, 1), 6, 4), (3, 6)),
+        "channels": (
+            nn.DistributedConv1d(
+                on(P, 1, 2, 1), on(P, 1, 2, 1, first=2), on(P, 2, 2, 1), in_channels=4, out_channels=4, kernel_size=3
+            ),
+            (2, 2, 6),
+        ),
+        "features": (nn.DistributedConv1d(on(P, 1, 1, 4), in_channels=2, out_channels=2, kernel_size=3), (2, 2, 3)),
+        "max pool": (nn.DistributedMaxPool1d(on(P, 1, 1, 4), 2, stride=1), (2, 2, 3)),
+        "average pool": (nn.DistributedAvgPool1d(on(P, 1, 1, 4), 2, stride=1), (2, 2, 3)),
+    }
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_layers_of_every_dtype(dtype: str) -> None:
+    """Forward and gradient, jitted and compared, are what they are under jax.jit, on every worker."""
+    P = dj.Partition()
+    for name, (layer, shape) in layers(P).items():
+        if "pool" in name and dtype.startswith("complex"):
+            continue  # there is no largest complex number
+        params = layer.init(jax.random.key(0), dtype)
+        x = jnp.ones(shape, dtype) if layer.P_x.active else dj.zero_volume_tensor(shape[0], dtype)
+
+        def loss(params: Any, x: Any, layer: Any = layer) -> Any:
+            return jnp.sum(jnp.abs(layer(params, x)).astype(float))
+
+        step = dj.value_and_grad(loss)
+        got, want = dj.jit(step)(params, x), jax.jit(step)(params, x)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=name)
+        assert all(leaf.dtype == jnp.dtype(dtype) for leaf in jax.tree.leaves(got[1])), name
