@@ -13,32 +13,29 @@ import os
 import sys
 import warnings
 
-from distdl_jax.errors import SetupError
+from distdl_jax.watchdog.status import worker_status
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 * 2**20
-_DEFAULT_MEBIBYTES = 4096
 
 _done = False
 
 
-def prefer_huge_pages() -> bool:
+def prefer_huge_pages(mebibytes: int) -> bool:
     """Set malloc up for large buffers in huge pages, once a process; whether it is set up.
 
-    A no-op but on Linux with glibc. The environment's `DISTDL_JAX_HUGE_PAGES` turns it off (0), or gives the size of
-    the region that is marked, in MiB (default 4096). Where GLIBC_TUNABLES asks for huge pages, that is left to it.
-    Warns, on one worker, where it comes too late: where a thread has a heap of its own already.
-
-    **Raises:** `SetupError` where `DISTDL_JAX_HUGE_PAGES` is not such a number.
+    A no-op but on Linux with glibc. `mebibytes` is the size of the region that is marked; with 0 malloc is left alone.
+    Where GLIBC_TUNABLES asks for huge pages, that is left to it. Warns, on one worker, where it comes too late: where a
+    thread has a heap of its own already.
     """
     global _done
-    size = _mebibytes() * 2**20
+    size = mebibytes * 2**20
     by_glibc = "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", "")
     if not _done and size and not by_glibc and sys.platform == "linux":
         libc = ctypes.CDLL(None)
         _done = hasattr(libc, "gnu_get_libc_version") and _mark_heap(libc, size)
-        if _done and _heaps(libc) > 1 and _is_first_worker():
+        if _done and _heaps(libc) > 1 and worker_status().rank == 0:
             warnings.warn(
                 "malloc has more than one heap, since MPI or another library started a thread before distdl_jax was "
                 "imported. A jitted step that takes more than 64 MiB may then touch fresh memory at each call, and "
@@ -47,15 +44,6 @@ def prefer_huge_pages() -> bool:
                 stacklevel=3,
             )
     return _done or by_glibc
-
-
-def _mebibytes() -> int:
-    setting = os.environ.get("DISTDL_JAX_HUGE_PAGES", str(_DEFAULT_MEBIBYTES))
-    if not (setting.isascii() and setting.isdigit()):
-        raise SetupError(
-            f"The environment variable DISTDL_JAX_HUGE_PAGES (={setting!r}) must be a number of MiB, or 0."
-        )
-    return int(setting)
 
 
 def _mark_heap(libc: ctypes.CDLL, size: int) -> bool:
@@ -90,8 +78,3 @@ def _heaps(libc: ctypes.CDLL) -> int:
     heaps = (text.value or b"").count(b"<heap nr=")
     libc.free(ctypes.cast(text, ctypes.c_void_p))
     return heaps
-
-
-def _is_first_worker() -> bool:
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.Get_rank() == 0

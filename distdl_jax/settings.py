@@ -1,11 +1,23 @@
-"""The settings: environment variables, read and checked."""
+"""The settings: every environment variable that the library reads, each declared once.
+
+They are read once, when the first world is opened, and then checked on all workers together: a value that is wrong on
+one worker is the same error on all. What is needed before MPI is up is read by the import, which complains of nothing.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, NamedTuple
 
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import SetupError
+
+_OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK")
+"""What the names begin with that the tests and the build read."""
 
 
 class TimeLimits(NamedTuple):
@@ -19,18 +31,212 @@ class TimeLimits(NamedTuple):
     program: float
 
 
-DEFAULT_TIME_LIMITS = TimeLimits(1800.0, 4 * 3600.0)
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable.
+
+    - `default`, `accepts`: the value if it is not set, and what it must be, in words.
+    - `parse`: the value that a text stands for; raises `ValueError` for others.
+    - `purpose`: what it is for, as a sentence.
+    - `alike`: whether it must be the same on all workers.
+    """
+
+    name: str
+    default: str
+    accepts: str
+    parse: Callable[[str], Any]
+    purpose: str
+    alike: bool = True
 
 
-def time_limits() -> TimeLimits:
-    """The defaults, or both what `DISTDL_JAX_TIMEOUT` says."""
-    given = os.environ.get("DISTDL_JAX_TIMEOUT", "")
-    if not given:
-        return DEFAULT_TIME_LIMITS
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
+def _seconds(text: str) -> TimeLimits:
+    seconds = float(text)
     if not 0 <= seconds < float("inf"):
-        raise InvalidArgumentError(f"DISTDL_JAX_TIMEOUT (={given!r}) must be a number of seconds, or 0 for no limit.")
+        raise ValueError
     return TimeLimits(seconds, seconds)
+
+
+def _mebibytes(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > 2**24:
+        raise ValueError
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError
+    return text == "1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of all settings."""
+
+    timeout: TimeLimits = field(
+        default=TimeLimits(1800.0, 4 * 3600.0),
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_TIMEOUT",
+                default="1800, and 14400 for a program that all workers are in",
+                accepts="a number of seconds, or 0 for no limit",
+                parse=_seconds,
+                purpose="How long a worker waits for others before the clock ends the job.",
+            )
+        },
+    )
+    debug: bool = field(
+        default=False,
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_DEBUG",
+                default="0",
+                accepts="0 or 1",
+                parse=_switch,
+                purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job.",
+            )
+        },
+    )
+    fast_convolutions: bool = field(
+        default=True,
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_FAST_CONVOLUTIONS",
+                default="1",
+                accepts="0 or 1",
+                parse=_switch,
+                purpose="With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
+            )
+        },
+    )
+    huge_pages: int = field(
+        default=4096,
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_HUGE_PAGES",
+                default="4096",
+                accepts="a number of MiB up to 16777216, or 0 to leave malloc alone",
+                parse=_mebibytes,
+                purpose="For how much memory malloc is to use huge pages; read by the import.",
+                alike=False,
+            )
+        },
+    )
+    process: bool = field(
+        default=True,
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_PROCESS",
+                default="1",
+                accepts="0 or 1",
+                parse=_switch,
+                purpose="With 0 the import leaves the process alone; read by the import.",
+            )
+        },
+    )
+
+    def describe(self, name: str) -> str:
+        """A setting's value, as one would set it."""
+        match getattr(self, name):
+            case TimeLimits() as limits:
+                return f"{limits.waiting:g}" if limits.waiting == limits.program else "not set"
+            case value:
+                return str(int(value))
+
+
+SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Settings)}
+"""Every setting, by its attribute of `Settings`."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one worker's environment says.
+
+    - `settings`: with the default in place of what is wrong.
+    - `wrong`: the settings, by attribute, whose values are not accepted, with these values.
+    - `unknown`: names that look like settings, and are none.
+    """
+
+    settings: Settings
+    wrong: Mapping[str, str]
+    unknown: tuple[str, ...]
+
+
+def read_settings(environment: Mapping[str, str]) -> Reading:
+    """Read the settings; raises nothing. A variable that is empty counts as not set."""
+    values: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    for attribute, setting in SETTINGS.items():
+        if text := environment.get(setting.name, ""):
+            try:
+                values[attribute] = setting.parse(text)
+            except ValueError:
+                wrong[attribute] = text
+    known = {setting.name for setting in SETTINGS.values()}
+    ours = (name for name in environment if name.startswith("DISTDL_JAX_") and not name.startswith(_OTHERS))
+    return Reading(Settings(**values), wrong, tuple(sorted(set(ours) - known)))
+
+
+@cache
+def settings_at_import() -> Settings:
+    """The settings as they were when the library was imported."""
+    return read_settings(os.environ).settings
+
+
+@cache
+def own_reading() -> Reading:
+    """What this process's environment says, since the first world was opened."""
+    return read_settings(os.environ)
+
+
+def current_settings() -> Settings:
+    """The settings of this process."""
+    return own_reading().settings
+
+
+def check_settings(everyone: Sequence[Reading]) -> None:
+    """Refuse values that are not accepted, or that differ where they must not; the same sentence on all workers.
+
+    **Raises:** `SetupError`; `everyone` holds what each worker has read, by rank.
+    """
+    for attribute, setting in SETTINGS.items():
+        for worker, told in enumerate(everyone):
+            if attribute in told.wrong:
+                where = f", on worker {worker}" if len(everyone) > 1 else ""
+                raise SetupError(
+                    f"The environment variable {setting.name} (={told.wrong[attribute]!r}{where}) must be "
+                    f"{setting.accepts}."
+                )
+        if setting.alike:
+            refuse_differences(setting.name, [told.settings.describe(attribute) for told in everyone])
+
+
+def refuse_differences(what: str, values: Sequence[Hashable]) -> None:
+    """Raise where `what` is not the same on all workers, whose values are given by rank."""
+    usual, count = Counter(values).most_common(1)[0]
+    for worker, value in enumerate(values):
+        if value != usual:
+            raise SetupError(
+                f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
+                f"{value} on worker {worker}."
+            )
+
+
+def warning_of_unknown(everyone: Sequence[Reading]) -> str | None:
+    """A warning of the names that look like settings, and are none, on any worker; None where there are none."""
+    names = sorted({name for told in everyone for name in told.unknown})
+    if not names:
+        return None
+    known = [setting.name for setting in SETTINGS.values()]
+    # They all begin alike, so only what is very close is meant.
+    guesses = {name: get_close_matches(name, known, 1, cutoff=0.9) for name in names}
+    listed = (f"{name} (did you mean {guess[0]}?)" if guess else name for name, guess in guesses.items())
+    return f"Ignored, for distdl_jax has no such setting: {', '.join(listed)}. The settings are {', '.join(known)}."
+
+
+def settings_table() -> str:
+    """All settings, as the table in docs/settings.md."""
+    lines = ["| variable | default | accepted | what it is for | alike on all workers |", "|---|---|---|---|---|"]
+    for setting in SETTINGS.values():
+        alike = "yes" if setting.alike else "no"
+        lines.append(f"| `{setting.name}` | {setting.default} | {setting.accepts} | {setting.purpose} | {alike} |")
+    return "\n".join(lines)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from distdl_jax.backends.base import World
@@ -26,12 +24,6 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             "docs/install.md says how to install them."
         ) from error
     return open_mpi_world(comm)
-
-
-def load_mpi() -> None:
-    """Load the MPI back-end, which starts MPI, where it can be loaded."""
-    with suppress(ImportError, RuntimeError):
-        import_module("distdl_jax.backends.mpi.world")
 
 
 def first_world() -> World:

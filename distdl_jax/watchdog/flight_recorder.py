@@ -5,7 +5,6 @@ A record costs a call of Python from the compiled program; without the setting p
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-OPERATIONS_REMEMBERED = 64
+from distdl_jax.settings import current_settings
 
-recording = os.environ.get("DISTDL_JAX_DEBUG", "0") not in ("", "0")
-"""Whether operations are recorded; read once, when the library is imported."""
+OPERATIONS_REMEMBERED = 64
 
 _records: deque[tuple[float, str, bool]] = deque(maxlen=2 * OPERATIONS_REMEMBERED)
 
@@ -26,6 +24,7 @@ _records: deque[tuple[float, str, bool]] = deque(maxlen=2 * OPERATIONS_REMEMBERE
 @contextmanager
 def recorded(operation: str, effect: Any) -> Iterator[None]:
     """Record the beginning and the end of the operation that is traced inside, in the order that `effect` keeps."""
+    recording = current_settings().debug
     if recording:
         _record.bind(operation=operation, done=False, effect=effect)
     yield

@@ -1,26 +1,13 @@
-"""The checks when the first partition is made, and the clock's limits."""
+"""The checks when the first partition is made: one software stack, and settings that fit together, on all workers."""
+
+import warnings
 
 import pytest
 from mpi4py import MPI
 
 import distdl_jax as dj
-from distdl_jax import settings
 from distdl_jax.backends.mpi import launch_checks
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"), [("", settings.DEFAULT_TIME_LIMITS), ("0", (0, 0)), ("90", (90, 90)), ("1.5", (1.5, 1.5))]
-)
-def test_limits_of_the_clock(monkeypatch, given, expected):
-    monkeypatch.setenv("DISTDL_JAX_TIMEOUT", given)
-    assert settings.time_limits() == expected
-
-
-@pytest.mark.parametrize("given", ["soon", "-1", "inf", "nan"])
-def test_other_limits_are_refused(monkeypatch, given):
-    monkeypatch.setenv("DISTDL_JAX_TIMEOUT", given)
-    with pytest.raises(dj.DistDLError, match=rf"DISTDL_JAX_TIMEOUT \(='{given}'\) must be a number of seconds"):
-        settings.time_limits()
+from distdl_jax.settings import read_settings
 
 
 @pytest.mark.world(3)
@@ -36,3 +23,40 @@ def test_workers_with_different_software_are_refused_on_all(monkeypatch):
     assert f"the same jaxlib, but it is {version('jaxlib')} on 2 of 3 workers and 0.0.1 on worker 2" in str(
         raised.value
     )
+
+
+def refusal(monkeypatch, environments):
+    """The one sentence that all workers raise, with these environments."""
+    comm = MPI.COMM_WORLD
+    monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings(environments[comm.rank]))
+    with pytest.raises(dj.SetupError) as raised:
+        launch_checks.check_workers_agree(comm)
+    said = comm.allgather(str(raised.value))
+    assert said == said[:1] * comm.size
+    return said[0]
+
+
+@pytest.mark.world(3)
+def test_a_setting_that_is_wrong_on_one_worker_is_refused_on_all(monkeypatch):
+    said = refusal(monkeypatch, [{}, {}, {"DISTDL_JAX_TIMEOUT": "soon"}])
+    assert said.startswith("The environment variable DISTDL_JAX_TIMEOUT (='soon', on worker 2) must be a number of sec")
+
+
+@pytest.mark.world(3)
+def test_settings_that_differ_are_refused_on_all(monkeypatch):
+    said = refusal(monkeypatch, [{"DISTDL_JAX_TIMEOUT": "90"}, {}, {"DISTDL_JAX_TIMEOUT": "90.0"}])
+    assert said == (
+        "All workers must have the same DISTDL_JAX_TIMEOUT, but it is 90 on 2 of 3 workers and not set on worker 1."
+    )
+
+
+@pytest.mark.world(3)
+def test_a_name_that_is_none_is_warned_of_on_one_worker(monkeypatch):
+    comm = MPI.COMM_WORLD
+    environment = {"DISTDL_JAX_TIMOUT": "90"} if comm.rank == 1 else {}
+    monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings(environment))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        launch_checks.check_workers_agree(comm)
+    assert len(caught) == (comm.rank == 0)
+    assert all("DISTDL_JAX_TIMOUT (did you mean DISTDL_JAX_TIMEOUT?)" in str(warning.message) for warning in caught)

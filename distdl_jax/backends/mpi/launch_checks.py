@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections import Counter
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.settings import time_limits
+from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 
 # The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH tell it.
 _LAUNCHED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -35,25 +35,18 @@ def check_launch() -> None:
 
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
-    if comm.Get_size() == 1:
-        return
     mine = {
         **{package: _version(package) for package in _PACKAGES},
         "MPI library": _library(),
         "Python": platform.python_version(),
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
-        "DISTDL_JAX_TIMEOUT": time_limits(),
     }
-    everyone = comm.allgather(mine)
+    everyone: list[tuple[dict[str, object], Reading]] = comm.allgather((mine, own_reading()))
+    check_settings([told for _, told in everyone])
     for what in mine:
-        found = Counter(facts[what] for facts in everyone)
-        if len(found) > 1:
-            usual = found.most_common(1)[0][0]
-            odd = next(worker for worker, facts in enumerate(everyone) if facts[what] != usual)
-            raise SetupError(
-                f"All workers must have the same {what}, but it is {usual} on {found[usual]} of {len(everyone)} "
-                f"workers and {everyone[odd][what]} on worker {odd}."
-            )
+        refuse_differences(what, [facts[what] for facts, _ in everyone])
+    if comm.Get_rank() == 0 and (warning := warning_of_unknown([told for _, told in everyone])):
+        warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
 
 def _check_thread_support() -> None:

@@ -19,13 +19,9 @@ from distdl_jax.backends.mpi.launch_checks import check_launch, check_workers_ag
 from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.backends.mpi.transport import MPITransport
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.process import prepare_process
 from distdl_jax.programs.ir import Program
-from distdl_jax.settings import time_limits
-from distdl_jax.watchdog.exit_hooks import (
-    end_the_job_on_sigterm,
-    end_the_job_on_uncaught_exceptions,
-    record_exit_status,
-)
+from distdl_jax.settings import current_settings
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.reporter import Reporter
 from distdl_jax.watchdog.source_lines import user_line
@@ -45,7 +41,7 @@ class MPIWorld:
         self.size = comm.Get_size()
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
-        self._reporter = Reporter(Mailbox(comm.Dup()), self.rank, self.size, time_limits())
+        self._reporter = Reporter(Mailbox(comm.Dup()), self.rank, self.size, current_settings().timeout)
         self._control = ControlChannel(Mailbox(comm.Dup()), self.rank, self._reporter)
         if self.size > 1:
             watchdog_thread.add(self._reporter)
@@ -81,26 +77,15 @@ def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
     if isinstance(known, MPIWorld):
         return known
     check_launch()
+    prepare_process()
+    limits = current_settings().timeout
     if comm.Get_size() > 1:
-        _end_the_job_with_this_worker()
-        watchdog_thread.begin(time_limits().waiting)
+        watchdog_thread.begin(limits.waiting)
     everyone = tuple(range(comm.Get_size()))
     with worker_status().agreeing(None, "the first partition of a communicator", user_line(), everyone):
         check_workers_agree(comm)
         world = MPIWorld(comm)
     comm.Set_attr(_world_attribute(), world)
     opened.append(world)
-    log.info(
-        "a world of %d workers is open; the clock ends the job after %g s of waiting", world.size, time_limits().waiting
-    )
+    log.info("a world of %d workers is open; the clock ends the job after %g s of waiting", world.size, limits.waiting)
     return world
-
-
-def _end_the_job_with_this_worker() -> None:
-    end_the_job_on_uncaught_exceptions()
-    record_exit_status()
-    end_the_job_on_sigterm()
-
-
-if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
-    _end_the_job_with_this_worker()  # from the import on: the first partition may be what the others wait at

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.nn.local.conv2d_cpu import Pairs, Window, materialised, padded, planar, planar_weight_gradient
+from distdl_jax.settings import current_settings
 
 MOST_TAPS = 64
 """The largest kernel that is written out tap by tap."""
@@ -37,7 +37,7 @@ def convolution(
 ) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
     window = Window(stride, padding, dilation)
-    fast = os.environ.get("DISTDL_JAX_FAST_CONVOLUTIONS", "1") != "0" and jax.default_backend() == "cpu"
+    fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
     if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
         return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
     if groups == 1:

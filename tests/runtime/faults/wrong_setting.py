@@ -1,0 +1,22 @@
+"""A setting is wrong on one worker: all refuse it, each with the same sentence, and none waits for the others.
+
+workers: 2
+status: 0
+says: worker 0 refuses: The environment variable DISTDL_JAX_HUGE_PAGES (='lots', on worker 1) must be a number of MiB
+says: worker 1 refuses: The environment variable DISTDL_JAX_HUGE_PAGES (='lots', on worker 1) must be a number of MiB
+"""
+
+import os
+
+from mpi4py import MPI
+
+rank = MPI.COMM_WORLD.rank
+if rank == 1:
+    os.environ["DISTDL_JAX_HUGE_PAGES"] = "lots"
+
+import distdl_jax as dj  # noqa: E402
+
+try:
+    dj.Partition()
+except dj.SetupError as error:
+    print(f"worker {rank} refuses: {error}")

@@ -1,0 +1,53 @@
+"""What the import does to the process, and that it can be told to leave it alone."""
+
+from collections import Counter
+
+import pytest
+from programs import run
+
+PROGRAM = """
+import ctypes, signal, sys
+before = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+import distdl_jax as dj
+
+def changed():
+    woken = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(woken)
+    after = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM), woken
+    return [a is not b and a != b for a, b in zip(after, before)]
+
+mpi = sys.modules.get("mpi4py.MPI")
+sys.stdout.write(f"after the import {changed()} {mpi is not None and mpi.Is_initialized()}\\n")  # in one piece
+P = dj.Partition()
+from distdl_jax import huge_pages
+sys.stdout.write(f"with a partition {changed()} {huge_pages._done}\\n")
+assert P.allgather_data(P.rank) == list(range(P.size))
+"""
+
+
+def lines(workers: int, settings: dict[str, str]) -> Counter[str]:
+    status, output = run(workers, "-c", PROGRAM, settings=settings)
+    assert status == 0, output
+    return Counter(line for line in output.splitlines() if line.startswith(("after", "with")))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_left_alone(workers):
+    """Not even MPI is started before it is needed."""
+    nothing = [False] * 4
+    assert lines(workers, {"DISTDL_JAX_PROCESS": "0"}) == {
+        f"after the import {nothing} False": workers,
+        f"with a partition {nothing} False": workers,
+    }
+
+
+def test_several_workers_get_every_hook():
+    found = lines(2, {"DISTDL_JAX_HUGE_PAGES": "0"})
+    assert found == {f"after the import {[True] * 4} True": 2, f"with a partition {[True] * 4} False": 2}
+
+
+def test_one_worker_gets_none():
+    """One worker alone makes nobody wait: MPI is started, no more."""
+    nothing = [False] * 4
+    found = lines(1, {"DISTDL_JAX_HUGE_PAGES": "0"})
+    assert found == {f"after the import {nothing} True": 1, f"with a partition {nothing} False": 1}
