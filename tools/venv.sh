@@ -5,7 +5,8 @@
 # there before it, and it is compiled again whenever one of them changes. No wheel of it ever comes from pip's cache:
 # such a wheel does not say which MPI it was built for.
 #
-# PYTHON     the interpreter; unset: the first of python3, python3.13, ... that is 3.11 or newer
+# PYTHON     the interpreter, for which an environment made with another one is made anew; unset: that of the
+#            environment, if there is one, or the first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14
 # CUDA_ROOT  a CUDA toolkit with headers; unset: mpi4jax is built without its CUDA bridge, even where nvcc is on PATH
 set -eu
 
@@ -36,23 +37,27 @@ case $venv in
 esac
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+is_tried() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; }
+version_of() { "$1" -c 'import sys; print(sys.version)' 2>/dev/null || true; }
 
 find_python() {
     if [ -n "${PYTHON:-}" ]; then
         command -v "$PYTHON" >/dev/null 2>&1 || fail "PYTHON is '$PYTHON', and there is no such command."
         is_new_enough "$PYTHON" ||
             fail "PYTHON is '$PYTHON' ($("$PYTHON" --version 2>&1)), but distdl_jax needs Python 3.11 or newer."
+        is_tried "$PYTHON" ||
+            say "distdl_jax has not been tried with $("$PYTHON" --version); what it stands on may have no wheels for it"
         return
     fi
     # Being on PATH is not enough: pyenv puts a name there for each version that it has, active or not.
-    for PYTHON in python3 python3.13 python3.12 python3.11 python3.14; do
-        if is_new_enough "$PYTHON"; then return; fi
+    for PYTHON in python3 python3.14 python3.13 python3.12 python3.11; do
+        if is_tried "$PYTHON"; then return; fi
     done
     found=$(python3 --version 2>/dev/null || echo 'not on PATH')
-    fail "distdl_jax needs Python 3.11 or newer; python3 is $found." \
+    fail "distdl_jax needs Python 3.11 to 3.14; python3 is $found." \
         "Debian, Ubuntu:  sudo apt install python3 python3-venv python3-dev" \
         "macOS:           brew install python@3.13" \
-        "elsewhere:       make venv PYTHON=/path/to/python3.13"
+        "elsewhere:       make venv PYTHON=/path/to/python3.13    (or a newer one, at your own risk)"
 }
 
 check_python_is_whole() {
@@ -102,7 +107,8 @@ make_environment() {
         say "$venv was made at another place; making it anew"
         rm -rf "$venv"
     fi
-    if ! is_new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
+    if [ -n "${PYTHON:-}" ] && [ "$(version_of "$venv/bin/python")" != "$(version_of "$PYTHON")" ] ||
+        ! is_new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
         find_python
         check_python_is_whole
         say "making $venv with $("$PYTHON" --version) and MPI=$mpi"
@@ -164,10 +170,11 @@ install_the_package() {
 
 check_one_mpi() { # mpi4py and mpi4jax must be bound to the same libmpi, and see the MPI that was asked for
     "$venv/bin/python" - "$mpi" <<'PYTHON'
-import pathlib, re, sys
+import os, pathlib, re, sys
 import mpi4py
 mpi4py.rc.initialize = False  # a cluster's login node may not let a program start MPI
 from mpi4py import MPI
+os.environ["MPI4JAX_NO_WARN_JAX_VERSION"] = "1"  # which jax it may be is for pyproject.toml to say
 import mpi4jax  # noqa: F401
 
 name = MPI.Get_library_version().splitlines()[0].strip().rstrip("\0")

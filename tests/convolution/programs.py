@@ -15,8 +15,8 @@ from convolution.draws import Conv, Pool
 
 TOLERANCE = 1e-12
 
-# XLA's newer code generator takes twice as long to compile what is small, and does the same.
-FAST_TO_COMPILE = {"xla_cpu_use_fusion_emitters": False}
+# XLA's newer code generator takes twice as long to compile what is small, and does the same. Since jax 0.11 it is fast.
+FAST_TO_COMPILE = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
 
 def together() -> None:

@@ -18,8 +18,8 @@ from matrix.transformations import Transformation
 
 Results = dict[str, Any]
 
-# XLA's newer code generator takes twice as long to compile what is small, and does the same.
-FAST_TO_COMPILE = {"xla_cpu_use_fusion_emitters": False}
+# XLA's newer code generator takes twice as long to compile what is small, and does the same. Since jax 0.11 it is fast.
+FAST_TO_COMPILE = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
 
 def together() -> None:
