@@ -35,7 +35,7 @@ class TimeLimits(NamedTuple):
 class Setting:
     """One environment variable.
 
-    - `default`, `accepts`: the value if it is not set, and what it must be, in words.
+    - `default`, `accepts`: the value if it is not set, and what it must be, for messages.
     - `parse`: the value that a text stands for; raises `ValueError` for others.
     - `purpose`: what it is for, as a sentence.
     - `alike`: whether it must be the same on all workers.

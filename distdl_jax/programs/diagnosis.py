@@ -44,7 +44,7 @@ def _advice(mismatch: Mismatch) -> str:
 def _at(stop: Stop) -> str:
     if stop.operation is None:
         return f"worker {stop.worker} is through"
-    return f"worker {stop.worker} is in operation {stop.place} of {stop.total}, {described(stop.operation)}"
+    return f"worker {stop.worker} is in operation {stop.place} of {stop.total}, {describe(stop.operation)}"
 
 
 def _tags(a: Stop, b: Stop) -> str:
@@ -62,7 +62,7 @@ def _ended(stop: Stop, waiting: Stop) -> str:
     return f"worker {stop.worker}'s plan ends, after {stop.total} operations, without its part in that"
 
 
-def described(operation: Operation) -> str:
+def describe(operation: Operation) -> str:
     """The operation, the layer that it is part of and its source line."""
     place = operation.place
     layer = f", part of {place.layer.replace('/', ' > ')}" if place.layer else ""

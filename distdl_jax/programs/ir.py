@@ -13,7 +13,7 @@ Team = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operation comes from; of no weight in comparisons.
+    """Where an operation comes from; ignored in comparisons.
 
     - `line`: the user's source line, `train.py:31 in loss`; empty where it is not known.
     - `layer`: the layers and primitives around it, outermost first.
@@ -126,7 +126,7 @@ def operations(program: Program) -> Iterator[tuple[Operation, int | None]]:
 
 
 def simplified(items: Program) -> Program:
-    """The program without loops and choices that don't communicate, and without choices between equal branches."""
+    """The program without loops and conditionals that don't communicate; of equal branches one is left."""
     kept: list[Operation | Loop | Cond] = []
     for item in items:
         match item:

@@ -1,12 +1,12 @@
 """Whether the workers' programs, each blocking at every operation, complete together; and if not, what doesn't fit.
 
 The programs are played against each other without data. A send waits for its receive, as MPI allows it to do; a
-collective waits for its team. No operation has a choice of partner, so the order of play decides nothing: one play
+collective waits for its team. No operation can choose its partner, so the order of play decides nothing: one play
 that completes shows that every run does, and one that gets stuck shows that every run may.
 
 A loop is played until its passes repeat each other; then the equal passes that are left are skipped. Of a loop whose
 length only the data decide two passes are played, on the premise that all workers make equally many; of the branches
-of a choice, each in turn, on the premise that all take the same.
+of a conditional, each in turn, on the premise that all take the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MOST_PLAYED = 500_000
 """How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
 
 UNKNOWN_LENGTH = 2
-"""How many passes are played of a loop whose length is not known: what one leaves behind meets the next."""
+"""How many passes are played of a loop whose length is not known: what one leaves behind comes upon the next."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a worker stands when nothing moves any more: at `operation`, its `place`-th (from 1), or at its end."""
+    """Where a worker is when nothing moves any more: at `operation`, its `place`-th (from 1), or at its end."""
 
     worker: int
     operation: Operation | None
@@ -41,8 +41,8 @@ class Mismatch:
     - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
       program ends without it), "partner" (the partner is at an operation that doesn't match), "cycle" (each
       waits for the next) or "undecided" (loops so long, and so different, that the play was given up).
-    - `stops`: where the workers concerned stand, the waiting one first.
-    - `branch`: which branch of its choices was played; None where there are none.
+    - `stops`: where the workers concerned are, the waiting one first.
+    - `branch`: which branch of its conditionals was played; None where there are none.
     """
 
     reason: str
@@ -53,15 +53,15 @@ class Mismatch:
 def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
     """What keeps the programs (by world rank) from completing; None where they complete."""
     programs = {worker: simplified(program) for worker, program in programs.items()}
-    choices = max((_most_branches(program) for program in programs.values()), default=0)
-    for branch in range(max(choices, 1)):
+    branches = max((_most_branches(program) for program in programs.values()), default=0)
+    for branch in range(max(branches, 1)):
         if mismatch := _Play(programs, branch).run():
-            return mismatch if choices else Mismatch(mismatch.reason, mismatch.stops)
+            return mismatch if branches else Mismatch(mismatch.reason, mismatch.stops)
     return None
 
 
 def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[Stop]:
-    """Where each worker stands in the end if those of `absent` never start; the first branch of every choice taken.
+    """Where each worker is in the end if those of `absent` never start; the first branch of every conditional taken.
 
     Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
     """
@@ -96,7 +96,7 @@ class _Worker:
     def __init__(self, rank: int, program: Program, branch: int) -> None:
         self.rank = rank
         self.operation: Operation | None = None
-        self.sends = self.receives = self.meets = False
+        self.sends = self.receives = self.joins = False
         self.total = sum(map(_listed, program))
         self.begun: _Pass | None = None  # the pass of a loop that began since the last operation
         self._branch = branch
@@ -121,8 +121,8 @@ class _Worker:
                 case Operation():
                     self.operation = item
                     self.sends, self.receives = item.dest is not None, item.source is not None
-                    self.meets = not item.is_message
-                    if self.sends or self.receives or self.meets:
+                    self.joins = not item.is_message
+                    if self.sends or self.receives or self.joins:
                         return True
                 case Loop(length, body):
                     self.stack.append(_Pass(body, (UNKNOWN_LENGTH if length is None else length) - 1))
@@ -132,11 +132,11 @@ class _Worker:
 
     @property
     def waits(self) -> bool:
-        return self.sends or self.receives or self.meets
+        return self.sends or self.receives or self.joins
 
     def position(self) -> tuple[object, ...]:
         """Everything that decides what it does next but how many passes are left."""
-        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.meets)
+        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.joins)
 
     def passes_left(self) -> tuple[int, ...]:
         return tuple(p.left for p in self.stack)
@@ -192,16 +192,16 @@ class _Play:
         """Match what can be matched of a worker's new operation; the workers that were waiting for it."""
         op = worker.operation
         assert op is not None
-        if worker.meets:
+        if worker.joins:
             team = [self._workers.get(rank) for rank in op.team]
-            if not all(w is not None and w.meets and w.operation and w.operation.team == op.team for w in team):
+            if not all(w is not None and w.joins and w.operation and w.operation.team == op.team for w in team):
                 return []
             members = [w for w in team if w is not None]
             for other in members:
                 if _collective(other.operation) != _collective(op):
                     return self._mismatch("amount", worker, other)
             for other in members:
-                other.meets = False
+                other.joins = False
             return members
         moved = []
         for sender, receiver in (
@@ -218,7 +218,7 @@ class _Play:
         return moved
 
     def _skip_equal_passes(self, worker: _Worker, begun: _Pass) -> None:
-        """Where all workers stand as they did one pass of this loop ago, but for passes left: the next ones are equal.
+        """Where all workers are as they were one pass of this loop ago, but for passes left: the next ones are equal.
 
         So many are skipped that every loop concerned keeps at least as many as one period takes.
         """
@@ -256,21 +256,21 @@ class _Play:
     def _partners(self, worker: _Worker) -> list[int]:
         op = worker.operation
         assert op is not None
-        if worker.meets:
+        if worker.joins:
             return [rank for rank in op.team if not self._at_same_collective(rank, op)]
         waits_for = [op.dest] if worker.sends else []
         return [rank for rank in (*waits_for, op.source if worker.receives else None) if rank is not None]
 
     def _at_same_collective(self, rank: int, op: Operation) -> bool:
         other = self._workers.get(rank)
-        return other is not None and other.meets and other.operation is not None and other.operation.team == op.team
+        return other is not None and other.joins and other.operation is not None and other.operation.team == op.team
 
     def _stuck(self) -> Mismatch | None:
         """What the workers that still wait wait for: followed from one to the next until that is plain."""
         waiting = [worker for _, worker in sorted(self._workers.items()) if worker.waits]
         if not waiting:
             return None
-        # A partner that is through, or that waits for the same worker, says more than a ring of many.
+        # A partner that is through, or that waits for the same worker, says more than a cycle of many.
         for worker in waiting:
             for rank in self._partners(worker):
                 partner = self._workers.get(rank)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distdl_jax.programs.diagnosis import described
+from distdl_jax.programs.diagnosis import describe
 from distdl_jax.programs.drawing import draw_messages
 from distdl_jax.programs.ir import Program, operations
 
@@ -79,7 +79,7 @@ class Report:
         lines = []
         for place, (op, times) in enumerate(found[:limit], 1):
             often = "" if times == 1 else " (as often as the data decide)" if times is None else f" ({times} times)"
-            lines.append(f"{place:5}. {described(op)}{often}")
+            lines.append(f"{place:5}. {describe(op)}{often}")
         if limit is not None and len(found) > limit:
             lines.append(f"       ... and {len(found) - limit} more")
         return "\n".join(lines)

@@ -22,18 +22,18 @@ def run(steps: list[tuple[Step, ...]], deliver: Act) -> int:
     done = [0] * len(steps)
     rounds = 0
     while any(at < len(mine) for at, mine in zip(done, steps, strict=True)):
-        meeting = [
+        matched = [
             (sender, steps[sender][done[sender]].partner)
             for sender in range(len(steps))
             if done[sender] < len(steps[sender]) and steps[sender][done[sender]].action == "send"
         ]
-        meeting = [
+        matched = [
             (sender, receiver)
-            for sender, receiver in meeting
+            for sender, receiver in matched
             if done[receiver] < len(steps[receiver]) and steps[receiver][done[receiver]] == Step("receive", sender)
         ]
-        assert meeting, f"deadlock after {done}"
-        for sender, receiver in meeting:
+        assert matched, f"deadlock after {done}"
+        for sender, receiver in matched:
             deliver(sender, receiver)
             done[sender] += 1
             done[receiver] += 1
