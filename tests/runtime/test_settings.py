@@ -3,12 +3,16 @@
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from programs import ROOT
 
 import distdl_jax as dj
+from distdl_jax.nn.local import conv_cpu
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
+FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
 # What is accepted, with the values that it stands for, and what is not.
 SWITCH = ({"0": False, "1": True}, ["2", "yes", "true", " 1", "-1"])
 VALUES = {
@@ -102,3 +106,12 @@ def test_no_other_file_reads_the_environment():
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
     assert {path for path, _ in found} <= {"distdl_jax/backends/mpi/launch_checks.py", "distdl_jax/huge_pages.py"}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_convolutions_are_written_out_only_if_wanted(monkeypatch, fast):
+    """In three dimensions on a CPU; plain is one operation of XLA's."""
+    monkeypatch.setattr(conv_cpu, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
+    x, weight = jnp.ones((1, 2, 6, 6, 6)), jnp.ones((2, 2, 3, 3, 3))
+    program = jax.make_jaxpr(lambda *a: conv_cpu.convolution(*a, (1,) * 3, ((1, 1),) * 3, (1,) * 3, 1))(x, weight)
+    assert ("[1,2,6,6,6] = conv_general_dilated[" in str(program)) != fast
