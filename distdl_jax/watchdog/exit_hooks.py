@@ -43,7 +43,7 @@ def end_the_job_on_uncaught_exceptions() -> None:
 
 
 def record_exit_status() -> None:
-    """`sys.exit`: record what it is given, for Python tells nobody.
+    """`sys.exit`: record the status that it is given, which Python keeps to itself.
 
     It alone ends nothing (the exit may be caught, or all workers may exit alike): it counts once others wait.
     """

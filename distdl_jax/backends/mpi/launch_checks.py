@@ -15,7 +15,7 @@ from mpi4py import MPI
 from distdl_jax.errors import SetupError
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 
-# The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH tell it.
+# The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it.
 _LAUNCHED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
@@ -64,7 +64,7 @@ def _check_thread_support() -> None:
 
 
 def _check_one_library() -> None:
-    """mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Looked up where the system tells."""
+    """mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked where there is /proc."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return
