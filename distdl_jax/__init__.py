@@ -11,6 +11,7 @@ prepare_process()
 
 from distdl_jax import functional, nn
 from distdl_jax.autodiff import value_and_grad
+from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.jit import check, jit
 from distdl_jax.partition import CartesianPartition, Partition
@@ -31,6 +32,7 @@ __all__ = [
     "jit",
     "nn",
     "scatter",
+    "simulate",
     "value_and_grad",
     "zero_volume_tensor",
 ]

@@ -7,6 +7,7 @@ nothing private is imported before it is asked for, and neither are mpi4jax and 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -87,6 +88,47 @@ def activity(innermost: FrameType) -> str | None:
     if file.endswith("jax/_src/interpreters/pxla.py") and name == "__call__":
         return "executing"
     return "compiling" if file.endswith("jax/_src/compiler.py") else None
+
+
+def ordered_effect(name: str) -> Any:
+    """A new effect, whose operations run in the order of the program, also in control flow and under `jax.checkpoint`.
+
+    Private: `jax._src.effects`: `Effect`, and the sets of types that JAX's structures accept. A public registry of
+    effects would replace it.
+    """
+    from jax._src import effects
+
+    kind = type("OrderedEffect", (effects.Effect,), {"__str__": lambda self: name})
+    for accepted in (
+        effects.ordered_effects,
+        effects.lowerable_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+    ):
+        accepted.add_type(kind)
+    return kind()
+
+
+def new_cpu_device(threads: int) -> jax.Device:
+    """A CPU device on a client of its own, which runs programs in the thread that calls them.
+
+    Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
+    to have a device dispatch synchronously, would replace it.
+    """
+    from jaxlib import xla_client
+
+    before = os.environ.get("NPROC")
+    os.environ["NPROC"] = str(threads)
+    try:
+        client: Any = xla_client.make_cpu_client(asynchronous=False)
+        device: jax.Device = client.devices()[0]
+        return device
+    finally:
+        if before is None:
+            del os.environ["NPROC"]
+        else:
+            os.environ["NPROC"] = before
 
 
 # --- mpi4jax --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from time import perf_counter
@@ -13,13 +15,12 @@ import jax
 
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import first_world
-from distdl_jax.errors import PlanError, SetupError
+from distdl_jax.errors import PlanError
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.status import worker_status
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -76,7 +77,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     with worker_status().call(f"check of {name}"):
         worker_status().tracing = True
         traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
-        with _Unchecked():
+        with _unchecked():
             traced = traceable.trace(*args, **kwargs)
         world = first_world()
         program = read_program(world.transport, traced.jaxpr.jaxpr)
@@ -94,11 +95,11 @@ class CheckedFunction:
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
-            if _Unchecked.active:
+            if _enclosing.compared:
                 return fun(*args, **kwargs)
             worker_status().tracing = True
             try:
-                with _Unchecked():
+                with _unchecked():
                     traced = self._inner.trace(*args, **kwargs)
                 _compare(self._name, traced.jaxpr.jaxpr)
             finally:
@@ -125,22 +126,29 @@ class CheckedFunction:
         return f"dj.jit({self._name})"
 
 
-class _Unchecked:
-    """Whether an enclosing trace is compared, so that what is nested in it need not be."""
+class _Enclosing(threading.local):
+    """Of this thread: whether an enclosing trace is compared, so that what is nested in it need not be."""
 
-    active = False
+    compared = False
 
-    def __enter__(self) -> None:
-        self.before, _Unchecked.active = _Unchecked.active, True
 
-    def __exit__(self, *error: object) -> None:
-        _Unchecked.active = self.before
+_enclosing = _Enclosing()
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Trace something that is compared as a whole."""
+    before, _enclosing.compared = _enclosing.compared, True
+    try:
+        yield
+    finally:
+        _enclosing.compared = before
 
 
 def _compare(name: str, jaxpr: Any) -> None:
     """Raise on all workers where the programs of the function don't complete together."""
     world = first_world()
-    _check_devices()
+    world.check_devices()
     if world.size == 1:
         return
     start = perf_counter()
@@ -179,13 +187,3 @@ def _name_of(fun: Callable[..., Any]) -> str:
     code = getattr(fun, "__code__", None)
     name = getattr(fun, "__qualname__", type(fun).__name__).replace("<locals>.", "")
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
-
-
-def _check_devices() -> None:
-    """Refuse a process with several JAX devices: ordered operations run on one."""
-    if (count := jax.local_device_count()) > 1:
-        raise SetupError(
-            f"This process has {count} JAX devices, but a worker is one process with one device. On GPUs give each "
-            "worker its own, for example CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK; on CPU leave out "
-            "--xla_force_host_platform_device_count."
-        )

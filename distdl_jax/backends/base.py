@@ -56,6 +56,9 @@ class World(Protocol):
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Keep the workers' programs of the function `name` for reports of workers that wait."""
 
+    def check_devices(self) -> None:
+        """Raise `SetupError` where this worker's programs could not communicate on its JAX devices."""
+
 
 class Transport(Protocol):
     """One worker's operations on arrays inside a traced program.

@@ -52,11 +52,12 @@ class _Reader:
 
 def _place(eqns: tuple[Any, ...]) -> Place:
     """Where the innermost of `eqns` comes from."""
-    return _place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
+    return place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
 
 
 @lru_cache(maxsize=4096)
-def _place_of(line: str, stacks: tuple[str, ...]) -> Place:
+def place_of(line: str, stacks: tuple[str, ...]) -> Place:
+    """Where an operation comes from, from the name stacks around it, the outermost first."""
     names = [name for stack in stacks for name in stack.split("/") if name]
     layers = [name for name in map(_bare, names) if name]
     return Place(line, "/".join(dict.fromkeys(layers)), any("transpose(" in name for name in names))

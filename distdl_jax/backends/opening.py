@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distdl_jax.backends.base import World
-from distdl_jax.errors import SetupError
+from distdl_jax.backends.inprocess.current import simulated_world
+from distdl_jax.backends.inprocess.world import InProcessWorld
+from distdl_jax.errors import InvalidArgumentError, SetupError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -14,20 +16,38 @@ if TYPE_CHECKING:
 def open_world(comm: MPI.Intracomm | None = None) -> World:
     """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`.
 
-    **Raises:** `SetupError` where mpi4py or mpi4jax, or the MPI library that they need, is missing.
+    In a worker of `dj.simulate`: its world.
+
+    **Raises:** `SetupError` where mpi4py or mpi4jax, or the MPI library that they need, is missing;
+    `InvalidArgumentError` for a communicator in `dj.simulate`.
     """
+    if (world := _simulated()) is not None:
+        if comm is not None:
+            raise InvalidArgumentError(
+                f"`comm` (={comm!r}) is a communicator of MPI, but this worker is a thread of dj.simulate: make its "
+                "partitions from dj.Partition()."
+            )
+        return world
     try:
         from distdl_jax.backends.mpi.world import open_world as open_mpi_world
     except (ImportError, RuntimeError) as error:
         raise SetupError(
             f"A partition needs MPI, through mpi4py and mpi4jax, but one of them can't be loaded here ({error}). "
-            "docs/install.md says how to install them."
+            "docs/install.md says how to install them. Without them, dj.simulate(n, program) runs a program on n workers "
+            "in one process."
         ) from error
     return open_mpi_world(comm)
 
 
 def first_world() -> World:
-    """The world that was opened first; that of COMM_WORLD where there is none yet."""
+    """The world that was opened first; that of COMM_WORLD where there is none yet. In `dj.simulate`: the worker's."""
+    if (world := _simulated()) is not None:
+        return world
     from distdl_jax.backends.mpi.world import opened
 
     return opened[0] if opened else open_world()
+
+
+def _simulated() -> InProcessWorld | None:
+    world: InProcessWorld | None = simulated_world.value
+    return world

@@ -31,5 +31,8 @@ class PlanningWorld:
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Nothing runs here, so nothing is kept."""
 
+    def check_devices(self) -> None:
+        """Nothing runs here, so any will do."""
+
     def _refuse(self) -> NoReturn:
         raise SetupError("This world was made for planning, without other workers: no data can move in it.")

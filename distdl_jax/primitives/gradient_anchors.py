@@ -6,6 +6,7 @@ that is constant on some workers, or leaves an output unused there, would have t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -16,7 +17,15 @@ from jax.extend.core import get_opaque_trace_state
 
 from distdl_jax.primitives.tie import tie
 
-_collections: list[tuple[Any, list[Array]]] = []
+
+class _Collections(threading.local):
+    """Those of this thread: of each function that is differentiated its trace, and the anchors noted so far."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[Any, list[Array]]] = []
+
+
+_collections = _Collections()
 
 
 def note_anchor(anchor: Array) -> None:
@@ -24,8 +33,8 @@ def note_anchor(anchor: Array) -> None:
 
     What is made inside a loop or a nested jit can't be used outside of it.
     """
-    if _collections and _collections[-1][0] == get_opaque_trace_state():
-        _collections[-1][1].append(anchor)
+    if _collections.open and _collections.open[-1][0] == get_opaque_trace_state():
+        _collections.open[-1][1].append(anchor)
 
 
 def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -37,7 +46,7 @@ def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[.
         try:
             result = fun(*args, **kwargs)
         finally:
-            _, anchors = _collections.pop()
+            _, anchors = _collections.open.pop()
         value, *rest = result if has_aux else (result,)
         value = jnp.asarray(value)
         if value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):

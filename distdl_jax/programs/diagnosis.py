@@ -23,7 +23,7 @@ def mismatch_text(name: str, mismatch: Mismatch) -> str:
         case "ended":
             what = f"{_at(first)}, but {_ended(others[0], first)}"
         case "partner":
-            what = f"{_at(first)}, but {_at(others[0])}: neither can go on{_tags(first, others[0])}"
+            what = f"{_at(first)}, but {_at(others[0])}: neither can go on{tags_text(first, others[0])}"
         case "cycle":
             what = f"{'; '.join(map(_at, mismatch.stops))}: each waits for the next"
         case _:
@@ -47,7 +47,7 @@ def _at(stop: Stop) -> str:
     return f"worker {stop.worker} is in operation {stop.place} of {stop.total}, {describe(stop.operation)}"
 
 
-def _tags(a: Stop, b: Stop) -> str:
+def tags_text(a: Stop, b: Stop) -> str:
     """That the tags differ, where it is that."""
     for sender, receiver in ((a, b), (b, a)):
         sent, expected = sender.operation, receiver.operation

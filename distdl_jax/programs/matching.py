@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program, simplified
 
@@ -88,6 +89,15 @@ class _Pass:
 
     def __init__(self, items: Program, left: int) -> None:
         self.items, self.next, self.left = items, 0, left
+
+
+class AtOperation(Protocol):
+    """A worker at a message: which halves of it still wait."""
+
+    rank: int
+    operation: Operation | None
+    sends: bool
+    receives: bool
 
 
 class _Worker:
@@ -198,7 +208,7 @@ class _Play:
                 return []
             members = [w for w in team if w is not None]
             for other in members:
-                if _collective(other.operation) != _collective(op):
+                if collective(other.operation) != collective(op):
                     return self._mismatch("amount", worker, other)
             for other in members:
                 other.joins = False
@@ -208,10 +218,10 @@ class _Play:
             (worker, self._workers.get(_rank(op.dest))),
             (self._workers.get(_rank(op.source)), worker),
         ):
-            if sender is None or receiver is None or not _fit(sender, receiver):
+            if sender is None or receiver is None or not fit(sender, receiver):
                 continue
             partner = receiver if sender is worker else sender
-            if _sent(sender) != _expected(receiver):
+            if sent(sender) != expected(receiver):
                 return self._mismatch("amount", worker, partner)
             sender.sends = receiver.receives = False
             moved.append(partner)
@@ -291,20 +301,22 @@ class _Play:
         return (Stop(rank, None, 0, 0),)
 
 
-def _fit(sender: _Worker, receiver: _Worker) -> bool:
+def fit(sender: AtOperation, receiver: AtOperation) -> bool:
     """Whether one waits to send what the other waits to receive."""
-    sent, expected = sender.operation, receiver.operation
-    if sent is None or expected is None or not (sender.sends and receiver.receives):
+    theirs, ours = sender.operation, receiver.operation
+    if theirs is None or ours is None or not (sender.sends and receiver.receives):
         return False
-    return (sent.dest, expected.source, sent.send_tag) == (receiver.rank, sender.rank, expected.recv_tag)
+    return (theirs.dest, ours.source, theirs.send_tag) == (receiver.rank, sender.rank, ours.recv_tag)
 
 
-def _sent(sender: _Worker) -> tuple[int, str]:
+def sent(sender: AtOperation) -> tuple[int, str]:
+    """What is sent, as both sides must name it: the length and the dtype."""
     assert sender.operation is not None
     return sender.operation.count, sender.operation.dtype
 
 
-def _expected(receiver: _Worker) -> tuple[int, str]:
+def expected(receiver: AtOperation) -> tuple[int, str]:
+    """What is expected, as both sides must name it: the length and the dtype."""
     assert receiver.operation is not None
     return receiver.operation.received, receiver.operation.received_dtype or receiver.operation.dtype
 
@@ -313,6 +325,7 @@ def _rank(rank: int | None) -> int:
     return -1 if rank is None else rank
 
 
-def _collective(op: Operation | None) -> tuple[object, ...]:
+def collective(op: Operation | None) -> tuple[object, ...]:
+    """What all workers of a team must name alike."""
     assert op is not None
     return (op.kind, op.root, op.count, op.dtype, op.op)

@@ -23,7 +23,12 @@ _LIBRARIES = (
 
 def user_line() -> str:
     """The line of the user's program that this thread is at, `train.py:31 in loss`."""
-    frame: FrameType | None = sys._getframe(1)
+    return line_of(sys._getframe(1))
+
+
+def line_of(innermost: FrameType) -> str:
+    """The same of another thread, which must stand still, from the innermost of its frames."""
+    frame: FrameType | None = innermost
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:

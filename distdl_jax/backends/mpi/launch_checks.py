@@ -49,6 +49,16 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
 
+def check_devices() -> None:
+    """Refuse a process with several JAX devices: ordered operations run on one."""
+    if (count := jax.local_device_count()) > 1:
+        raise SetupError(
+            f"This process has {count} JAX devices, but a worker is one process with one device. On GPUs give each "
+            "worker its own, for example CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK; on CPU leave out "
+            "--xla_force_host_platform_device_count."
+        )
+
+
 def _check_thread_support() -> None:
     names = {
         MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from distdl_jax.backends.base import Workers
 from distdl_jax.backends.mpi.communicators import Communicators
 from distdl_jax.backends.mpi.control import ControlChannel
-from distdl_jax.backends.mpi.launch_checks import check_launch, check_workers_agree
+from distdl_jax.backends.mpi.launch_checks import check_devices, check_launch, check_workers_agree
 from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.backends.mpi.transport import MPITransport
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
@@ -53,6 +53,9 @@ class MPIWorld:
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         self._reporter.remember(name, programs)
+
+    def check_devices(self) -> None:
+        check_devices()
 
 
 opened: list[MPIWorld] = []

@@ -1,0 +1,112 @@
+"""The sentences that say why workers of one process can never go on, or what two of them don't mean alike.
+
+They are made while the workers concerned wait, so their threads stand still.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from distdl_jax.backends.inprocess.party import AGREEMENT, Party
+from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.programs.diagnosis import described, tags_text
+from distdl_jax.programs.ir import Operation
+from distdl_jax.programs.matching import Stop
+from distdl_jax.watchdog.deadlock import State, find_deadlock
+from distdl_jax.watchdog.source_lines import line_of
+
+_COMPARE = (
+    " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is missing "
+    "there: dj.jit, in place of jax.jit, compares the programs before they run, and tells."
+)
+
+
+def standstill_text(chain: list[Party]) -> str:
+    """Why the workers of `chain` can't go on: each waits for the next, the last for the first, or it has ended."""
+    states = {party.rank: _state(party) for party in chain}
+    if not any(_agrees(party) for party in chain):
+        # Then the operations tell more, unless the workers have called different functions.
+        states = {rank: replace(state, kind="running") for rank, state in states.items()}
+    if (deadlock := find_deadlock(states)) is not None:
+        return deadlock.text
+    first, last = chain[0], chain[-1]
+    if last.ended:
+        what = f"{_at(first)}, but worker {last.rank} has ended its program, after {_operations(last.done)}"
+    elif len(chain) == 1:
+        what = f"{_at(first)}, and waits for itself"
+    elif len(chain) == 2:
+        what = f"{_at(first)}, but {_at(last)}: neither can go on{tags_text(_stop(first), _stop(last))}"
+    else:
+        what = f"{'; '.join(map(_at, chain))}: each waits for the next"
+    advice = ONE_PROGRAM
+    if any(party.waits and not _agrees(party) and not party.status.in_call for party in chain):
+        advice += _COMPARE
+    return f"The workers wait for each other for ever: {what}. {advice}"
+
+
+def amounts_text(first: Party, second: Party) -> str:
+    """That the two are at operations that belong together, but don't mean the same."""
+    first, second = sorted((first, second), key=lambda party: party.rank)
+    if _agrees(first) != _agrees(second):
+        return standstill_text([first, second])
+    if _agrees(first):
+        return f"The workers' programs differ: {_at(first)}, but {_at(second)}. {ONE_PROGRAM}"
+    return (
+        f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
+        "same data. Look for a shape, dtype or argument that differs between these workers."
+    )
+
+
+def _agrees(party: Party) -> bool:
+    return party.operation is not None and party.operation.kind == AGREEMENT and not party.ended
+
+
+def _at(party: Party) -> str:
+    """What a worker that waits is doing."""
+    if _agrees(party):
+        assert party.operation is not None
+        return f"worker {party.rank} is about to run {party.operation.op} ({party.operation.place.line})"
+    return f"worker {party.rank} is in its operation {party.done + 1}, {_operation(party)}"
+
+
+def _operation(party: Party) -> str:
+    """The operation, the layer that it is part of, and the user's line that the thread is at."""
+    operation = party.operation
+    assert operation is not None
+    return described(replace(operation, place=replace(operation.place, line=_line(party))))
+
+
+def _line(party: Party) -> str:
+    frame = sys._current_frames().get(party.thread)
+    return "" if frame is None else line_of(frame)
+
+
+def _operations(count: int) -> str:
+    return "1 operation" if count == 1 else f"{count} operations"
+
+
+def _stop(party: Party) -> Stop:
+    return Stop(party.rank, party.operation, party.done + 1, 0)
+
+
+def _state(party: Party) -> State:
+    """What the worker is doing, as the watchdog of a job of many processes has it."""
+    calls = tuple(party.status.calls)
+    state = State("running", calls=calls[-1][0], names=tuple(name for number, name in calls if number))
+    state = replace(state, in_call=party.status.in_call, tracing=party.status.tracing)
+    if party.ended:
+        return replace(state, kind="left")
+    if not party.waits:
+        return state
+    if _agrees(party):
+        assert party.operation is not None
+        purpose, where = party.operation.op, party.operation.place.line
+        return replace(state, kind="agreeing", purpose=purpose, where=where, waits_for=_others(party.operation, party))
+    return replace(state, kind="executing", where=_line(party))
+
+
+def _others(operation: Operation, party: Party) -> tuple[int, ...]:
+    """For whom a worker of an agreement waits, as over MPI: the first for the others, these for the first."""
+    first, *others = operation.team
+    return tuple(others) if party.rank == first else (first,)

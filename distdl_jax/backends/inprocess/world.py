@@ -1,0 +1,45 @@
+"""The world of one worker that is a thread."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distdl_jax.backends.base import Workers
+from distdl_jax.backends.inprocess.party import AGREEMENT
+from distdl_jax.backends.inprocess.rendezvous import Rendezvous
+from distdl_jax.backends.inprocess.transport import InProcessTransport
+from distdl_jax.programs.ir import Operation, Place, Program
+from distdl_jax.watchdog.source_lines import user_line
+
+
+class InProcessWorld:
+    """Worker `rank` of those that meet at `rendezvous`."""
+
+    def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
+        self.rank = rank
+        self.size = len(rendezvous.parties)
+        self.transport = InProcessTransport(rank, rendezvous)
+        self._rendezvous = rendezvous
+
+    def agree(
+        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+    ) -> Any:
+        if len(team) == 1:
+            return decide({self.rank: contribution})
+        operation = Operation(AGREEMENT, team, op=purpose, place=Place(user_line()))
+        # Pickled, as between processes: no worker holds an object that another may change.
+        told = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
+        if self.rank != team[0]:
+            return pickle.loads(told)
+        others = {worker: pickle.loads(theirs) for worker, theirs in told.items() if worker != self.rank}
+        decision = decide({self.rank: contribution, **others})
+        self._rendezvous.tell(team, pickle.dumps(decision))
+        return decision
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
+        """Nothing: where the workers stand still, their operations are known."""
+
+    def check_devices(self) -> None:
+        """Every worker has a device of its own, however many the process has."""
