@@ -21,6 +21,7 @@ from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
 from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.status import worker_status
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:

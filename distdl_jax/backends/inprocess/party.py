@@ -40,14 +40,23 @@ class Party:
 
     @property
     def waits(self) -> bool:
+        """Whether something of its operation waits for others."""
         return self.sends or self.receives or self.meets or self.listens
 
     def begin(self, operation: Operation, given: Any) -> None:
+        """Come to an operation."""
         self.operation, self.given, self.result = operation, given, None
         self.sends, self.receives = operation.dest is not None, operation.source is not None
         self.meets = not operation.is_message
 
+    def end(self) -> Any:
+        """End the operation, which is complete; what the worker gets by it."""
+        self.done += 1
+        result, self.given, self.result = self.result, None, None
+        return result
+
     def release(self) -> None:
+        """Let it go, whatever it waits for."""
         self.sends = self.receives = self.meets = self.listens = False
         self.wake.notify()
 

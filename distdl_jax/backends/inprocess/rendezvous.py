@@ -20,8 +20,9 @@ from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import collective, expected, fit, sent
 
+
 class WorkerStopped(BaseException):
-    """Ends a worker whose run has ended: another has failed, or the user has. No `Exception`, so that nobody catches it."""
+    """Ends a worker whose run has ended: another has failed, or the user has. No `Exception`: nobody is to catch it."""
 
 
 class Rendezvous:
@@ -49,22 +50,24 @@ class Rendezvous:
         me = self.parties[rank]
         with self._lock:
             self._raise_if_failed(me)
-            if me.waits:
+            if me.operation is not None:
                 raise SetupError(
                     f"Worker {rank} is about to run {operation}, while {me.operation} of it goes on in another thread. "
                     "A worker of dj.simulate communicates in its own thread, on its own device: put no array on a "
                     "device by hand (`jax.device_put(x, device)`)."
                 )
             me.begin(operation, given)
-            if (problem := self._match(me)) is not None:
-                self._fail(problem)
-            elif me.waits and (stuck := self._found_stuck(me)):
-                self._fail(standstill_text(stuck))
-            while me.waits:
-                me.wake.wait()
-            self._raise_if_failed(me)
-            me.done += 1
-            return me.result
+            try:
+                if (problem := self._match(me)) is not None:
+                    self._fail(problem)
+                elif stuck := self._found_stuck(me):
+                    self._fail(standstill_text(stuck))
+                while me.waits:
+                    me.wake.wait()
+                self._raise_if_failed(me)
+                return me.end()
+            finally:
+                me.operation = None
 
     def tell(self, team: Workers, decision: Any) -> None:
         """Give the other workers of `team` what the first of them has decided."""
@@ -80,7 +83,7 @@ class Rendezvous:
             me = self.parties[rank]
             me.ended = True
             for party in self.parties:
-                if party.waits and (stuck := self._found_stuck(party)):
+                if stuck := self._found_stuck(party):
                     self._fail(standstill_text(stuck))
 
     def stop(self, reason: str) -> None:
@@ -159,7 +162,7 @@ class Rendezvous:
 
         The shortest such chain; none where `start` waits for workers that run.
         """
-        chains = [[start]]
+        chains = [[start]] if start.waits else []
         seen = {start.rank}
         for chain in chains:
             for rank in self._awaited(chain[-1]):

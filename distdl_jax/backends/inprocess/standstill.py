@@ -17,19 +17,15 @@ from distdl_jax.watchdog.deadlock import State, find_deadlock
 from distdl_jax.watchdog.source_lines import line_of
 
 _COMPARE = (
-    " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is missing "
-    "there: dj.jit, in place of jax.jit, compares the programs before they run, and tells."
+    " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
+    "missing there: dj.jit, in place of jax.jit, compares the programs before they run, and tells."
 )
 
 
 def standstill_text(chain: list[Party]) -> str:
     """Why the workers of `chain` can't go on: each waits for the next, the last for the first, or it has ended."""
-    states = {party.rank: _state(party) for party in chain}
-    if not any(_agrees(party) for party in chain):
-        # Then the operations tell more, unless the workers have called different functions.
-        states = {rank: replace(state, kind="running") for rank, state in states.items()}
-    if (deadlock := find_deadlock(states)) is not None:
-        return deadlock.text
+    if (text := _as_the_watchdog_says(chain)) is not None:
+        return text
     first, last = chain[0], chain[-1]
     if last.ended:
         what = f"{_at(first)}, but worker {last.rank} has ended its program, after {_operations(last.done)}"
@@ -48,14 +44,24 @@ def standstill_text(chain: list[Party]) -> str:
 def amounts_text(first: Party, second: Party) -> str:
     """That the two are at operations that belong together, but don't mean the same."""
     first, second = sorted((first, second), key=lambda party: party.rank)
-    if _agrees(first) != _agrees(second):
-        return standstill_text([first, second])
-    if _agrees(first):
+    if not (_agrees(first) and _agrees(second)) and (text := _as_the_watchdog_says([first, second])) is not None:
+        return text
+    if _agrees(first) or _agrees(second):
         return f"The workers' programs differ: {_at(first)}, but {_at(second)}. {ONE_PROGRAM}"
     return (
         f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
         "same data. Look for a shape, dtype or argument that differs between these workers."
     )
+
+
+def _as_the_watchdog_says(parties: list[Party]) -> str | None:
+    """What the watchdog of many processes would conclude from what the workers do; None where that is nothing."""
+    states = {party.rank: _state(party) for party in parties}
+    if not any(_agrees(party) for party in parties):
+        # Then the operations tell more, unless the workers have called different functions.
+        states = {rank: replace(state, kind="running") for rank, state in states.items()}
+    deadlock = find_deadlock(states)
+    return None if deadlock is None else deadlock.text
 
 
 def _agrees(party: Party) -> bool:
