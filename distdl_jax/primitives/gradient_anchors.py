@@ -42,7 +42,7 @@ def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[.
 
     @wraps(fun)
     def depending(*args: Any, **kwargs: Any) -> Any:
-        _collections.append((get_opaque_trace_state(), []))
+        _collections.open.append((get_opaque_trace_state(), []))
         try:
             result = fun(*args, **kwargs)
         finally:

@@ -11,7 +11,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce, broadcast, repartition
 
-pytestmark = pytest.mark.limit(60)
+pytestmark = pytest.mark.limit(300)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from distdl_jax import nn
 from distdl_jax.backends.inprocess.transport import InProcessTransport
 from distdl_jax.functional import all_sum_reduce, broadcast, halo_exchange, repartition, sum_reduce
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(600)
 
 
 def partitions():
@@ -37,7 +37,7 @@ def test_results_come_in_the_order_of_the_workers():
     assert dj.simulate(5, program, "a", "b") == [(rank, "a", "b") for rank in range(5)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("size", [1, 3, 16])
 def test_a_linear_layer_in_teams_of_all_sizes(size):
     """What the sequential layer gives, with its gradients; 16 workers also broadcast and reduce in one operation."""
 
@@ -63,8 +63,10 @@ def test_a_linear_layer_in_teams_of_all_sizes(size):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), grads, expected_grads)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16", "complex64", "int8", "bool"])
-@pytest.mark.parametrize("largest_tree", [1, 8])
+@pytest.mark.parametrize(
+    ("dtype", "largest_tree"),
+    [("float64", 8), ("bfloat16", 8), ("float16", 1), ("complex64", 1), ("int8", 8), ("bool", 1), ("bool", 8)],
+)
 def test_every_dtype_travels_also_without_elements(dtype, largest_tree, monkeypatch):
     monkeypatch.setattr(InProcessTransport, "largest_tree", largest_tree)
 
@@ -80,7 +82,8 @@ def test_every_dtype_travels_also_without_elements(dtype, largest_tree, monkeypa
             expected = block.astype(bool) if dtype == "bool" else 3 * block
             np.testing.assert_array_equal(total, expected if P.rank == 0 else np.zeros((len(block), 0)))
             np.testing.assert_array_equal(all_sum_reduce(copied, P_all, axes_keep=()), expected)
-            np.testing.assert_array_equal(repartition(repartition(mine, P_root, P_all), P_all, P_root)[:0], block[:0])
+            back = repartition(repartition(mine, P_root, P_all), P_all, P_root)
+            assert P.rank != 0 or np.array_equal(back, block)
         return True
 
     assert all(dj.simulate(3, program))
@@ -97,28 +100,26 @@ def test_transformations():
             y = halo_exchange(x, P, ((left, right),))
             return all_sum_reduce(jnp.sum(y**2), P, axes_keep=()) * 1.0
 
-        x = jnp.arange(4.0) + 4 * P.rank
         gradient = jax.grad(f)
-        stacked = jnp.stack([x, 2 * x])
-        found = {
-            "plain": f(x),
-            "grad": gradient(x),
-            "grad of grad": jax.grad(lambda x: jnp.sum(gradient(x) ** 2))(x),
-            "vmap of grad": jax.vmap(gradient)(stacked),
-            "checkpoint": jax.grad(jax.checkpoint(f))(x),
-            "scan": jax.grad(lambda x: jax.lax.scan(lambda c, _: (c + f(c * x), None), 1.0, None, length=2)[0])(x / 9),
-            "while": jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (gradient(c[0]) / 9, c[1] + 1), (x, 0))[0],
-            "cond": jax.lax.cond(jnp.sum(f(x)) > 0, gradient, lambda x: x, x),
-        }
-        jitted = {
-            "grad": jax.jit(gradient)(x),
-            "vmap of grad": dj.jit(jax.vmap(gradient))(stacked),
-            "scan": jax.jit(
-                jax.grad(lambda x: jax.lax.scan(lambda c, _: (c + f(c * x), None), 1.0, None, length=2)[0])
-            )(x / 9),
-        }
-        for name, value in jitted.items():
-            np.testing.assert_allclose(value, found[name], rtol=1e-12)
+
+        @dj.jit
+        def transformed(x):
+            return {
+                "plain": f(x),
+                "grad": gradient(x),
+                "grad of grad": jax.grad(lambda x: jnp.sum(gradient(x) ** 2))(x),
+                "vmap of grad": jax.vmap(gradient)(jnp.stack([x, 2 * x])),
+                "checkpoint": jax.grad(jax.checkpoint(f))(x),
+                "grad of scan": jax.grad(lambda x: jax.lax.scan(lambda c, _: (c + f(x), None), 0.0, None, length=2)[0])(
+                    x
+                ),
+                "while": jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (gradient(c[0]) / 9, c[1] + 1), (x, 0))[0],
+                "cond": jax.lax.cond(f(x) > 0, gradient, lambda x: x, x),
+            }
+
+        x = jnp.arange(4.0) + 4 * P.rank
+        found = transformed(x)
+        np.testing.assert_array_equal(gradient(x), found["grad"])
         return jax.tree.map(np.asarray, found)
 
     results = dj.simulate(3, program)
@@ -131,6 +132,7 @@ def test_transformations():
         for name in ("grad", "checkpoint", "cond"):
             np.testing.assert_allclose(found[name], grad[part], rtol=1e-12, err_msg=name)
         np.testing.assert_allclose(found["grad of grad"], 8 * (weight**2 * x)[part], rtol=1e-12)
+        np.testing.assert_allclose(found["grad of scan"], 2 * grad[part], rtol=1e-12)
         np.testing.assert_allclose(found["vmap of grad"], [grad[part], 2 * grad[part]], rtol=1e-12)
         np.testing.assert_allclose(found["while"], ((2 * weight / 9) ** 3 * x)[part], rtol=1e-12)
 
@@ -177,7 +179,7 @@ def test_functions_that_workers_share_are_traced_for_each(size):
             np.testing.assert_array_equal(shared_gradient(x), [10 + rank] * 2)
             np.testing.assert_array_equal(shared_vmap(x), [rank] * 2)
             assert jax.eval_shape(shared, x).shape == (2,)
-            assert str(jax.make_jaxpr(shared_vmap)(x)).count(f" {rank}:") > 0
+            assert str(jax.make_jaxpr(shared_vmap)(x)).count(f" {rank}.0:") > 0
             assert "callback" in shared.lower(x).as_text()
         return float(jax.jit(lambda x: x * dj.Partition().rank)(1.0))
 
@@ -208,7 +210,7 @@ def test_data_of_python_is_copied_between_workers():
         root["rank"].append(P.rank)
         return mine["rank"], root["rank"]
 
-    assert dj.simulate(3, program) == [([0], [2, 0]), ([1], [2, 1]), ([2, 2], [2, 2])]
+    assert dj.simulate(3, program) == [([0], [2, 0]), ([1], [2, 1]), ([2], [2, 2])]
 
 
 def test_arrays_come_and_go():

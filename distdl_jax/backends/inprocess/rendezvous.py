@@ -186,7 +186,7 @@ def _complete(operation: Operation, team: list[Party]) -> None:
             for party in team[1:]:
                 party.listens = True
         case "bcast":
-            for party in team:
+            for party in team[1:]:
                 party.result = first.given
         case _:
             total = _reduced(operation.op, [party.given for party in team])

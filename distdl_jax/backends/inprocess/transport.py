@@ -61,10 +61,19 @@ class InProcessTransport:
     def _message(
         self, kind: str, x: Array, dest: int | None, coming: ShapeDtype, source: int | None, tag: int
     ) -> Array:
-        everyone = tuple(range(len(self._rendezvous.parties)))
-        dtype = np.dtype(x.dtype if source is None else coming.dtype)
+        sent = coming if kind == "recv" else _like(x)
         operation = Operation(
-            kind, everyone, dest, source, tag, tag, None, x.size, coming.size, dtype.name, dtype.itemsize
+            kind,
+            tuple(range(len(self._rendezvous.parties))),
+            dest=dest,
+            source=source,
+            send_tag=tag,
+            recv_tag=tag,
+            count=sent.size,
+            received=coming.size,
+            dtype=sent.dtype.name,
+            received_dtype=coming.dtype.name if kind == "sendrecv" else "",
+            itemsize=sent.dtype.itemsize,
         )
         return self._bind(x, operation, coming)
 
