@@ -19,6 +19,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 from jax.extend.core import Effect, Primitive
+from jax.interpreters import mlir
 from mpi4py import MPI
 from programs import ROOT
 
@@ -205,6 +206,63 @@ def test_a_program_under_way_is_seen_from_another_thread() -> None:
 
 
 # --- mpi4jax --------------------------------------------------------------------------------------------------------
+
+
+def calls(effect: Effect, called: list[Any]) -> Callable[[Any], Any]:
+    """An operation that calls Python, in the order that `effect` keeps, and notes its operand and the thread."""
+    operation = Primitive("call")
+    operation.def_effectful_abstract_eval(lambda x: (x, {effect}))
+
+    def lower(ctx: Any, x: Any) -> Any:
+        def call(x: Any) -> Any:
+            called.append((float(x), threading.get_ident()))
+            return (x,)
+
+        results, token, _ = mlir.emit_python_callback(
+            ctx, call, ctx.tokens_in.get(effect), [x], ctx.avals_in, ctx.avals_out, has_side_effect=True
+        )
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+        return results
+
+    mlir.register_lowering(operation, lower, cacheable=False)
+    return operation.bind
+
+
+@what_breaks(compat.ordered_effect)
+def test_an_ordered_effect_in_all_structures() -> None:
+    called: list[Any] = []
+    call = calls(compat.ordered_effect("test"), called)
+
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return call(x)
+
+    f.defvjp(lambda x: (call(x), None), lambda _, dy: (call(dy + 10),))
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        x = lax.fori_loop(0, 2, lambda _, x: call(x + 1), x)
+        x = lax.cond(x > 0, lambda x: call(x + 1), lambda x: x, x)
+        return jax.grad(jax.checkpoint(f))(x)
+
+    program(0.0).block_until_ready()
+    assert [x for x, _ in called][:4] == [1, 2, 3, 3] and called[-1][0] == 11
+
+
+@what_breaks(compat.new_cpu_device)
+def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
+    called: list[Any] = []
+    call = calls(compat.ordered_effect("test"), called)
+    environment = dict(os.environ)
+    device = compat.new_cpu_device(1)
+    assert os.environ == environment and device.platform == "cpu" and device != jax.devices("cpu")[0]
+    with jax.default_device(device):
+        program = jax.jit(lambda x: call(jnp.sum(jnp.sin(x) @ jnp.cos(x))))
+        for _ in range(3):
+            y = program(jnp.ones((600, 600)))
+    assert y.devices() == {device}
+    assert [thread for _, thread in called] == [threading.get_ident()] * 3
+    assert float(y + jnp.ones(())) == float(y) + 1  # arrays go from one client to another
 
 
 @pytest.mark.world(1)

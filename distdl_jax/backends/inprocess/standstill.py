@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from distdl_jax.backends.inprocess.party import AGREEMENT, Party
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.programs.diagnosis import described, tags_text
+from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import Stop
 from distdl_jax.watchdog.deadlock import State, find_deadlock
@@ -80,7 +80,7 @@ def _operation(party: Party) -> str:
     """The operation, the layer that it is part of, and the user's line that the thread is at."""
     operation = party.operation
     assert operation is not None
-    return described(replace(operation, place=replace(operation.place, line=_line(party))))
+    return describe(replace(operation, place=replace(operation.place, line=_line(party))))
 
 
 def _line(party: Party) -> str:
