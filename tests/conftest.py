@@ -1,22 +1,53 @@
-"""Run tests in MPI worlds of several sizes from one `pytest` command; see docs/testing.md."""
+"""What the tests ask of the launcher, which runs them in MPI worlds of several sizes; see docs/testing.md."""
 
-from launcher.examples import load_profile
-from launcher.plugin import (
-    pytest_addoption,
-    pytest_collection_finish,
-    pytest_configure,
-    pytest_generate_tests,
-    pytest_report_collectionfinish,
-    pytest_report_header,
-)
+import os
+import sys
+from collections.abc import MutableMapping
+from importlib.metadata import version
 
-__all__ = [
-    "pytest_addoption",
-    "pytest_collection_finish",
-    "pytest_configure",
-    "pytest_generate_tests",
-    "pytest_report_collectionfinish",
-    "pytest_report_header",
-]
+import pytest
+from programs import FAST_TO_COMPILE
 
-load_profile()
+pytest_plugins = ["launcher.plugin"]
+
+
+def with_flags(flags: str, *more: str) -> str:
+    """XLA's flags, with those that the user has not set."""
+    return " ".join([*flags.split(), *(flag for flag in more if flag.split("=")[0] not in flags)])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
+    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1")):
+        os.environ.setdefault(name, value)
+    os.environ["XLA_FLAGS"] = with_flags(os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE)
+
+
+def pytest_world_environment(environment: MutableMapping[str, str]) -> None:
+    """The CPU in float64, with one thread."""
+    defaults = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "NPROC": "1",  # the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    flags = with_flags(environment.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false")
+    environment["XLA_FLAGS"] = with_flags(flags, *FAST_TO_COMPILE)
+
+
+def pytest_world_start() -> None:
+    """The library opens MPI in its own way."""
+    import distdl_jax  # noqa: F401
+
+
+def pytest_world_settle() -> None:
+    """What hangs behind asynchronous dispatch hangs in its own test."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].effects_barrier()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "mpi4jax"))

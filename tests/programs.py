@@ -3,11 +3,33 @@
 import os
 import subprocess
 import sys
+import time
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from launcher import mpiexec
+from launcher.settings import long_run
 
 ROOT = Path(__file__).parents[1]
+
+# Tests compile much and run little, so LLVM need not try hard; XLA's newer code generator, which jax 0.11 made the only
+# one, takes twice as long over what is small. Programs are compiled as users compile them, and so is all in a long run.
+FAST_TO_COMPILE = ["--xla_backend_optimization_level=0"]
+if version("jaxlib").startswith("0.10."):
+    FAST_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")
+if long_run():
+    FAST_TO_COMPILE.clear()
+
+USUAL_START = 3.0  # seconds that `start_up` takes where nothing else runs
+
+STARTS = """
+import jax
+import distdl_jax as dj
+P = dj.Partition()
+jax.jit(lambda x: x + 1)(1.0)
+P.allgather_data(0)
+"""
 
 # Several programs in one world: importing jax on every worker is what takes time.
 ONE_AFTER_THE_OTHER = """
@@ -32,6 +54,8 @@ def start(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     environment["JAX_PLATFORMS"] = "cpu"
     environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
+    flags = environment.get("XLA_FLAGS", "").split()
+    environment["XLA_FLAGS"] = " ".join(flag for flag in flags if flag not in FAST_TO_COMPILE)
     environment.update(settings or {})
     return subprocess.Popen(
         [*mpiexec.command(size), sys.executable, *map(str, arguments)],
@@ -51,9 +75,23 @@ def finish(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         process.terminate()  # mpiexec takes its workers along
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=patience(20))
         return -1, f"{output}\n(ended after its limit of {limit:g} s)"
     return process.returncode, output
+
+
+@cache
+def start_up() -> float:
+    """Seconds in which two workers start, compile something and end, measured once in a run, beside all else."""
+    began = time.monotonic()
+    status, output = finish(start(2, "-c", STARTS), 1800)
+    assert status == 0, output
+    return time.monotonic() - began
+
+
+def patience(seconds: float) -> float:
+    """`seconds`, or more where starting takes longer than usual."""
+    return seconds * max(1.0, start_up() / USUAL_START)
 
 
 def run(
@@ -63,8 +101,8 @@ def run(
     cwd: Path = ROOT,
     settings: dict[str, str] | None = None,
 ) -> tuple[int, str]:
-    """`start` and `finish` in one; `settings` go into the environment."""
-    return finish(start(size, *arguments, cwd=cwd, settings=settings), limit)
+    """`start` and `finish` in one; `settings` go into the environment, and `limit` grows on a slow machine."""
+    return finish(start(size, *arguments, cwd=cwd, settings=settings), patience(limit))
 
 
 def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:

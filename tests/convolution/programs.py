@@ -15,9 +15,6 @@ from convolution.draws import Conv, Pool
 
 TOLERANCE = 1e-12
 
-# XLA's newer code generator takes twice as long to compile what is small, and does the same. Since jax 0.11 it is fast.
-FAST_TO_COMPILE = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-
 
 def together() -> None:
     """Wait for all workers without spinning: the cores are for those that still compile."""
@@ -28,7 +25,7 @@ def together() -> None:
 
 def run(program: Callable[..., Any], *args: Any) -> Any:
     """Compile `program` on all workers, then run it on all: a message waits for a compiling worker by spinning."""
-    compiled = jax.jit(program, compiler_options=FAST_TO_COMPILE)
+    compiled = jax.jit(program)
     compiled.trace(*args).lower().compile()
     together()
     return jax.tree.map(np.asarray, compiled(*args))

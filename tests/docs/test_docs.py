@@ -37,7 +37,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run_all(4, programs, limit=200, cwd=folder)
 
 
-@pytest.mark.limit(210)
+@pytest.mark.limit(1200)
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[str, str]) -> None:
     output = printed[f"{page.stem}.py"].splitlines()

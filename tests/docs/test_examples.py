@@ -51,7 +51,7 @@ EXPECTED: dict[str, tuple[list, list]] = {
 }
 
 
-pytestmark = pytest.mark.limit(130)
+pytestmark = pytest.mark.limit(1200)  # programs have limits of their own
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,6 @@ def test_too_few_workers_are_told_how_many(tmp_path: Path) -> None:
     assert "This needs 4 workers: mpirun -n 4 python" in output
 
 
-@pytest.mark.limit(300)
 def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
     """The example checks its accuracy (0.95) and the parameters' difference (1e-10) itself, and fails without them."""
     status, output = run(4, EXAMPLES / "digits_mlp.py", "--out", tmp_path / "curve" / "digits.png", limit=290)
@@ -142,7 +141,6 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
         digits_options.weight_shapes(text, workers=4, layers=3)
 
 
-@pytest.mark.limit(300)
 def test_lenet5_follows_the_sequential_network_step_by_step(tmp_path: Path) -> None:
     """One epoch is not enough to learn the digits, which it says; it is enough to tell two networks apart."""
     arguments = ("--epochs", 1, "--batch-size", 128, "--out", tmp_path / "lenet5.png")  # the last batch has 29 images

@@ -75,7 +75,7 @@ def test_repeating_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleTyp
     np.testing.assert_allclose(adjoint(back)[0], sums[tuple(slice(*bounds) for bounds in small.box)], rtol=1e-12)
 
 
-@pytest.mark.limit(200)
+@pytest.mark.limit(1200)
 def test_the_program_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
     """Losses equal at every step, in float64; the planned memory of a worker falls with the number of workers."""
     picture = tmp_path / "out" / "unet3d.png"

@@ -1,7 +1,6 @@
 """Hypothesis settings under which every rank draws the same examples."""
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.errors import HypothesisException
 
-LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
+from launcher.settings import long_run
+
+LONG = 10 if long_run() else 1
 
 
 class ExampleFailed(BaseException):

@@ -5,16 +5,21 @@ import faulthandler
 import os
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from launcher import marks
+from launcher import marks, settings
+from launcher.pace import Pace
 from launcher.stacks import shorten
 
-BACKSTOP = 5.0
+
+def backstop(limit: float) -> float:
+    """Seconds after which the process ends where the limit's signal does not get through."""
+    return 3 * limit + 5
 
 
 def real_stderr() -> int:
@@ -23,24 +28,30 @@ def real_stderr() -> int:
 
 
 @contextlib.contextmanager
-def within(limit: float, name: str, stderr: int) -> Iterator[None]:
-    """Fail the test after `limit` seconds; end the process with stacks where that does not get through.
+def within(limit: Callable[[], float], name: str, stderr: int) -> Iterator[None]:
+    """Fail the test after `limit()` seconds; end the process with stacks where that does not get through.
 
-    The first is a signal, which needs the main thread to come back to Python. The second is a thread of
-    faulthandler's, which needs nothing.
+    The first is a signal, which needs the main thread to come back to Python; the limit may have grown by then. The
+    second is a thread of faulthandler's, which needs nothing.
     """
+    began = time.monotonic()
+
+    def arm() -> None:
+        signal.setitimer(signal.ITIMER_REAL, max(1e-3, limit() - (time.monotonic() - began)))
+        faulthandler.dump_traceback_later(backstop(limit()), exit=True, file=stderr)
 
     def on_alarm(_: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True
+        if time.monotonic() - began < limit():
+            return arm()
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file=file)
             file.seek(0)
             stacks = shorten(file.read())
-        pytest.fail(f"{name} did not end within its limit of {limit:g} s\n\n{stacks}")
+        pytest.fail(f"{name} did not end within its limit of {limit():.3g} s\n\n{stacks}")
 
     before: Any = signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, limit)
-    faulthandler.dump_traceback_later(limit + BACKSTOP, exit=True, file=stderr)
+    arm()
     try:
         yield
     finally:
@@ -52,9 +63,11 @@ def within(limit: float, name: str, stderr: int) -> Iterator[None]:
 class PlainGuard:
     """Plugin of the parent: every test that runs in the parent has its limit, and so has the collection."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
         self.stderr = real_stderr()
-        faulthandler.dump_traceback_later(2 * marks.general_limit() + BACKSTOP, exit=True, file=self.stderr)
+        limit = settings.own_limit() or settings.DEFAULT_LIMIT
+        faulthandler.dump_traceback_later(backstop(limit), exit=True, file=self.stderr)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
@@ -64,5 +77,5 @@ class PlainGuard:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if marks.of(item):
             return (yield)
-        with within(marks.limit(item), item.nodeid, self.stderr):
+        with within(lambda: marks.limit(item, self.pace), item.nodeid, self.stderr):
             return (yield)

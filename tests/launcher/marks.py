@@ -1,11 +1,10 @@
 """What the marks of a test say: the world it needs and the time it may take."""
 
-import os
-
 import pytest
 
-LIMIT = "DISTDL_JAX_TEST_LIMIT"
-DEFAULT_LIMIT = 120.0
+from launcher import settings
+from launcher.pace import Pace
+
 ARGUMENT = "world_size"
 
 
@@ -31,14 +30,21 @@ def of(item: pytest.Item) -> int:
     return found[0]
 
 
-def general_limit() -> float:
-    """Seconds for whatever has no mark of its own: a test, a start, an end."""
-    return float(os.environ.get(LIMIT) or DEFAULT_LIMIT)
-
-
-def limit(item: pytest.Item) -> float:
-    """Seconds the item may take: the environment's word, else its mark's, else the default."""
+def limit(item: pytest.Item, pace: Pace | None = None) -> float:
+    """Seconds the item may take: the environment's word, else its mark's, else the default, times the pace."""
+    own = settings.own_limit()
+    if own is not None:
+        return own
     mark = item.get_closest_marker("limit")
-    if mark is None or os.environ.get(LIMIT):
-        return general_limit()
-    return float(mark.args[0])
+    marked = settings.DEFAULT_LIMIT if mark is None else float(mark.args[0])
+    return marked * (pace.now() if pace else 1)
+
+
+def start_limit(size: int, pace: Pace) -> float:
+    """Seconds a world may take to start. Measured by the worlds before: its own slow start is no excuse."""
+    return settings.own_limit() or settings.DEFAULT_LIMIT * pace.slowest + 20 * size
+
+
+def end_limit(pace: Pace) -> float:
+    """Seconds a world may take to end, once it has run all its tests."""
+    return settings.own_limit() or settings.DEFAULT_LIMIT * pace.now()

@@ -1,4 +1,4 @@
-"""Which MPI this is, its command line, and the environment of the ranks."""
+"""Which MPI this is, and its command line."""
 
 import functools
 import importlib.metadata
@@ -10,7 +10,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-COMMAND = "DISTDL_JAX_TEST_MPIEXEC"
+from launcher import settings
 
 
 @functools.cache
@@ -40,13 +40,14 @@ def flavour() -> str:
 
 def command(size: int) -> list[str]:
     """The words in front of the program that start it on `size` ranks; raises `FileNotFoundError` without an MPI."""
-    own = shlex.split(os.environ.get(COMMAND, ""))
+    own = shlex.split(os.environ.get(settings.MPIEXEC, ""))
     if own:
         return [*own, "-n", str(size)]
     path = find()
     if path is None:
         raise FileNotFoundError(
-            f"no mpiexec beside {sys.executable} and none on PATH. Install an MPI, or set {COMMAND} to its command"
+            f"no mpiexec beside {sys.executable} and none on PATH. "
+            f"Install an MPI, or set {settings.MPIEXEC} to its command"
         )
     flags: list[str] = []
     if flavour() == "openmpi":
@@ -64,22 +65,6 @@ def clean(environment: MutableMapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k.startswith(kept) or not k.startswith(left_behind)}
 
 
-def rank_environment(environment: MutableMapping[str, str]) -> None:
-    """Set, where the user has not, what a rank needs: the CPU in float64, with one thread."""
-    defaults = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_X64": "1",
-        "NPROC": "1",  # the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    for name, value in defaults.items():
-        environment.setdefault(name, value)
-    flags = environment.get("XLA_FLAGS", "")
-    if "xla_cpu_multi_thread_eigen" not in flags:
-        environment["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
-
-
 def versions() -> list[str]:
     """The lines of pytest's header. Loads the MPI library, but does not initialise it."""
 
@@ -95,8 +80,8 @@ def versions() -> list[str]:
         library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
     except Exception as error:  # no MPI, or one that does not load: the header says so and plain tests still run
         library = f"none ({type(error).__name__}: {error})"
-    started_by = os.environ.get(COMMAND) or f"{find()} ({flavour()})"
+    started_by = os.environ.get(settings.MPIEXEC) or f"{find()} ({flavour()})"
     return [
         f"MPI: {library}; mpiexec: {started_by}",
-        ", ".join(map(version, ("jax", "jaxlib", "mpi4jax", "mpi4py", "numpy"))),
+        ", ".join(map(version, ("mpi4py", "numpy", "hypothesis"))),
     ]

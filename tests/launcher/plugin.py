@@ -1,4 +1,4 @@
-"""The hooks that `conftest.py` exports."""
+"""The hooks of pytest: `pytest_plugins = ["launcher.plugin"]` in the top `conftest.py` brings them in."""
 
 import os
 from collections import Counter
@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import marks, mpiexec
+from launcher import examples, hooks, marks, mpiexec
 from launcher.guard import PlainGuard
+from launcher.pace import Pace
 from launcher.parent import Parent
 from launcher.worker import Worker
 
 MARKERS = (
     "world(*sizes): run the test on every rank of an MPI world of each of these sizes",
     "limit(seconds): how long the test may take before it fails with every rank's stacks (default 120)",
-    "primitives: part of the selection that is also run under a second MPI",
 )
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    examples.load_profile()
     if config.option.in_world:
         home = config.option.world_dir
         config.pluginmanager.register(Worker(config, Path(home) if home else None), "world-worker")
@@ -45,10 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
         mpi4py.rc.initialize = False
     except ImportError:
         pass
-    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1")):
-        os.environ.setdefault(name, value)
-    config.pluginmanager.register(PlainGuard(), "world-guard")
-    config.pluginmanager.register(Parent(config), "world-parent")
+    pace = Pace()
+    config.pluginmanager.register(PlainGuard(pace), "world-guard")
+    config.pluginmanager.register(Parent(config, pace), "world-parent")
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 HIDDEN = (
     *("/_pytest/", "/pluggy/", "/pytest/__main__.py", "<frozen runpy>", "<frozen importlib"),
     *("/launcher/worker.py", "/launcher/examples.py", "/site-packages/hypothesis/"),
 )
+# The outermost frame of a rank's main thread, which is dumped last; or more frames than faulthandler shows.
+LAST_LINE = re.compile(r"( in _run_module_as_main|  \.\.\.)\n+$")
 WAITING = r'/launcher/worker\.py", line \d+ in _wait$'
 OWN_THREAD = "in _leave_with_parent"
 
@@ -24,6 +27,11 @@ def ranks_text(ranks: Iterable[int], size: int) -> str:
             runs.append([rank, rank])
     shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {shown} of {size}"
+
+
+def whole(path: Path) -> bool:
+    """Whether a rank has written its stacks to the end."""
+    return path.exists() and LAST_LINE.search(path.read_text(errors="replace")) is not None
 
 
 def shorten(dump: str) -> str:

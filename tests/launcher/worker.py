@@ -3,11 +3,11 @@
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from launcher import examples, marks, mpiexec
+from launcher import examples, marks
 from launcher.guard import real_stderr
 from launcher.world import LOCK, segments
 
 PASSED, SKIPPED, FAILED = 0, 1, 2
-BACKSTOP = 60.0
+BACKSTOP = 600.0  # the parent acts long before
 
 
 class Worker:
@@ -36,11 +36,11 @@ class Worker:
         self.stacks, self.events = self.stderr, -1
         if home is not None:
             self._follow_parent(home)
-        mpiexec.rank_environment(os.environ)
-        # Initialises MPI, in distdl_jax's order: everything that can show a hang here is set up by now.
-        from mpi4py import MPI
-
-        import distdl_jax  # noqa: F401
+        else:
+            config.hook.pytest_world_environment(environment=os.environ)
+        # Everything that can show a hang in what follows is set up by now.
+        config.hook.pytest_world_start()
+        from mpi4py import MPI  # initialises MPI where the project has not
 
         self.MPI = MPI
         self.comm = MPI.COMM_WORLD.Dup()
@@ -101,6 +101,8 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.collect()
+        gc.freeze()  # what has been imported stays: no need to look through it again and again
         here = {item.nodeid: item for item in session.items}
         wanted: list[str] = self.spec.get("items", list(here))
         self._wait(self.comm.Ibarrier())
@@ -127,12 +129,11 @@ class Worker:
         limit = marks.limit(item)
         examples.fail_at_once(item)
         self.write("start", item=n)
-        spare = BACKSTOP if self.home is not None else 0.0
-        faulthandler.dump_traceback_later(limit + spare, exit=True, file=self.stacks)
+        until = 20 * limit + BACKSTOP if self.home is not None else limit  # the parent knows better, by its pace
+        faulthandler.dump_traceback_later(until, exit=True, file=self.stacks)
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-            if "jax" in sys.modules:
-                sys.modules["jax"].effects_barrier()  # what hangs behind asynchronous dispatch hangs in its own test
+            item.config.hook.pytest_world_settle()
         except BaseException as error:  # pytest.exit, Ctrl-C: whatever it is, the others must hear of it
             self.code = FAILED
             shown: Any = item.repr_failure(pytest.ExceptionInfo.from_exception(error))
@@ -140,7 +141,7 @@ class Worker:
             item.config.hook.pytest_runtest_logreport(report=report)
         self.write("done", item=n, code=self.code)
         # A failing test has made pytest cancel the timer.
-        faulthandler.dump_traceback_later(limit + spare, exit=True, file=self.stacks)
+        faulthandler.dump_traceback_later(until, exit=True, file=self.stacks)
         self.dirty = self._agree()
         self.write("agreed", item=n)
         faulthandler.cancel_dump_traceback_later()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import mpiexec
-from launcher.stacks import merge, shorten
+from launcher.stacks import merge, shorten, whole
 
 TAIL = 4000
 LOCK = "alive.lock"
@@ -66,8 +66,18 @@ class Rank:
 class World:
     """Starts `size` ranks, reads what they write, shows where they are, and leaves none of them behind."""
 
-    def __init__(self, size: int, home: Path, spec: dict[str, Any], arguments: list[str], cwd: Path, show: bool):
+    def __init__(
+        self,
+        size: int,
+        home: Path,
+        spec: dict[str, Any],
+        arguments: list[str],
+        environment: dict[str, str],
+        cwd: Path,
+        show: bool,
+    ) -> None:
         self.size = size
+        self.spent = False  # it has run all its tests, or its messages may be half way
         self.ranks: dict[int, Rank] = {}
         self.warnings: list[dict[str, Any]] = []
         self.segments: set[str] = set()
@@ -77,9 +87,6 @@ class World:
         self.lock = os.open(self.home / LOCK, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.command = [*mpiexec.command(size), sys.executable, "-m", "pytest", "--in-world"]
-        environment = mpiexec.clean(os.environ)
-        environment.pop("PYTEST_ADDOPTS", None)
-        mpiexec.rank_environment(environment)
         self.began = time.monotonic()
         with open(self.home / OUTPUT, "wb") as output:
             self.process = subprocess.Popen(
@@ -151,25 +158,22 @@ class World:
             return "mpiexec was still running"
         return f"mpiexec was killed by signal {-code}" if code < 0 else f"mpiexec ended with exit status {code}"
 
-    def stacks(self, wait: float = 3.0) -> str:
-        """Ask every rank for its Python stacks, and merge the equal ones."""
+    def stacks(self, wait: float = 20.0) -> str:
+        """Ask every rank for its Python stacks, wait until they are written in full, and merge the equal ones."""
         asked = [rank for rank in self.ranks.values() if _alive(rank.pid)]
         for rank in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGUSR1)
         until = time.monotonic() + wait
-        sizes: list[int] = []
-        while time.monotonic() < until:
-            time.sleep(0.2)
-            before, sizes = sizes, [self._stack_file(rank).stat().st_size for rank in asked]
-            if all(sizes) and sizes == before:
-                break
+        while time.monotonic() < until and not all(whole(self._stack_file(rank)) for rank in asked):
+            time.sleep(0.05)
         # Ranks that hang before MPI has told them their number are shown under the next free ones.
         spare = (n for n in range(10**9) if n not in {rank.rank for rank in asked})
         shown = {}
         for rank in asked:
             number = rank.rank if rank.rank >= 0 else next(spare)
-            text = self._stack_file(rank).read_text(errors="replace")
+            path = self._stack_file(rank)
+            text = path.read_text(errors="replace") if path.exists() else ""
             shown[number] = shorten(text) or f"no stack within {wait:g} s (pid {rank.pid})"
         return merge(shown, self.size)
 

@@ -18,9 +18,6 @@ from matrix.transformations import Transformation
 
 Results = dict[str, Any]
 
-# XLA's newer code generator takes twice as long to compile what is small, and does the same. Since jax 0.11 it is fast.
-FAST_TO_COMPILE = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-
 
 def together() -> None:
     """Wait for all workers without spinning: the cores are for those that still compile."""
@@ -31,7 +28,7 @@ def together() -> None:
 
 def run(program: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Compile `program` on all workers, then run it on all: who waits for a message spins."""
-    compiled = jax.jit(program, compiler_options=FAST_TO_COMPILE, **options)
+    compiled = jax.jit(program, **options)
     compiled.trace(*args).lower().compile()
     together()
     return jax.block_until_ready(compiled(*args))

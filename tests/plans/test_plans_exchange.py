@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 from simulator import DeadlockError, MismatchError, adjoint, simulate
+from speed import python_pace
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange, _Segments
@@ -290,7 +291,7 @@ def test_cost_of_planning_for_4096_workers(x_shape, y_shape, monkeypatch):
     assert sum(len(plan.sends) + len(plan.copies) for plan in plans) == 64 * 64 * 16  # overlaps by arithmetic
     assert sum(plan.copied + sum(m.size for m in plan.recvs) for plan in plans) == 512**3
     assert looked <= 4096 * (4 + 4 + 1 + 1 + 1 + 16) + 16  # 16: whether it is uniform is asked once
-    assert seconds < 10, f"{seconds:.2f} s of processor time; less than 1 s where nothing else runs"
+    assert seconds < 10 * python_pace(), f"{seconds:.2f} s of processor time; less than 1 s where nothing else runs"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The catalogue of mistakes and faults: each ends the job, soon, with a message that says what to change.
 
 Each program in `faults/` is started as a user starts it. Its docstring says how: `workers`, and where needed
-`environment`, `timeout` (DISTDL_JAX_TIMEOUT) and `status` (0 where the job must end well); and what must be said.
+`environment`, `timeout` (DISTDL_JAX_TIMEOUT; more on a slow machine) and `status` (0 where the job must end well); and
+what must be said.
 """
 
 import os
@@ -10,48 +11,56 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import ceil
 from pathlib import Path
 
 import pytest
-from programs import ROOT, run
+from programs import ROOT, finish, patience, start, start_up
 
 FOLDER = Path(__file__).parent / "faults"
 PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.name != "parts.py")
-START = 25  # seconds that Python, JAX and MPI may take to start on a busy machine, and to compile
-SOON = 5  # seconds in which a fault ends the job
+STARTS = 12  # how many times as long as a start, which is measured, a program and its fault may take
 
 
 def told(path: Path, word: str) -> list[str]:
     return re.findall(rf"^{word}: (.*)$", path.read_text().split('"""')[1], re.M)
 
 
+def clock(path: Path) -> int:
+    """The time limit that the program asks for, in seconds; more where even a start takes longer; 0 for none."""
+    asked = int((told(path, "timeout") or ["0"])[0])
+    return asked and max(asked, ceil(start_up()))
+
+
 def run_alone(path: Path, settings: dict[str, str]) -> tuple[int, str]:
     """Without a launcher."""
     command, environment = [sys.executable, str(path)], {**os.environ, **settings}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), cwd=ROOT, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
 def play(path: Path) -> tuple[int, str]:
     """The program's exit status and output."""
-    timeout = float((told(path, "timeout") or ["0"])[0])
+    limit = max(40, STARTS * start_up()) + clock(path)
     settings = dict(setting.split("=", 1) for setting in told(path, "environment"))
-    settings["DISTDL_JAX_TIMEOUT"] = str(timeout or 100)
+    # Without a limit of its own, no program may end by the library's.
+    settings["DISTDL_JAX_TIMEOUT"] = str(clock(path) or 4 * ceil(limit))
     (workers,) = told(path, "workers")
     if workers == "none":
         return run_alone(path, settings)
-    return run(int(workers), path, limit=START + SOON + timeout, settings=settings)
+    return finish(start(int(workers), path, settings=settings), limit)
 
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[tuple[int, str]]]]:
     """What every chosen program does. Three at a time: most of the time they wait."""
+    start_up()
     chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(3) as pool:
         yield {path.stem: pool.submit(play, path) for path in PROGRAMS if path in chosen}
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(1800)  # the first waits for its program, which has its own limit
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_fault(path: Path, played: dict[str, Future[tuple[int, str]]]) -> None:
     status, output = played[path.stem].result()
@@ -59,6 +68,7 @@ def test_fault(path: Path, played: dict[str, Future[tuple[int, str]]]) -> None:
     assert (status == 0) == (told(path, "status") == ["0"]), (status, output)
     words = " ".join(output.split())
     for sentence in told(path, "says"):
+        sentence = sentence.replace("{timeout}", str(clock(path)))
         assert " ".join(sentence.split()) in words, f"not said: {sentence}\n{output}"
 
 

@@ -2,7 +2,7 @@
 
 workers: 2
 timeout: 4
-says: the limit is 4 s (DISTDL_JAX_TIMEOUT
+says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: taken different branches of a cond
 says: cond_branches_differ.py
 """

@@ -2,7 +2,7 @@
 
 workers: 2
 timeout: 4
-says: the limit is 4 s (DISTDL_JAX_TIMEOUT
+says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: left a while loop after different numbers of passes
 says: nan_in_while_condition.py
 """

@@ -2,7 +2,7 @@
 
 workers: 2
 timeout: 3
-says: the limit is 3 s (DISTDL_JAX_TIMEOUT
+says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: Worker 0 is about to run broadcast from 1 x 1 (0) to 1 x 2 (0, 1) (never_joined.py
 says: think_about_it
 """
@@ -13,7 +13,7 @@ from parts import jax, on_root, rank, spread
 
 
 def think_about_it():
-    time.sleep(100)
+    time.sleep(10_000)
 
 
 if rank == 1:

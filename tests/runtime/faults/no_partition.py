@@ -15,4 +15,4 @@ import distdl_jax as dj
 
 if MPI.COMM_WORLD.rank == 0:
     dj.Partition()
-time.sleep(100)
+time.sleep(10_000)

@@ -16,5 +16,5 @@ move = dj.jit(lambda x: jnp.sum(spread(x)) + jnp.sum(scatter(x)))
 x = on_root(1000, 1000)
 jax.block_until_ready(move(x))
 if rank == 0:
-    time.sleep(100)
+    time.sleep(10_000)
 jax.block_until_ready(move(x))

@@ -2,7 +2,7 @@
 
 workers: 3
 timeout: 3
-says: the limit is 3 s (DISTDL_JAX_TIMEOUT
+says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: Worker 2 did not come to call 2, of total
 says: of its plan
 says: wait_for_a_file
@@ -21,7 +21,7 @@ def total(x):
 
 
 def wait_for_a_file():
-    time.sleep(100)
+    time.sleep(10_000)
 
 
 total(jnp.ones(1_000_000))

@@ -25,9 +25,6 @@ def test_parametrised(k):
 def test_sizes(world_size):
     assert world.size == world_size
 
-def test_environment():
-    assert os.environ["JAX_ENABLE_X64"] == "1" and os.environ["JAX_PLATFORMS"] == "cpu"
-
 def test_skip():
     pytest.skip("all of us")
 
@@ -168,10 +165,88 @@ CHOICE = """
 def test_one(): pass
 def test_two(): assert False
 def test_three(): pass
-@pytest.mark.primitives
+@pytest.mark.chosen
 @pytest.mark.world(1, 2)
 def test_four(): pass
 """
+
+HOOKS = """
+import os
+import pytest
+
+pytest_plugins = ["launcher.plugin"]
+
+def pytest_world_environment(environment):
+    environment.setdefault("COLOUR", "green")
+
+def pytest_world_start():
+    import mpi4py
+    mpi4py.rc.thread_level = "single"
+
+def pytest_world_settle():
+    with open(f"settled-{os.getpid()}", "a") as file:
+        file.write("once\\n")
+"""
+
+HOOKED = """
+import pathlib
+
+def test_environment_and_start():
+    assert os.environ["COLOUR"] == "green"
+    assert MPI.Query_thread() == MPI.THREAD_SINGLE
+
+def test_settled():
+    assert pathlib.Path(f"settled-{os.getpid()}").read_text() == "once\\n"
+"""
+
+SIDE_BY_SIDE = (
+    HEAD
+    + """
+import pathlib
+
+def met(mine, other):
+    pathlib.Path(mine).touch()
+    while not pathlib.Path(other).exists():
+        time.sleep(0.01)
+
+def test_plain():
+    met("plain", "two")
+
+@pytest.mark.world(1)
+def test_in_one():
+    met("one", "three")
+
+@pytest.mark.world(2)
+def test_in_two():
+    met("two", "plain")
+
+@pytest.mark.world(3)
+def test_in_three():
+    met("three", "one")
+"""
+)
+
+IN_TURN = (
+    HEAD
+    + """
+import pathlib
+
+def test_plain():
+    assert not list(pathlib.Path(".").glob("ran*"))
+    time.sleep(1)
+    assert not list(pathlib.Path(".").glob("ran*"))
+
+@pytest.mark.world(1)
+def test_in_one():
+    pathlib.Path("ran1").touch()
+    time.sleep(1)
+    assert not pathlib.Path("ran2").exists()
+
+@pytest.mark.world(2)
+def test_in_two():
+    pathlib.Path("ran2").touch()
+"""
+)
 
 NO_WORLD = """#!/bin/sh
 shift 2

@@ -1,0 +1,20 @@
+"""The hooks of a project: what its ranks need. A `conftest.py` implements those that it wants."""
+
+from collections.abc import MutableMapping
+
+import pytest
+
+
+@pytest.hookspec
+def pytest_world_environment(environment: MutableMapping[str, str]) -> None:
+    """Set, where the user has not, what a rank's environment needs: called before the world is started."""
+
+
+@pytest.hookspec
+def pytest_world_start() -> None:
+    """Called on every rank before MPI is initialised by anything else; import here what has to come before tests."""
+
+
+@pytest.hookspec
+def pytest_world_settle() -> None:
+    """Called on every rank after each test: wait for what still runs, so that a hang in it belongs to this test."""
