@@ -96,6 +96,7 @@ class Parent:
         """Make a lane for each size of world, and let the first of them run."""
         gc.collect()
         gc.freeze()  # what has been imported stays: no need to look through it again and again
+        gc.set_threshold(20_000, 20, 20)
         sizes = sorted({marks.of(item) for item in session.items} - {0})
         self.home = Path(tempfile.mkdtemp(prefix="worlds-"))
         environment = mpiexec.clean(os.environ)

@@ -103,6 +103,7 @@ class Worker:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         gc.collect()
         gc.freeze()  # what has been imported stays: no need to look through it again and again
+        gc.set_threshold(20_000, 20, 20)
         here = {item.nodeid: item for item in session.items}
         wanted: list[str] = self.spec.get("items", list(here))
         self._wait(self.comm.Ibarrier())

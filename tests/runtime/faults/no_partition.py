@@ -2,7 +2,7 @@
 
 workers: 2
 timeout: 3
-says: A worker has waited for 3 s
+says: A worker has waited for {timeout} s
 says: no_partition.py
 says: for others to come to the first partition of a communicator
 """
