@@ -153,7 +153,7 @@ def _compare(name: str, jaxpr: Any) -> None:
     if world.size == 1:
         return
     start = perf_counter()
-    mine = (bool(jax.config.jax_enable_x64), read_program(world.transport, jaxpr))  # type: ignore[attr-defined]
+    mine = (bool(jax.config.jax_enable_x64), read_program(world.transport, jaxpr))  # type: ignore[attr-defined, unused-ignore]
 
     def decide(told: dict[int, tuple[bool, Program]]) -> str | None:
         programs = {worker: program for worker, (_, program) in told.items()}

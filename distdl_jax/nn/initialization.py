@@ -118,7 +118,7 @@ class _BlockEvaluation:
 
 def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
     """The block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
-    counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined, unused-ignore]
     if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
         raise _NotElementwiseError
     shape = box_shape(box)
