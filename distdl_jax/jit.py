@@ -92,7 +92,7 @@ class CheckedFunction:
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._name = _name_of(fun)
-        self._inner = jax.jit(fun, **_without_donation(options))
+        self._inner = jax.jit(fun, **_of_the_inner_jit(options))
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
@@ -176,8 +176,9 @@ def _report(name: str, programs: dict[int, Program]) -> Report:
     return Report(name, programs, None if mismatch is None else mismatch_text(name, mismatch))
 
 
-def _without_donation(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if not key.startswith("donate")}
+def _of_the_inner_jit(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that a jitted function within another may have; the outer one has them all."""
+    return {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
 
 
 def _name_of(fun: Callable[..., Any]) -> str:

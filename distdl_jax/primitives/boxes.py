@@ -31,6 +31,7 @@ class BoxMovement:
     - `team`: the world ranks that take part.
     - `steps`: the exchanges, in order; each takes the block that the one before left.
     - `source`, `target`: what this worker holds before and after, zero-volume where it owns or needs nothing.
+    - `dtype`: of the data, in which messages travel; a placeholder may be of another one.
     - `copies`: whether several workers may get the same element. Then the adjoint adds.
     - `adds`: whether elements may be sums of several. Then everything moves in the dtype of sums, on all workers: one
       that has nothing to add itself cannot know that its partner has.
@@ -42,6 +43,7 @@ class BoxMovement:
     steps: tuple[ExchangePlan, ...]
     source: ShapeDtype
     target: ShapeDtype
+    dtype: np.dtype
     differentiable: bool
     copies: bool = False
     adds: bool = False
@@ -68,9 +70,10 @@ class BoxMovement:
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope(self.name):
             channel = Channel(world.transport, x, zlib.crc32(repr((self.name, self.team)).encode()) % 32768)
-            y = x
+            # Only a placeholder can have another dtype, and of that nothing is sent.
+            y = x if x.dtype == self.dtype else tie(jnp.zeros(x.shape, self.dtype), x)
             if self.adds:
-                y = y.astype(accumulation_dtype(np.dtype(x.dtype)))
+                y = y.astype(accumulation_dtype(self.dtype))
             for step in self.steps:
                 y = exchange(channel, step, y, self.lead)
             if y.size == 0:
@@ -123,6 +126,7 @@ class BoxPlan(MovementPlan):
             self.steps(worker),
             self.inputs[worker],
             self.output(worker),
+            self.dtype,
             is_differentiable(self.dtype),
             self.copies,
             self.adds,

@@ -1,0 +1,134 @@
+"""Of a placeholder nothing counts but its kind: the data's dtype travels and arrives, whatever the placeholder's.
+
+Every primitive that has placeholders, and gather and scatter, for all pairs of dtypes of a kind: outputs and input
+cotangents are bit for bit those of placeholders of the data's own dtype.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matrix.cases import on
+from matrix.programs import FAST_TO_COMPILE
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+pytestmark = [pytest.mark.primitives, pytest.mark.world(4)]
+
+INEXACT = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+EXACT = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
+MODES: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda fun: fun,
+    "jax.jit": lambda fun: jax.jit(fun, compiler_options=FAST_TO_COMPILE),
+    "dj.jit": lambda fun: dj.jit(fun, compiler_options=FAST_TO_COMPILE),
+}
+
+
+def operators(P: dj.Partition) -> dict[str, tuple[Callable[[Any], Any], dj.Partition, dj.Partition]]:
+    """Movements from some workers to others, with the partitions that hold the data before and after."""
+    one, other, pair, rows, all_four = (
+        each.partition(P)
+        for each in (on(1, ranks=(2,)), on(1, ranks=(1,)), on(2, ranks=(3, 0)), on(3, ranks=(1, 2, 3)), on(4))
+    )
+    spec = dj.TensorSpec((7,), rows)
+    return {
+        "broadcast": (nn.Broadcast(one, pair), one, pair),
+        "sum_reduce": (nn.SumReduce(pair, other), pair, other),
+        "repartition": (nn.Repartition(pair, rows), pair, rows),
+        "rebalance": (nn.Repartition(rows, all_four), rows, all_four),
+        "gather": (lambda x: dj.gather(x, spec, root=0), rows, one),
+        "scatter": (lambda x: dj.scatter(x, spec, root=2), one, rows),
+    }
+
+
+def values(dtype: str) -> np.ndarray:
+    """Seven numbers that every dtype has, but for booleans."""
+    return np.array([3, 4, 5, 0, 1, 2, 7]).astype(jnp.dtype(dtype))
+
+
+def block(name: str, P_x: dj.Partition, dtype: str, placeholder: str) -> jax.Array:
+    """This worker's input: its part of the values, or a placeholder."""
+    if not P_x.active:
+        return dj.zero_volume_tensor(dtype=placeholder)
+    whole = name in ("broadcast", "sum_reduce", "scatter")
+    return jnp.asarray(values(dtype) if whole else np.array_split(values(dtype), P_x.size)[P_x.rank])
+
+
+def all_of(P: dj.Partition, pairs: list[tuple[str, str]], mode: str, differentiate: bool) -> dict[str, Any]:
+    """Output and input cotangent of each operator, for each pair of the data's and the placeholder's dtype."""
+    found = operators(P)
+    args = {
+        f"{name} of {dtype}, {placeholder} elsewhere": (name, block(name, P_x, dtype, placeholder))
+        for (name, (_, P_x, _)), (dtype, placeholder) in product(found.items(), pairs)
+    }
+
+    def program(xs: dict[str, jax.Array]) -> dict[str, Any]:
+        results = {}
+        for label, x in xs.items():
+            F = found[args[label][0]][0]
+            if differentiate:
+                y, pullback = jax.vjp(F, x)
+                results[label] = (y, pullback(2 * y)[0])
+            else:
+                results[label] = (F(x),)
+        return results
+
+    results = MODES[mode](program)({label: x for label, (_, x) in args.items()})
+    for label, (_, x) in args.items():
+        if differentiate:
+            assert (results[label][1].shape, results[label][1].dtype) == (x.shape, x.dtype), label
+    return results
+
+
+def check(pairs: list[tuple[str, str]], mode: str, differentiate: bool) -> None:
+    P = dj.Partition()
+    found = operators(P)
+    got = all_of(P, pairs, mode, differentiate)
+    want = all_of(P, [(dtype, dtype) for dtype in dict.fromkeys(dtype for dtype, _ in pairs)], "jax.jit", differentiate)
+    for name, (_, P_x, P_y) in found.items():
+        for dtype, placeholder in pairs:
+            label = f"{name} of {dtype}, {placeholder} elsewhere"
+            alike = want[f"{name} of {dtype}, {dtype} elsewhere"]
+            assert got[label][0].dtype == jnp.dtype(dtype) or not (P_x.active or P_y.active), label
+            for a, b in zip(got[label], alike, strict=True):
+                assert a.shape == b.shape and (a.dtype == b.dtype or a.size == 0), label
+                np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=label)
+            if name == "scatter" and P_y.active:
+                whole = values(dtype)
+                np.testing.assert_array_equal(
+                    np.asarray(got[label][0]), np.array_split(whole, 3)[P_y.rank], err_msg=label
+                )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_differentiable_data(mode: str) -> None:
+    """All pairs; without jit, where each operator is a program of its own, each dtype with the next one."""
+    pairs = list(zip(INEXACT, INEXACT[1:] + INEXACT[:1], strict=True)) if mode == "eager" else product(INEXACT, INEXACT)
+    check(list(pairs), mode, differentiate=True)
+
+
+def test_integers_and_booleans() -> None:
+    check(list(product(EXACT, EXACT)), "jax.jit", differentiate=False)
+
+
+def test_the_default_placeholder_stands_for_any_floating_dtype() -> None:
+    """Under x64 it is a float64 one."""
+    P = dj.Partition()
+    found = operators(P)
+    xs = {
+        (name, dtype): block(name, P_x, dtype, "float32") if P_x.active else dj.zero_volume_tensor()
+        for (name, (_, P_x, _)), dtype in product(found.items(), INEXACT)
+    }
+
+    @MODES["dj.jit"]
+    def program(xs: list[jax.Array]) -> list[jax.Array]:
+        return [found[name][0](x) for (name, _), x in zip(labels, xs, strict=True)]
+
+    labels = list(xs)
+    for (name, dtype), y in zip(labels, program(list(xs.values())), strict=True):
+        assert not found[name][2].active or name == "gather" or y.dtype == jnp.dtype(dtype)
