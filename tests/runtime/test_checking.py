@@ -218,3 +218,8 @@ def test_the_comparison_is_made_once_a_trace(P, monkeypatch):
     assert len(compared) == 1
     f(jnp.ones(4))
     assert len(compared) == 2
+
+
+def test_options_of_the_compiler_are_passed_on(P):
+    f = dj.jit(lambda x: all_sum_reduce(x, P, axes_keep=()), compiler_options={"xla_backend_optimization_level": 0})
+    np.testing.assert_array_equal(f(jnp.ones(3)), 4 * np.ones(3))
