@@ -1,6 +1,7 @@
 """All-gather: every worker gets the blocks of all workers along some dimensions; the adjoint is reduce-scatter.
 
 mpirun -n 4 python examples/all_gather.py
+python examples/all_gather.py --simulate 4
 """
 
 import distdl_jax as dj

@@ -1,6 +1,7 @@
 """All-sum-reduce: the workers that agree in every other index add up, and all of them get the sum.
 
 mpirun -n 4 python examples/all_sum_reduce.py
+python examples/all_sum_reduce.py --simulate 4
 """
 
 import distdl_jax as dj

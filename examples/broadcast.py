@@ -1,6 +1,7 @@
 """Broadcast: copies of each subtensor go to every worker along the dimensions in which the source has one worker.
 
 mpirun -n 4 python examples/broadcast.py
+python examples/broadcast.py --simulate 4
 """
 
 import distdl_jax as dj

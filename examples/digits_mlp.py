@@ -2,6 +2,7 @@
 
     mpirun -n 4 python examples/digits_mlp.py
     mpirun -n 4 python examples/digits_mlp.py --partition 2x2
+    python examples/digits_mlp.py --simulate 4
     python examples/digits_mlp.py
 
 The network is a multilayer perceptron, 64 -> 128 -> 64 -> 10, for scikit-learn's 1,797 images of 8 x 8 pixels. The
@@ -32,6 +33,7 @@ import numpy as np
 from distdl_jax import nn
 
 import digits_options
+import launch
 from training import DIFFERENCE, Data, say, train_both
 
 WIDTHS = (64, 128, 64, 10)  # pixels, two hidden layers, classes
@@ -103,6 +105,7 @@ def held(network: nn.Sequential, data: Data) -> Data:
 
 
 def main() -> int:
+    launch.simulate_if_asked()
     P_world = dj.Partition()
     options = digits_options.parse(P_world.size, P_world.rank, LAYERS, list(DIFFERENCE))
     jax.config.update("jax_enable_x64", options.dtype == "float64")

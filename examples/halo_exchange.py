@@ -1,6 +1,7 @@
 """Halo exchange: every block with what its neighbours hold around it, corners too.
 
 mpirun -n 4 python examples/halo_exchange.py
+python examples/halo_exchange.py --simulate 4
 """
 
 import distdl_jax as dj

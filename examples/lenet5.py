@@ -2,6 +2,7 @@
 
     mpirun -n 4 python examples/lenet5.py
     mpirun -n 4 python examples/lenet5.py --mnist FOLDER_WITH_THE_IDX_FILES
+    python examples/lenet5.py --simulate 4
 
 Images are cut along height and width (2 x 2 on four workers), and so are the linear layers' weights along outputs and
 inputs. In between, the tensor changes from blocks of pixels to blocks of channels.
@@ -35,6 +36,7 @@ import optax
 from distdl_jax import nn
 from jax import lax
 
+import launch
 from training import DIFFERENCE, Data, say, train_both
 
 ACCURACY = 0.98
@@ -138,6 +140,7 @@ def held(network: nn.Sequential, data: Data) -> Data:
 
 
 def main() -> int:
+    launch.simulate_if_asked()
     parser = argparse.ArgumentParser(description="Train LeNet-5 on partitioned images.")
     parser.add_argument("--mnist", type=Path, metavar="FOLDER", help="train on MNIST's IDX files instead of the digits")
     parser.add_argument("--dtype", default="float64", choices=list(DIFFERENCE))

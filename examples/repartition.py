@@ -1,6 +1,7 @@
 """Repartition: the same tensor, cut in another way, on other workers.
 
 mpirun -n 4 python examples/repartition.py
+python examples/repartition.py --simulate 4
 """
 
 import distdl_jax as dj

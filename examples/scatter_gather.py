@@ -2,6 +2,7 @@
 
     mpirun -n 4 python examples/scatter_gather.py
     mpirun -n 4 python examples/scatter_gather.py --input mine.npy --output standardised.npy
+    python examples/scatter_gather.py --simulate 4
 
 The result is the array with mean 0 and standard deviation 1. It takes as many workers as there are, and an array of any
 shape: the workers share its first dimension. No worker but the first ever has the whole.
@@ -17,12 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
 
+import launch
 import show
 
 ROOT = 0  # the worker that reads and writes
 
 
 def main() -> None:
+    launch.simulate_if_asked()
     parser = argparse.ArgumentParser(description="Standardise an array that is spread over workers.")
     parser.add_argument("--input", type=Path, help=".npy file of real numbers; without one, a 10 x 4 array is made")
     parser.add_argument("--output", type=Path, default=Path("out/standardised.npy"))

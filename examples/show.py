@@ -12,12 +12,18 @@ import distdl_jax as dj
 import jax
 import numpy as np
 
+import launch
+
 
 def world(at_least: int) -> dj.Partition:
-    """All workers; ends the program where there are fewer than the example needs."""
+    """All workers; ends the program where there are fewer than the example needs. Takes `--simulate N`."""
+    launch.simulate_if_asked()
     P_world = dj.Partition()
     if P_world.size < at_least:
-        say(P_world, f"This needs {at_least} workers: mpirun -n {at_least} python {sys.argv[0]}")
+        say(
+            P_world,
+            f"This needs {at_least} workers: mpirun -n {at_least} python {sys.argv[0]}, or --simulate {at_least}",
+        )
         sys.exit(2)
     return P_world
 

@@ -1,6 +1,7 @@
 """Sum-reduce: the adjoint of broadcast; subtensors add up along the dimensions in which the target has one worker.
 
 mpirun -n 4 python examples/sum_reduce.py
+python examples/sum_reduce.py --simulate 4
 """
 
 import distdl_jax as dj

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from mpi4py import MPI
 
 DIFFERENCE = {"float64": 1e-10, "float32": 1e-4}  # how far apart the two networks may end up
 
@@ -90,7 +89,6 @@ def train_both(
         )
         plot(distributed, sequential, options)
         good = compare(distributed, sequential, trained_params, options, accuracy_goal)
-    sleep_until_all_are_here()
     return P_world.broadcast_data(good)
 
 
@@ -188,12 +186,5 @@ def plot(distributed: Training, sequential: Training, options: Namespace) -> Non
 
 def say(text: str) -> None:
     """Print on the first worker."""
-    if MPI.COMM_WORLD.rank == 0:
+    if dj.Partition().rank == 0:
         print(text, flush=True)
-
-
-def sleep_until_all_are_here() -> None:
-    """Wait for the other workers without using a core: an MPI call that waits spins."""
-    arrival = MPI.COMM_WORLD.Ibarrier()
-    while not arrival.Test():
-        time.sleep(0.01)

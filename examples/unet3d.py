@@ -2,6 +2,7 @@
 
     mpirun -n 4 python examples/unet3d.py
     mpirun -n 4 python examples/unet3d.py --check --dtype float64 --steps 20
+    python examples/unet3d.py --simulate 4
 
 In three dimensions a network's weights are small and its activations are large, and one sample may not fit on one
 worker. So everything that has voxels is cut into blocks, data, activations and their gradients, and the weights are
@@ -39,8 +40,9 @@ import optax
 from distdl_jax import nn
 from jax import lax
 
+import launch
 from memory_use import planned, resident_memory
-from training import say, sleep_until_all_are_here
+from training import say
 from unet3d_picture import draw
 from wave3d import FASTEST, SLOWEST, WaveSolver
 
@@ -208,9 +210,8 @@ def report_memory(P_world: dj.Partition, options: argparse.Namespace) -> None:
     say("  workers   a worker's block   data and weights   temporaries, planned   resident memory grows by, measured")
     start = resident_memory()
     for count, (block, step, args, plan) in steps.items():
-        sleep_until_all_are_here()
+        P_world.allgather_data(None)  # all begin together
         peak = resident_memory(step, *args)
-        sleep_until_all_are_here()  # a worker that waits in MPI takes a core
         grown = None if start is None or peak is None else peak - start
         most = [
             None if None in each else max(each) for each in zip(*P_world.allgather_data((*plan, grown)), strict=True)
@@ -266,6 +267,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
+    launch.simulate_if_asked()
     options = parse()
     jax.config.update("jax_enable_x64", options.dtype == "float64")
     P_world = dj.Partition()
@@ -293,7 +295,6 @@ def main() -> int:
         whole = [dj.gather(list(sample), specs[:2]) for sample in data[: min(options.steps, options.samples)]]
         if P_world.rank == 0:
             good = check(whole_params, whole, losses, options)
-        sleep_until_all_are_here()
     return 0 if P_world.broadcast_data(good) else 1
 
 

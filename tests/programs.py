@@ -46,6 +46,17 @@ for path in sys.argv[1:]:
     sys.path.pop(0)
 """
 
+# The same on the threads of one process, by the program's own `--simulate`.
+SIMULATED = """
+import sys
+from pathlib import Path
+from distdl_jax.__main__ import main
+size, *paths = sys.argv[1:]
+for path in paths:
+    print(f"=====> {Path(path).name}", flush=True)
+    main(["--simulate", size, path])
+"""
+
 
 def start(
     size: int, *arguments: object, cwd: Path = ROOT, settings: dict[str, str] | None = None
@@ -104,6 +115,22 @@ def run(
 ) -> tuple[int, str]:
     """`start` and `finish` in one; `settings` go into the environment, and `limit` grows on a slow machine."""
     return finish(start(size, *arguments, cwd=cwd, settings=settings), patience(limit))
+
+
+def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT) -> tuple[int, str]:
+    """The exit status and the output of `python *arguments`, without a launcher."""
+    environment = {**mpiexec.clean(os.environ), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment.pop("JAX_ENABLE_X64", None)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=cwd, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+def simulate_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
+    """As `run_all`, on threads."""
+    status, output = run_alone("-c", SIMULATED, size, *paths, limit=limit, cwd=cwd)
+    assert status == 0, output
+    return dict(part.split("\n", 1) for part in output.split("=====> ")[1:])  # type: ignore[misc]
 
 
 def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:

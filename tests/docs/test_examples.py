@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import ROOT, run, run_all
+from programs import ROOT, run, run_all, run_alone, simulate_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (
@@ -54,11 +54,12 @@ EXPECTED: dict[str, tuple[list, list]] = {
 pytestmark = pytest.mark.limit(1200)  # programs have limits of their own
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture(scope="module", params=[run_all, simulate_all], ids=["mpi", "simulated"])
+def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each example of a primitive prints on four workers, and scatter_gather in a folder of its own."""
     paths = [EXAMPLES / f"{name}.py" for name in (*PRIMITIVES, "scatter_gather")]
-    return run_all(4, paths, cwd=tmp_path_factory.mktemp("examples"))
+    printed: dict[str, str] = request.param(4, paths, cwd=tmp_path_factory.mktemp("examples"))
+    return printed
 
 
 def drawn(output: str, name: str) -> list[list[float]]:
@@ -101,6 +102,7 @@ def test_too_few_workers_are_told_how_many(tmp_path: Path) -> None:
     status, output = run(1, EXAMPLES / "broadcast.py")
     assert status == 2
     assert "This needs 4 workers: mpirun -n 4 python" in output
+    assert "or --simulate 4" in output
 
 
 def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
@@ -150,6 +152,25 @@ def test_lenet5_follows_the_sequential_network_step_by_step(tmp_path: Path) -> N
     for what in ("their parameters", "their losses at any step"):
         assert float(re.search(rf"Largest difference between {what}: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
     assert "FAILED: the differences" not in output
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("name", ["lenet5", "digits_mlp", "unet3d"])
+def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> None:
+    """As over MPI: the same losses as the sequential network's, and worker 0 alone prints and draws."""
+    picture = tmp_path / f"{name}.png"
+    short = {
+        "lenet5": "--epochs 1 --batch-size 512",
+        "digits_mlp": "--epochs 2",
+        "unet3d": "--volume 12 --memory-volume 0 --channels 2 4 --samples 2 --steps 3 --check --dtype float64",
+    }[name].split()
+    arguments = (EXAMPLES / f"{name}.py", "--simulate", 2, *short, "--out", picture)
+    status, output = run_alone(*arguments, limit=290, cwd=tmp_path)
+    assert status == (0 if name == "unet3d" else 1), output  # so few steps don't reach the accuracy
+    found = re.findall(r"Largest difference between their .*: (\S+)", output)
+    assert len(found) == (1 if name == "unet3d" else 2)
+    assert max(map(float, found)) < 1e-10
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_lenet5_reads_mnist_from_idx_files(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distdl_jax.backends.base import Workers
+from distdl_jax.backends.inprocess.current import simulated_world
 from distdl_jax.backends.inprocess.party import AGREEMENT
 from distdl_jax.backends.inprocess.rendezvous import Rendezvous
 from distdl_jax.backends.inprocess.transport import InProcessTransport
+from distdl_jax.errors import SetupError
 from distdl_jax.programs.ir import Operation, Place, Program
 from distdl_jax.watchdog.source_lines import user_line
 
@@ -26,6 +28,11 @@ class InProcessWorld:
     def agree(
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
+        if simulated_world.value is not self:
+            raise SetupError(
+                f"A partition that worker {self.rank} of dj.simulate has made is used by another worker, or outside: "
+                "every worker must make its own, in the program that it runs and not in a variable that all share."
+            )
         if len(team) == 1:
             return decide({self.rank: contribution})
         operation = Operation(AGREEMENT, team, op=purpose, place=Place(user_line()))
