@@ -18,7 +18,8 @@ pytestmark = pytest.mark.limit(300)
 def no_thread_is_left():
     before = set(threading.enumerate())
     yield
-    assert not [t.name for t in threading.enumerate() if t not in before]
+    left = [t.name for t in threading.enumerate() if t not in before]
+    assert not [name for name in left if not name.startswith("world of ")]  # the launcher starts worlds beside this
 
 
 class Parts:
