@@ -2,11 +2,15 @@
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import pytest
 from programs import FAST_TO_COMPILE
+
+if TYPE_CHECKING:
+    from distdl_jax.backends.inprocess.workers import Workers
 
 pytest_plugins = ["launcher.plugin"]
 
@@ -47,6 +51,18 @@ def pytest_world_settle() -> None:
     """What hangs behind asynchronous dispatch hangs in its own test."""
     if "jax" in sys.modules:
         sys.modules["jax"].effects_barrier()
+
+
+_workers: "dict[int, Workers]" = {}
+
+
+def pytest_world_simulate(size: int, test: Callable[[], object]) -> None:
+    """The workers stay from test to test, as those of MPI worlds do, and keep what they have compiled."""
+    from distdl_jax.backends.inprocess.workers import Workers
+
+    workers = _workers.pop(size, None) or Workers(size)
+    workers.run(test)
+    _workers[size] = workers  # not where it failed
 
 
 def pytest_report_header(config: pytest.Config) -> str:

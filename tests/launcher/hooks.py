@@ -1,6 +1,6 @@
 """The hooks of a project: what its ranks need. A `conftest.py` implements those that it wants."""
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 import pytest
 
@@ -18,3 +18,7 @@ def pytest_world_start() -> None:
 @pytest.hookspec
 def pytest_world_settle() -> None:
     """Called on every rank after each test: wait for what still runs, so that a hang in it belongs to this test."""
+
+
+def pytest_world_simulate(size: int, test: Callable[[], object]) -> None:
+    """Run `test` on each worker of a world of `size` threads; its first error is raised."""

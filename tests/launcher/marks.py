@@ -8,16 +8,31 @@ from launcher.pace import Pace
 ARGUMENT = "world_size"
 
 
+class Simulated(int):
+    """The size of a world of threads, in the process that reads the marks."""
+
+
 def declared(mark: pytest.Mark) -> tuple[int, ...]:
-    """The sizes in `@pytest.mark.world(1, 4)`; raises `pytest.UsageError` for anything else."""
+    """The sizes in `@pytest.mark.world(1, 4)`, or in `simulated(4)`; raises `pytest.UsageError` for anything else."""
     good = mark.args and not mark.kwargs and all(isinstance(size, int) and size > 0 for size in mark.args)
     if not good or len(set(mark.args)) != len(mark.args):
-        raise pytest.UsageError(f"world{mark.args!r} must name different world sizes, as in pytest.mark.world(1, 4)")
+        raise pytest.UsageError(
+            f"{mark.name}{mark.args!r} must name different world sizes, as in pytest.mark.{mark.name}(1, 4)"
+        )
     return tuple(mark.args)
 
 
+def simulated(item: pytest.Item) -> Simulated | None:
+    """The size of the world of threads that the item needs; None where it needs none."""
+    callspec = getattr(item, "callspec", None)
+    size = None if callspec is None else callspec.params.get(ARGUMENT)
+    return size if isinstance(size, Simulated) else None
+
+
 def of(item: pytest.Item) -> int:
-    """The size of the world that the item needs; 0 for the parent process itself."""
+    """The size of the MPI world that the item needs; 0 for the parent process itself."""
+    if simulated(item):
+        return 0
     mark = item.get_closest_marker("world")
     if mark is None:
         return 0

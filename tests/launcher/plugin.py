@@ -14,6 +14,7 @@ from launcher.worker import Worker
 
 MARKERS = (
     "world(*sizes): run the test on every rank of an MPI world of each of these sizes",
+    "simulated(*sizes): run the test on the threads of a world of each of these sizes, in one process",
     "limit(seconds): how long the test may take before it fails with every rank's stacks (default 120)",
 )
 
@@ -57,13 +58,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    mark = metafunc.definition.get_closest_marker("world")
-    if mark is None:
+    world, threads = map(metafunc.definition.get_closest_marker, ("world", "simulated"))
+    if world is None and threads is None:
         return
-    sizes = marks.declared(mark)
+    sizes = list(marks.declared(world)) if world else []
+    ids = [f"world{size}" for size in sizes]
+    if threads:
+        sizes += map(marks.Simulated, marks.declared(threads))
+        ids += [f"simulated{size}" for size in marks.declared(threads)]
     if marks.ARGUMENT not in metafunc.fixturenames:
         metafunc.fixturenames.append(marks.ARGUMENT)
-    metafunc.parametrize(marks.ARGUMENT, sizes, ids=[f"world{size}" for size in sizes])
+    metafunc.parametrize(marks.ARGUMENT, sizes, ids=ids)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test of a world of threads runs on each of them, with the same arguments."""
+    size = marks.simulated(pyfuncitem)
+    if size is None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    pyfuncitem.ihook.pytest_world_simulate(size=int(size), test=lambda: pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.hookimpl(trylast=True)

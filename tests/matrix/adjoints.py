@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mpi4py import MPI
 
+import distdl_jax as dj
 from matrix.cases import Case
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted
-from matrix.programs import compare, library, named, run, together
+from matrix.programs import compare, library, named, run
 
 
 def moved(cases: Sequence[Case], xs: dict[str, Any], dys: dict[str, Any] | None) -> dict[str, Any]:
@@ -39,21 +39,20 @@ def moved(cases: Sequence[Case], xs: dict[str, Any], dys: dict[str, Any] | None)
 
 def adjoint_parts(cases: Sequence[Case], dys: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """This worker's part of every case's transposed matrix times all cotangents; each worker works out some for all."""
-    comm = MPI.COMM_WORLD
-    found: list[dict[str, Any]] = [{} for _ in range(comm.size)]
-    for case in cases[comm.rank :: comm.size]:
+    P = dj.Partition()
+    found: list[dict[str, Any]] = [{} for _ in range(P.size)]
+    for case in cases[P.rank :: P.size]:
         reference, blocks = Reference((case,)), dys[case.name]
         wide = np.complex128 if np.iscomplexobj(blocks[0]) else np.float64
         dx = reference.matrix.T @ np.concatenate([np.asarray(dy).astype(wide).reshape(-1) for dy in blocks])
         for rank, parts in enumerate(found):
             parts[case.name] = reference.inputs[0].of(dx, rank)
-    together()
-    return {name: part for parts in comm.alltoall(found) for name, part in parts.items()}
+    return {name: part for parts in P.allgather_data(found) for name, part in parts[P.rank].items()}
 
 
 def check_exactly(cases: Sequence[Case], dtype: Any, differentiate: bool) -> None:
     """Small integers of `dtype` through every operator and back: values, shapes and dtypes, with nothing rounded."""
-    rank = MPI.COMM_WORLD.rank
+    rank = dj.Partition().rank
     xs = {case.name: painted(case.name, case.shapes, dtype) for case in cases}
     dys = {case.name: painted(f"{case.name} dy", shapes_out(case), dtype) for case in cases}
     mine, mine_back = ({name: each[rank] for name, each in part.items()} for part in (xs, dys))

@@ -1,6 +1,5 @@
 """Many cases compiled as one program on every worker, and compared with the reference."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mpi4py import MPI
 
 import distdl_jax as dj
 from matrix.cases import Case, of_world
@@ -21,9 +19,7 @@ Results = dict[str, Any]
 
 def together() -> None:
     """Wait for all workers without spinning: the cores are for those that still compile."""
-    request = MPI.COMM_WORLD.Ibarrier()
-    while not request.Test():
-        time.sleep(1e-3)
+    dj.Partition().allgather_data(None)
 
 
 def run(program: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -64,7 +60,7 @@ def library(cases: Iterable[Case]) -> dict[str, OnWorker]:
 
 def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool = True) -> Results:
     """What the library makes of it on this worker."""
-    rank = MPI.COMM_WORLD.rank
+    rank = dj.Partition().rank
     operators = library(cases)
     args = {case.name: tuple(part[rank] for part in arguments(case, transformation)) for case in cases}
 

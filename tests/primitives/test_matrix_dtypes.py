@@ -14,7 +14,6 @@ from matrix.cases import blocks, of_world, on
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted, smooth
 from matrix.programs import compare, run
-from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -26,6 +25,7 @@ EXACT_TO_ROUNDING = ["float64", "complex128"]
 
 @pytest.mark.primitives
 @pytest.mark.world(1, 4)
+@pytest.mark.simulated(4)
 @pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT])
 def test_moves_exactly(dtype: str, world_size: int) -> None:
     """Values, shapes and dtypes, zero-volume results included, forward and, where there is one, adjoint."""
@@ -36,10 +36,11 @@ def test_moves_exactly(dtype: str, world_size: int) -> None:
 
 @pytest.mark.primitives
 @pytest.mark.world(1, 3, 4, 12)
+@pytest.mark.simulated(4)
 @pytest.mark.parametrize("dtype", EXACT_TO_ROUNDING)
 def test_adjoint(dtype: str, world_size: int) -> None:
     """<F x, y> = <x, F* y>, summed over all workers, and both equal to the reference's, on every worker."""
-    rank = MPI.COMM_WORLD.rank
+    rank = dj.Partition().rank
     cases = of_world(world_size)
 
     def numbers(kind: str, shapes: Any) -> Any:
@@ -58,11 +59,12 @@ def test_adjoint(dtype: str, world_size: int) -> None:
         backward = list(zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True))
         products[case.name] = tuple(sum(np.sum(a * b) for a, b in side) for side in (forward, backward))
     for name in products:
-        one, other = (complex(sum(side)) for side in zip(*MPI.COMM_WORLD.allgather(products[name]), strict=True))
+        one, other = (complex(sum(side)) for side in zip(*dj.Partition().allgather_data(products[name]), strict=True))
         assert abs(one - other) <= 1e-13 * max(1.0, abs(one)), f"{name}: <Fx, y> is {one}, <x, F*y> is {other}"
 
 
 @pytest.mark.world(4)
+@pytest.mark.simulated(4)
 @pytest.mark.parametrize(("dtype", "large", "rounded"), [("float16", 2048.0, 2052.0), ("bfloat16", 256.0, 260.0)])
 def test_half_precision_sums_round_once(dtype: str, large: float, rounded: float) -> None:
     """large + 1 + 1 + 1 is in the middle of two numbers; adding in half precision would lose the ones.
@@ -95,6 +97,7 @@ def test_half_precision_sums_round_once(dtype: str, large: float, rounded: float
 
 
 @pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_widths_of_dtypes_mix_in_one_program() -> None:
     """Messages of different dtypes between the same workers, in one program, do not get mixed up."""
     P = dj.Partition()

@@ -11,7 +11,9 @@ from matrix.dense import shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
 from matrix.ties import untied
-from mpi4py import MPI
+
+import distdl_jax as dj
+from distdl_jax.backends.jaxpr_reader import read_program
 
 
 def blocks_of(world_size: int) -> dict[str, Any]:
@@ -19,21 +21,28 @@ def blocks_of(world_size: int) -> dict[str, Any]:
 
 
 def mine(world_size: int) -> dict[str, Any]:
-    return {name: jax.tree.map(jnp.asarray, each[MPI.COMM_WORLD.rank]) for name, each in blocks_of(world_size).items()}
+    return {name: jax.tree.map(jnp.asarray, each[dj.Partition().rank]) for name, each in blocks_of(world_size).items()}
+
+
+def talking(jaxpr: Any) -> bool:
+    """Whether a program holds an operation between workers."""
+    return bool(read_program(dj.Partition().world.transport, jaxpr.jaxpr))
 
 
 @pytest.mark.primitives
 @pytest.mark.world(1, 4)
+@pytest.mark.simulated(4)
 def test_eval_shape(world_size: int) -> None:
     """The shape and dtype of every worker's output are known without running anything."""
     xs, operators = mine(world_size), library(of_world(world_size))
     for case in of_world(world_size):
         y = named(case, jax.eval_shape, operators[case.name], xs[case.name])
-        assert (y.shape, y.dtype) == (shapes_out(case)[MPI.COMM_WORLD.rank], np.float64), case.name
+        assert (y.shape, y.dtype) == (shapes_out(case)[dj.Partition().rank], np.float64), case.name
 
 
 @pytest.mark.primitives
 @pytest.mark.world(1, 4)
+@pytest.mark.simulated(4)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_donated_inputs(world_size: int) -> None:
     """Donating the inputs gives the compiler their memory and changes no result."""
@@ -41,18 +50,19 @@ def test_donated_inputs(world_size: int) -> None:
     got = run(lambda xs: {name: F(xs[name]) for name, F in operators.items()}, xs, donate_argnums=0)
     assert any(x.is_deleted() for x in jax.tree.leaves(xs))
     blocks = blocks_of(world_size)
-    compare(got, {case.name: case.dense(list(blocks[case.name]))[MPI.COMM_WORLD.rank] for case in cases}, 0.0)
+    compare(got, {case.name: case.dense(list(blocks[case.name]))[dj.Partition().rank] for case in cases}, 0.0)
 
 
 @pytest.mark.world(1, 4)
+@pytest.mark.simulated(4)
 def test_no_message_where_nothing_moves(world_size: int) -> None:
-    """Between equal partitions, along no dimension, and on one worker, a program holds no MPI operation."""
+    """Between equal partitions, along no dimension, and on one worker, a program holds no operation."""
     xs, operators = mine(world_size), library(of_world(world_size))
     for case in of_world(world_size):
         F, x = operators[case.name], xs[case.name]
         gradient = jax.make_jaxpr(jax.grad(lambda x, F=F: jnp.sum(F(x))))(x)
-        talks = "_mpi" in str(jax.make_jaxpr(F)(x)) or "_mpi" in str(gradient)
-        anyone = MPI.COMM_WORLD.allreduce(talks, MPI.LOR)
+        talks = any(map(talking, (jax.make_jaxpr(F)(x), gradient)))
+        anyone = any(dj.Partition().allgather_data(talks))
         moves = not case.silent and world_size > 1 and any(np.size(block) for block in blocks_of(world_size)[case.name])
         assert anyone == moves, f"{case}: messages {anyone}"
 
@@ -82,6 +92,7 @@ def test_eager_calls_compile_once() -> None:
 
 
 @pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_a_jitted_program_is_traced_once() -> None:
     """A second call of a jitted program, with equal shapes, does not come back to Python."""
     traced, operators = [], library(of_world(4, every_partition=False))

@@ -9,7 +9,8 @@ from launcher.examples import LONG
 from matrix.cases import PRIMITIVES
 from matrix.programs import compare, reference, transformed
 from matrix.transformations import TRANSFORMATIONS
-from mpi4py import MPI
+
+import distdl_jax as dj
 
 TOLERANCE = 1e-12
 WORLDS = (1, 4) if LONG > 1 else (4,)
@@ -24,11 +25,12 @@ def check(name: str, world_size: int) -> None:
     transformation = TRANSFORMATIONS[name]
     want = reference(world_size, every_partition=LONG > 1 or not transformation.costly)
     got = transformed(want.cases, transformation, jit=name != "eager")
-    compare(got, want.results(transformation, MPI.COMM_WORLD.rank), TOLERANCE)
+    compare(got, want.results(transformation, dj.Partition().rank), TOLERANCE)
 
 
 @pytest.mark.primitives
 @pytest.mark.world(*WORLDS)
+@pytest.mark.simulated(4)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_transformation(name: str, world_size: int) -> None:
     check(name, world_size)
