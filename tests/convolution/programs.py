@@ -1,13 +1,11 @@
 """Many drawn layers as one compiled program on every worker, forward and gradients, against JAX on the whole array."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mpi4py import MPI
 
 import distdl_jax as dj
 from convolution import whole
@@ -18,9 +16,7 @@ TOLERANCE = 1e-12
 
 def together() -> None:
     """Wait for all workers without spinning: the cores are for those that still compile."""
-    request = MPI.COMM_WORLD.Ibarrier()
-    while not request.Test():
-        time.sleep(1e-3)
+    dj.Partition().allgather_data(None)
 
 
 def run(program: Callable[..., Any], *args: Any) -> Any:
@@ -93,14 +89,13 @@ def _program(layers: Sequence[Any]) -> Callable[[Any], Any]:
 
 
 def _whole_results(cases: Sequence[Conv | Pool], made: Sequence[list[np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    comm = MPI.COMM_WORLD
+    P = dj.Partition()
     mine = {
         i: (whole.conv_by_lax if isinstance(case, Conv) else whole.pool_by_lax)(case, *made[i])._asdict()  # type: ignore[operator]
         for i, case in enumerate(cases)
-        if i % comm.size == comm.rank
+        if i % P.size == P.rank
     }
-    together()
-    everyone = {i: result for some in comm.allgather(mine) for i, result in some.items()}
+    everyone = {i: result for some in P.allgather_data(mine) for i, result in some.items()}
     return [everyone[i] for i in range(len(cases))]
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from launcher.examples import LONG
 from linear_cases import LinearCase, check_together
-from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -56,6 +55,7 @@ CASES = {
 
 
 @pytest.mark.world(1, 2, 4, 12)
+@pytest.mark.simulated(4)
 def test_forward_and_every_gradient_under_jit(world_size):
     """Each of x, W and b differentiated alone, and all together: to 1e-12 in float64, in one compiled program."""
     check_together(CASES[world_size])
@@ -67,7 +67,7 @@ def test_bias_alone_and_everything_eagerly():
     case = LinearCase((0, 1), (2,), (3, 1), (1, 2), 3, 2)
     params, x, c = case.local()
     bias = jax.grad(lambda bias: case.loss({**params, "bias": bias}, x, c))(params["bias"])
-    assert bias.size == (2 if MPI.COMM_WORLD.rank == 3 else 0)
+    assert bias.size == (2 if dj.Partition().rank == 3 else 0)
     case.check({"y": case.layer(params, x), "alone": {"bias": bias}, "together": {}})
     case.check(case.program(params, x, c, alone=False))
 
@@ -129,7 +129,7 @@ def test_every_dtype():
 def test_wrong_blocks_raise_on_every_worker_of_the_layer():
     """One worker holds the wrong block; all say so, and go on together afterwards."""
     case = LinearCase((0, 1), (3, 2), (0, 1, 2, 3), (2, 2), 7, 5)
-    rank, (params, x, _) = MPI.COMM_WORLD.rank, case.local()
+    rank, (params, x, _) = dj.Partition().rank, case.local()
     wrong = {
         "`x` has shape (3, 4), but block 1 must be ... x 3: 7 features, balanced over 2 workers": (
             params,

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
+import distdl_jax as dj
+
 
 def untied(function: Callable[..., Any], *args: Any) -> list[str]:
     """The messages that do not depend on the input of the operation that they are part of, or that its result does not
@@ -31,6 +33,7 @@ def _untied_in(jaxpr: Jaxpr) -> list[str]:
     def variables(atoms: Any) -> set[Var]:
         return {atom for atom in atoms if isinstance(atom, Var)}
 
+    transport = dj.Partition().world.transport
     behind = set(jaxpr.invars)
     for equation in jaxpr.eqns:
         if variables(equation.invars) & behind:
@@ -39,7 +42,7 @@ def _untied_in(jaxpr: Jaxpr) -> list[str]:
     for equation in reversed(jaxpr.eqns):
         if variables(equation.outvars) & before:
             before |= variables(equation.invars)
-    messages = [equation for equation in jaxpr.eqns if equation.primitive.name.endswith("_mpi")]
+    messages = [equation for equation in jaxpr.eqns if transport.operation(equation) is not None]
     loose = [equation for equation in messages if not set(equation.outvars) & before]
     early = [equation for equation in messages if not set(equation.outvars) & behind]
     return [f"not used: {equation}" for equation in loose] + [f"depends on nothing: {equation}" for equation in early]

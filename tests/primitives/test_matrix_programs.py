@@ -68,6 +68,7 @@ def test_no_message_where_nothing_moves(world_size: int) -> None:
 
 
 @pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_messages_are_tied_to_data() -> None:
     """Every message depends on its operation's input, and its result on every message: forward and adjoint."""
     xs, operators = mine(4), library(of_world(4))

@@ -15,11 +15,12 @@ from matrix.dense import Reference, shapes_out
 from matrix.programs import compare, library, transformed
 from matrix.ties import untied
 from matrix.transformations import TRANSFORMATIONS
-from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.mpi import transport
+from distdl_jax.programs.ir import operations
 
 FLOAT64 = np.dtype(float)
 
@@ -55,25 +56,28 @@ def test_a_long_message_is_as_many_operations_as_it_takes(monkeypatch: pytest.Mo
     """The limit is the one that counts: 53 elements in pieces of 5 are 11 operations, in pieces of 53 one."""
     total = nn.AllSumReduce(on(3).partition(dj.Partition()), (0,))
 
-    def operations(n: int) -> int:
+    def count(n: int) -> int:
         return str(jax.make_jaxpr(total)(jnp.zeros(n))).count("allreduce_mpi[")
 
     monkeypatch.setattr(transport, "MAX_ELEMENTS", 5)
-    assert operations(53) == 11
+    assert count(53) == 11
     monkeypatch.setattr(transport, "MAX_ELEMENTS", 54)
-    assert (operations(54), operations(55)) == (1, 2)
+    assert (count(54), count(55)) == (1, 2)
 
 
 @pytest.mark.primitives
 @pytest.mark.world(3)
+@pytest.mark.simulated(3)
 def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broadcast and sum-reduce by MPI's collectives stand the deepest transformation, as they do by trees."""
-    monkeypatch.setattr(transport.MPITransport, "largest_tree", 1)
-    some, rank = tuple(movements(31)[:5]), MPI.COMM_WORLD.rank
+    """Broadcast and sum-reduce by the transport's collectives stand the deepest transformation, as they do by trees."""
+    used_transport = dj.Partition().world.transport
+    monkeypatch.setattr(type(used_transport), "largest_tree", 1)
+    some, rank = tuple(movements(31)[:5]), dj.Partition().rank
     check_exactly(some, FLOAT64, differentiate=True)
     operators = library(some).values()
-    used = str([jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, operators, strict=True)])
-    assert "bcast_mpi" in used and "reduce_mpi" in used and "sendrecv_mpi" not in used
+    programs = [jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, operators, strict=True)]
+    used = {op.kind for program in programs for op, _ in operations(read_program(used_transport, program.jaxpr))}
+    assert used == {"bcast", "reduce", "allreduce"}
     for case, F in zip(some, operators, strict=True):
         dy = jnp.zeros(shapes_out(case)[rank])
         assert not untied(lambda x, dy, F=F: jax.vjp(F, x)[1](dy), jnp.zeros(case.shapes[rank]), dy), case.name
@@ -82,6 +86,7 @@ def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_shapes_may_change_between_eager_calls() -> None:
     """A block of another shape on its worker alone: the placeholders of the others are the same in all calls."""
     P = dj.Partition()
@@ -98,6 +103,7 @@ def test_shapes_may_change_between_eager_calls() -> None:
 
 
 @pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_order_of_teams() -> None:
     """Rings: every worker is the root of one team and a member of another, and no order may wait for itself."""
     n = 4

@@ -1,7 +1,8 @@
 """Random operators on twelve workers: forward and adjoint are exactly those of the reference.
 
 Teams are drawn out of all workers in any order, so that the partitions of one operator overlap, are disjoint, equal or
-permuted. Each program holds many operators; a failing one is named with all that it takes to make it again.
+permuted. On threads, since it is about plans, and twelve processes take long to start. Each program holds many
+operators; a failing one is named with all that it takes to make it again.
 """
 
 from dataclasses import replace
@@ -102,7 +103,7 @@ GENERATORS = {
 }
 
 
-@pytest.mark.world(WORKERS)
+@pytest.mark.simulated(WORKERS)
 @pytest.mark.limit(1200)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_random(name: str) -> None:
