@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -143,6 +143,7 @@ class LinearCase:
 
 def check_together(cases: list[LinearCase], alone: bool = True) -> None:
     """All cases in one compiled program, against numpy."""
+    cases = [replace(case) for case in cases]  # theirs is a layer of this worker
 
     @jax.jit
     def program(given: list[Any]) -> list[Any]:
