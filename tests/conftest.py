@@ -22,13 +22,15 @@ def with_flags(flags: str, *more: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
+    if config.option.in_world:
+        return  # see below
     for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1")):
         os.environ.setdefault(name, value)
     os.environ["XLA_FLAGS"] = with_flags(os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE)
 
 
-def pytest_world_environment(environment: MutableMapping[str, str]) -> None:
-    """The CPU in float64, with one thread."""
+def pytest_world_environment(environment: MutableMapping[str, str], size: int) -> None:
+    """The CPU in float64, with one thread. What runs on one worker alone is compiled as users compile it."""
     defaults = {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
@@ -38,8 +40,9 @@ def pytest_world_environment(environment: MutableMapping[str, str]) -> None:
     }
     for name, value in defaults.items():
         environment.setdefault(name, value)
-    flags = with_flags(environment.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false")
-    environment["XLA_FLAGS"] = with_flags(flags, *FAST_TO_COMPILE)
+    flags = " ".join(flag for flag in environment.get("XLA_FLAGS", "").split() if flag not in FAST_TO_COMPILE)
+    fast = FAST_TO_COMPILE if size > 1 else []
+    environment["XLA_FLAGS"] = with_flags(flags, "--xla_cpu_multi_thread_eigen=false", *fast)
 
 
 def pytest_world_start() -> None:

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 # Tests compile much and run little: LLVM need not try hard, nor be given a program in many parts; and XLA's newer code
 # generator, which jax 0.11 made the only one, takes twice as long over what is small. All three bring compilation down
-# to a tenth. Programs are compiled as users compile them, and so is everything in a long run.
+# to a tenth; but a block may then differ from the whole in the last bit. Programs, and tests of one worker, are
+# compiled as users compile them, and so is everything in a long run.
 FAST_TO_COMPILE = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if version("jaxlib").startswith("0.10."):
     FAST_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")

@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.hookspec
-def pytest_world_environment(environment: MutableMapping[str, str]) -> None:
-    """Set, where the user has not, what a rank's environment needs: called before the world is started."""
+def pytest_world_environment(environment: MutableMapping[str, str], size: int) -> None:
+    """Set, where the user has not, what the environment of a rank in a world of `size` needs, before it is started."""
 
 
 @pytest.hookspec

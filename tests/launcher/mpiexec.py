@@ -58,6 +58,11 @@ def command(size: int) -> list[str]:
     return [path, *flags, "-n", str(size)]
 
 
+def size_around() -> int:
+    """How many ranks the mpiexec around this process has started; 1 without one."""
+    return int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
+
+
 def clean(environment: MutableMapping[str, str]) -> dict[str, str]:
     """The environment without what an MPI process leaves in it, which makes a child mpiexec believe it is a rank."""
     kept = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")

@@ -99,11 +99,11 @@ class Parent:
         gc.set_threshold(20_000, 20, 20)
         sizes = sorted({marks.of(item) for item in session.items} - {0})
         self.home = Path(tempfile.mkdtemp(prefix="worlds-"))
-        environment = mpiexec.clean(os.environ)
-        environment.pop("PYTEST_ADDOPTS", None)
-        self.config.hook.pytest_world_environment(environment=environment)
         arguments, options = for_workers(self.config)
         for size in sizes:
+            environment = mpiexec.clean(os.environ)
+            environment.pop("PYTEST_ADDOPTS", None)
+            self.config.hook.pytest_world_environment(environment=environment, size=size)
             items = [item for item in session.items if marks.of(item) == size]
             self.lanes[size] = Lane(self.config, self.pace, self.home, size, items, arguments, options, environment)
         # What is shown unread on the terminal must not be mixed up.

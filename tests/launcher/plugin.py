@@ -1,6 +1,5 @@
 """The hooks of pytest: `pytest_plugins = ["launcher.plugin"]` in the top `conftest.py` brings them in."""
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         home = config.option.world_dir
         config.pluginmanager.register(Worker(config, Path(home) if home else None), "world-worker")
         return
-    if int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1) > 1:
+    if mpiexec.size_around() > 1:
         raise pytest.UsageError("pytest starts its MPI worlds itself; under mpiexec it needs --in-world")
     # Test modules import mpi4py. In this process it must not initialise MPI, which would break its children.
     try:

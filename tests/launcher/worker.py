@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher import examples, marks
+from launcher import examples, marks, mpiexec
 from launcher.guard import real_stderr
 from launcher.world import LOCK, segments
 
@@ -37,7 +37,7 @@ class Worker:
         if home is not None:
             self._follow_parent(home)
         else:
-            config.hook.pytest_world_environment(environment=os.environ)
+            config.hook.pytest_world_environment(environment=os.environ, size=mpiexec.size_around())
         # Everything that can show a hang in what follows is set up by now.
         config.hook.pytest_world_start()
         from mpi4py import MPI  # initialises MPI where the project has not

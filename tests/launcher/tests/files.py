@@ -176,8 +176,8 @@ import pytest
 
 pytest_plugins = ["launcher.plugin"]
 
-def pytest_world_environment(environment):
-    environment.setdefault("COLOUR", "green")
+def pytest_world_environment(environment, size):
+    environment.setdefault("COLOUR", f"green for {size}")
 
 def pytest_world_start():
     import mpi4py
@@ -192,7 +192,7 @@ HOOKED = """
 import pathlib
 
 def test_environment_and_start():
-    assert os.environ["COLOUR"] == "green"
+    assert os.environ["COLOUR"] == "green for 2"
     assert MPI.Query_thread() == MPI.THREAD_SINGLE
 
 def test_settled():
