@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import Box, balanced_box, box_shape
+from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, index_of
 from distdl_jax.primitives import repartition
 from distdl_jax.primitives.handshake import handshake
 
@@ -55,6 +56,13 @@ class TensorSpec:
             return None
         index = self.partition.index if isinstance(self.partition.index, tuple) else (rank,)
         return balanced_box(self.global_shape, self.partition.shape, index)
+
+    @cached_property
+    def block_shapes(self) -> dict[int, tuple[int, ...]]:
+        """The shape of the block of each worker of the partition, by world rank."""
+        P = self.partition
+        boxes = (balanced_box(self.global_shape, P.shape, index_of(rank, P.shape)) for rank in range(P.size))
+        return {worker: box_shape(box) for worker, box in zip(P.ranks, boxes, strict=True)}
 
     @property
     def local_shape(self) -> tuple[int, ...]:

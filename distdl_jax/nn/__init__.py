@@ -1,12 +1,10 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
-from distdl_jax.nn.conv import (
+from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from distdl_jax.nn.conv_one_algorithm import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
-    DistributedConv1d,
-    DistributedConv2d,
-    DistributedConv3d,
     DistributedFeatureConv1d,
     DistributedFeatureConv2d,
     DistributedFeatureConv3d,

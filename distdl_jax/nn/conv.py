@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -18,29 +17,27 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.local.conv import LocalConvolution
-from distdl_jax.nn.parameters import Params, check_params
-from distdl_jax.nn.windows import (
-    PADDING_MODES,
-    PaddingMode,
-    SlidingPlan,
-    SlidingWindows,
-    padding_pairs,
-    per_feature,
+from distdl_jax.nn.parameters import (
+    Params,
+    ParamShapeDtypes,
+    check_params,
+    held_by_specs,
+    told_with_params,
 )
+from distdl_jax.nn.product import ProductPlan, products
+from distdl_jax.nn.window_arguments import Padding, Sizes, window_spec
+from distdl_jax.nn.windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import Range, balanced_sizes
-from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives import broadcast, sum_reduce
-from distdl_jax.primitives.handshake import handshake, shape_dtype_of
-from distdl_jax.primitives.tie import tie
+from distdl_jax.plans.decomposition import Range, balanced_sizes, index_of
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 
-Padding = int | str | Sequence[int | tuple[int, int]]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class DistributedConv(Static):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
@@ -85,34 +82,55 @@ class DistributedConv(Static):
     required_kind: ClassVar[Kind | None] = None
 
     P_x: Partition
-    P_y: Partition | None = None
-    P_W: Partition | None = None
-    in_channels: int = field(kw_only=True)
-    out_channels: int = field(kw_only=True)
-    kernel_size: int | tuple[int, ...] = field(kw_only=True)
-    stride: int | tuple[int, ...] = field(default=1, kw_only=True)
-    padding: Padding = field(default=0, kw_only=True)
-    dilation: int | tuple[int, ...] = field(default=1, kw_only=True)
-    groups: int = field(default=1, kw_only=True)
-    bias: bool = field(default=True, kw_only=True)
-    padding_mode: PaddingMode = field(default="zeros", kw_only=True)
+    P_y: Partition | None
+    P_W: Partition | None
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Pairs
+    dilation: tuple[int, ...]
+    groups: int
+    bias: bool
+    padding_mode: PaddingMode
 
-    def __post_init__(self) -> None:
-        for name in ("kernel_size", "stride", "dilation"):
-            object.__setattr__(self, name, per_feature(name, getattr(self, name), self.dims))
-        object.__setattr__(
-            self,
-            "padding",
-            padding_pairs(self.padding, self.kernel_size, self.stride, self.dilation),  # type: ignore[arg-type]
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition | None = None,
+        P_W: Partition | None = None,
+        *,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+    ) -> None:
+        windows = window_spec(self.dims, kernel_size, stride, padding, dilation, padding_mode)
+        vars(self).update(  # the fields, in the form in which equal ones are equal
+            P_x=P_x,
+            P_y=P_y,
+            P_W=P_W,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            kernel_size=windows.kernel,
+            stride=windows.stride,
+            padding=windows.padding,
+            dilation=windows.dilation,
+            groups=groups,
+            bias=bias,
+            padding_mode=padding_mode,
         )
-        if self.padding_mode not in PADDING_MODES:
-            raise InvalidArgumentError(f"`padding_mode` (={self.padding_mode!r}) must be one of {PADDING_MODES}.")
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
             if not isinstance(number, int | np.integer) or number < 1:
                 raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
-            if number % self.groups:
-                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
+            if number % groups:
+                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={groups}).")
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
@@ -122,9 +140,9 @@ class DistributedConv(Static):
     def _partitions(self) -> ConvPartitions:
         return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
 
-    @cached_property
-    def _windows(self) -> SlidingWindows:
-        return SlidingWindows(self.kernel_size, self.stride, self.dilation, self.padding, self.padding_mode)  # type: ignore[arg-type]
+    @property
+    def _windows(self) -> WindowSpec:
+        return WindowSpec(self.kernel_size, self.stride, self.dilation, self.padding, self.padding_mode)
 
     @property
     def kind(self) -> Kind:
@@ -151,13 +169,13 @@ class DistributedConv(Static):
 
         **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
         """
-        default = UniformFanIn(self.in_channels // self.groups * math.prod(self._windows.kernel))
+        default = UniformFanIn(self.in_channels // self.groups * math.prod(self.kernel_size))
         initializers = {"weight": weight_init or default, "bias": bias_init or default}
         return initialize_params(self.param_specs(), key, dtype, initializers)
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter: a pytree like the parameters."""
-        shape = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
+        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
         specs = {"weight": TensorSpec(shape, self._partitions.parameters.weight)}
         if self.bias:
             specs["bias"] = TensorSpec((self.out_channels,), self._partitions.parameters.bias)
@@ -173,71 +191,70 @@ class DistributedConv(Static):
 
         **Returns:** this worker's block on P_y (P_x where P_y is not given); elsewhere a zero-volume array.
         """
-        parts = self._partitions
-        if self.P_x.world.rank not in parts.team:
+        world, team = self.P_x.world, self._partitions.team
+        if world.rank not in team:
             return x
         with jax.named_scope(type(self).__name__):
-            # One handshake, in which all workers of the layer learn of all mistakes.
-            shape_dtypes = handshake(self.P_x.world, parts.team, repr(self), lambda: self._checked(params, x))
-            plan = self._plan(shape_dtypes)
-            copies = broadcast(plan.exchange(x), parts.x, parts.work)
-            weight, bias = parts.parameters.copies(params, self._weight_shape(), self.bias)
-            local = self._local(plan)
-            part = (
-                tie(jnp.zeros((copies.shape[0], 0), jnp.result_type(copies, weight)), copies, weight)
-                if local is None
-                else local(copies, weight, bias)
-            )
-            # Every worker's part depends on all that any worker's part depends on, so that whatever is
-            # differentiated, all of them carry a derivative into the sum, or none does.
-            return sum_reduce(tie(part, *params.values()), parts.work, parts.y)
+            plan = self.plan(*told_with_params(world, team, repr(self), params, x))
+            return plan.run(world, params, x)
 
     apply = __call__
 
-    def _checked(self, params: Params, x: Array) -> ShapeDtype:
-        """The shape_dtype of this worker's `x`; refuses parameters that are not its blocks."""
-        check_params(params, self.param_specs())
-        return shape_dtype_of("x", x)
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
 
-    def _plan(self, shape_dtypes: dict[int, ShapeDtype]) -> SlidingPlan:
-        """Who needs which part of x, from what all workers of the layer hold; raises the same on all of them."""
-        plan = SlidingPlan(self.P_x, self._windows, shape_dtypes)
-        held = tuple(stop - start for start, stop in plan.owned.ranges[1])
+        **Arguments:**
+
+        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
+        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
+
+        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
+        have.
+
+        **Raises:** `PlanError` where x or a parameter does not fit.
+        """
+        parts, specs = self._partitions, self.param_specs()
+        x = taking_part(x, parts.team)
+        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        check_params(params, specs)
+        fetch = plan_windows(x, self.P_x, self._windows)
+        self._check_channels(fetch)
+        fetched = fetch.after(x)
+        to_work = plan_broadcast(fetched, parts.x, parts.work)
+        of_params = parts.parameters.plan(params, self.bias)
+        local = self._local(fetch)
+        parts_of_y = products(to_work.after(fetched), of_params, local)
+        to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
+        return ProductPlan(fetch, to_work, of_params, local, parts_of_y, to_y)
+
+    def _check_channels(self, fetch: WindowsPlan) -> None:
+        held = tuple(stop - start for start, stop in fetch.movement.halos.owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
         if held != expected:
             raise PlanError(
                 f"`x` has {held} channels on the workers along the channels, but {self.in_channels} channels balanced "
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
-        return plan
 
-    def _weight_shape(self) -> tuple[int, ...]:
-        """The shape of the block that this worker convolves with; empty where it does not convolve."""
-        if not self._partitions.work.active:
-            return (0,)
-        _, i, j, *_ = self._partitions.work.index
-        p_co, p_ci = self._partitions.channels
-        return (
-            balanced_sizes(self.out_channels, p_co)[i],
-            balanced_sizes(self.in_channels // self.groups, p_ci)[j],
-            *self._windows.kernel,
-        )
-
-    def _local(self, plan: SlidingPlan) -> LocalConvolution | None:
-        """This worker's product; None where it does not convolve."""
-        if not self._partitions.work.active:
-            return None
-        _, i, j, *index = self._partitions.work.index
-        channels, groups = self._own_groups(i, j)
-        return LocalConvolution(
-            self._weight_shape(),
-            channels,
-            groups,
-            self._windows,
-            plan.padding(index),
-            tuple(stop - start for start, stop in plan.outputs(index)),
-            adds_bias=j == 0,
-        )
+    def _local(self, fetch: WindowsPlan) -> dict[int, LocalConvolution]:
+        """The product of each worker that convolves."""
+        work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
+        rows = balanced_sizes(self.out_channels, p_co)
+        columns = balanced_sizes(self.in_channels // self.groups, p_ci)
+        local = {}
+        for rank, worker in enumerate(work.ranks):
+            _, i, j, *index = index_of(rank, work.shape)
+            channels, groups = self._own_groups(i, j)
+            local[worker] = LocalConvolution(
+                (rows[i], columns[j], *self.kernel_size),
+                channels,
+                groups,
+                self._windows,
+                fetch.padding(index),
+                fetch.output_counts(index),
+                adds_bias=j == 0,
+            )
+        return local
 
     def _own_groups(self, i: int, j: int) -> tuple[Range, int]:
         """Which channels of its copy of x the worker at (i, j) along the channels reads, and their number of groups."""
@@ -278,57 +295,3 @@ class DistributedConv3d(DistributedConv):
     """`DistributedConv` of N x C x n_2 x n_1 x n_0 tensors."""
 
     dims = 3
-
-
-class DistributedFeatureConv1d(DistributedConv1d):
-    """`DistributedConv1d` that refuses partitions which ask for another algorithm than the feature one."""
-
-    required_kind = "feature"
-
-
-class DistributedFeatureConv2d(DistributedConv2d):
-    """`DistributedConv2d` that refuses partitions which ask for another algorithm than the feature one."""
-
-    required_kind = "feature"
-
-
-class DistributedFeatureConv3d(DistributedConv3d):
-    """`DistributedConv3d` that refuses partitions which ask for another algorithm than the feature one."""
-
-    required_kind = "feature"
-
-
-class DistributedChannelConv1d(DistributedConv1d):
-    """`DistributedConv1d` that refuses partitions which ask for another algorithm than the channel one."""
-
-    required_kind = "channel"
-
-
-class DistributedChannelConv2d(DistributedConv2d):
-    """`DistributedConv2d` that refuses partitions which ask for another algorithm than the channel one."""
-
-    required_kind = "channel"
-
-
-class DistributedChannelConv3d(DistributedConv3d):
-    """`DistributedConv3d` that refuses partitions which ask for another algorithm than the channel one."""
-
-    required_kind = "channel"
-
-
-class DistributedGeneralConv1d(DistributedConv1d):
-    """`DistributedConv1d` that refuses partitions which ask for another algorithm than the general one."""
-
-    required_kind = "general"
-
-
-class DistributedGeneralConv2d(DistributedConv2d):
-    """`DistributedConv2d` that refuses partitions which ask for another algorithm than the general one."""
-
-    required_kind = "general"
-
-
-class DistributedGeneralConv3d(DistributedConv3d):
-    """`DistributedConv3d` that refuses partitions which ask for another algorithm than the general one."""
-
-    required_kind = "general"

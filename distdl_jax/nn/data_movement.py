@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jax import Array
 
 from distdl_jax import functional
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
+from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
+from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
+from distdl_jax.primitives.halo_exchange import Halo, checked_halo, plan_halo_exchange
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.repartition import plan_repartition
+from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class Broadcast(_BetweenPartitions):
         """The copy on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.broadcast(x, **vars(self))
 
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_broadcast(x, **vars(self))
+
 
 @dataclass(frozen=True)
 class SumReduce(_BetweenPartitions):
@@ -81,8 +92,12 @@ class SumReduce(_BetweenPartitions):
         """The sum on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.sum_reduce(x, **vars(self))
 
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_sum_reduce(x, **vars(self))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, init=False)
 class AllSumReduce(ParameterFreeLayer):
     """The sum of each team's subtensors, on all of the team: `functional.all_sum_reduce` with its arguments bound.
 
@@ -102,18 +117,26 @@ class AllSumReduce(ParameterFreeLayer):
     """
 
     P_x: Partition
-    axes_reduce: int | tuple[int, ...] | None = None
-    axes_keep: int | tuple[int, ...] | None = None
+    axes_reduce: tuple[int, ...]
+    axes_keep: None
 
-    def __post_init__(self) -> None:
-        check_partitions(P_x=self.P_x)
-        reduced = reduction_axes(self.P_x.shape, self.axes_reduce, self.axes_keep)
-        object.__setattr__(self, "axes_reduce", reduced)
-        object.__setattr__(self, "axes_keep", None)
+    def __init__(
+        self,
+        P_x: Partition,
+        axes_reduce: int | Sequence[int] | None = None,
+        axes_keep: int | Sequence[int] | None = None,
+    ) -> None:
+        check_partitions(P_x=P_x)
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(P_x=P_x, axes_reduce=reduction_axes(P_x.shape, axes_reduce, axes_keep), axes_keep=None)
 
     def _apply(self, x: Array) -> Array:
         """The sum over this worker's team; outside P_x, `x`."""
         return functional.all_sum_reduce(x, self.P_x, self.axes_reduce)
+
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_all_sum_reduce(x, self.P_x, self.axes_reduce)
 
 
 @dataclass(frozen=True)
@@ -147,12 +170,16 @@ class Repartition(ParameterFreeLayer):
         """The balanced block on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.repartition(x, self.P_x, self.P_y, preserve_batch=self.preserve_batch)
 
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_repartition(x, self.P_x, self.P_y, preserve_batch=self.preserve_batch)
+
 
 Transpose = DistributedTranspose = Repartition
 """DistDL's earlier names of `Repartition`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class HaloExchange(ParameterFreeLayer):
     """Blocks with what their neighbours hold around them: `functional.halo_exchange` with its arguments bound.
 
@@ -174,17 +201,31 @@ class HaloExchange(ParameterFreeLayer):
     """
 
     P_x: Partition
-    halo: tuple[tuple[int, int], ...]
-    periodic: tuple[bool, ...] = ()
+    halo: tuple[tuple[int, ...], ...]
+    periodic: tuple[bool, ...]
 
-    def __post_init__(self) -> None:
-        check_partitions(P_x=self.P_x)
-        object.__setattr__(self, "halo", _pairs(self.halo) if self.P_x.active else ())
-        object.__setattr__(self, "periodic", tuple(self.periodic))
+    def __init__(self, P_x: Partition, halo: Sequence[Sequence[int]], periodic: Sequence[bool] = ()) -> None:
+        check_partitions(P_x=P_x)
+        pairs = tuple(tuple(widths) for widths in halo) if P_x.active else ()
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(P_x=P_x, halo=pairs, periodic=tuple(periodic))
 
     def _apply(self, x: Array) -> Array:
         """The block with its halo; outside P_x, `x`."""
         return functional.halo_exchange(x, self.P_x, self.halo, periodic=self.periodic)
+
+    def plan(self, x: ShapeDtypes, params: object = None, *, halos: Mapping[int, Halo] | None = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker.
+
+        Each worker knows its own widths alone, so `halos` has to say those of all workers of P_x, by world rank.
+        """
+        if halos is None:
+            raise InvalidArgumentError(
+                "`halos` must be given, the halo of each worker of P_x by world rank, to plan a halo exchange: this "
+                "worker knows its own alone."
+            )
+        pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
+        return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
 
 
 @dataclass(frozen=True)
@@ -217,6 +258,10 @@ class AllGather(ParameterFreeLayer):
         """The gathered block; outside P_x, `x`."""
         return functional.all_gather(x, self.P_x, self.axes)
 
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_all_gather(x, self.P_x, self.axes)
+
 
 @dataclass(frozen=True)
 class ReduceScatter(ParameterFreeLayer):
@@ -248,6 +293,6 @@ class ReduceScatter(ParameterFreeLayer):
         """This worker's block of the sum; outside P_x, `x`."""
         return functional.reduce_scatter(x, self.P_x, self.axes)
 
-
-def _pairs(halo: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(widths) for widths in halo)
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_reduce_scatter(x, self.P_x, self.axes)

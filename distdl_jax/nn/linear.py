@@ -11,17 +11,46 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
-from distdl_jax.nn.parameters import ParameterPartitions, Params, check_params
+from distdl_jax.nn.parameters import (
+    ParameterPartitions,
+    Params,
+    ParamShapeDtypes,
+    check_params,
+    held_by_specs,
+    told_with_params,
+)
+from distdl_jax.nn.product import ProductPlan, products
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import balanced_sizes
-from distdl_jax.primitives import broadcast, sum_reduce
-from distdl_jax.primitives.handshake import handshake
-from distdl_jax.primitives.tie import tie
+from distdl_jax.plans.decomposition import balanced_sizes, index_of
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class LocalAffine:
+    """The product of this worker's copy of x with its block of the weight.
+
+    - `weight_shape`: that of the block.
+    - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
+    """
+
+    weight_shape: tuple[int, ...]
+    adds_bias: bool
+
+    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the product, from that of the copy of x."""
+        return *x[:-1], self.weight_shape[0]
+
+    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        """The product of x and weight, which have one dtype."""
+        y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+        return y if bias is None else y + bias
 
 
 @dataclass(frozen=True)
@@ -146,49 +175,64 @@ class DistributedLinear(Static):
         **Raises:** `PlanError`, on every worker of the layer, where a block of x does not have its share of the
         features, or a parameter its shape.
         """
-        workers = self.P_W.create_partition_union(self.P_x).create_partition_union(self.P_y)
-        if workers.active:
-            handshake(workers.world, tuple(sorted(workers.ranks)), repr(self), lambda: self._check_blocks(params, x))
-        p_n, p_fo, p_fi = self._work.shape
+        world, team = self.P_W.world, self._team
+        if world.rank not in team:
+            return x
         with jax.named_scope("DistributedLinear"):
-            copy = broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), self._work)
-            weight, bias = self._parameters.copies(params, self._weight_shape(), self.bias)
-            # Every worker's part depends on all that any worker's part depends on, so that whatever is
-            # differentiated, all of them carry a derivative into the sum, or none does.
-            part = tie(self._multiply(copy, weight, bias), *params.values())
-            return sum_reduce(part, self._work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
+            plan = self.plan(*told_with_params(world, team, repr(self), params, x))
+            return plan.run(world, params, x)
 
     apply = __call__
 
-    def _weight_shape(self) -> tuple[int, ...]:
-        """The shape of the block that this worker multiplies with; empty where it does not multiply."""
-        if not self._work.active:
-            return (0,)
-        _, i, j = self._work.index
+    @cached_property
+    def _team(self) -> Workers:
+        return tuple(sorted({*self.P_W.ranks, *self.P_x.ranks, *self.P_y.ranks}))
+
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+
+        **Arguments:**
+
+        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
+        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
+
+        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
+        have.
+
+        **Raises:** `PlanError` where x or a parameter does not fit.
+        """
+        specs, work = self.param_specs(), self._work
+        p_n, p_fo, p_fi = work.shape
+        x = taking_part(x, self._team)
+        params = held_by_specs(specs, self._team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        self._check_blocks(x)
+        check_params(params, specs)
+        to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), work)
+        of_params, local = self._parameters.plan(params, self.bias), self._local()
+        parts_of_y = products(to_work.after(x), of_params, local)
+        to_y = plan_sum_reduce(parts_of_y, work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
+        return ProductPlan(None, to_work, of_params, local, parts_of_y, to_y)
+
+    def _local(self) -> dict[int, LocalAffine]:
+        """The product of each worker that multiplies."""
         _, p_fo, p_fi = self._work.shape
-        return balanced_sizes(self.out_features, p_fo)[i], balanced_sizes(self.in_features, p_fi)[j]
+        rows, columns = balanced_sizes(self.out_features, p_fo), balanced_sizes(self.in_features, p_fi)
+        indices = (index_of(rank, self._work.shape) for rank in range(self._work.size))
+        return {
+            worker: LocalAffine((rows[i], columns[j]), adds_bias=j == 0)
+            for worker, (_, i, j) in zip(self._work.ranks, indices, strict=True)
+        }
 
-    def _multiply(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """This worker's product; zero-volume outside P_W."""
-        dtype = jnp.result_type(x, weight)
-        if not self._work.active:
-            return tie(jnp.zeros((x.shape[0], 0), dtype), x, weight)
-        y = jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), (((x.ndim - 1,), (1,)), ((), ())))
-        # Of the workers whose products are summed, one adds the bias.
-        return y if bias is None or self._work.index[2] > 0 else y + bias.astype(dtype)
-
-    def _check_blocks(self, params: Params, x: Array) -> None:
-        """Refuse what this worker holds where it is not its share of the input or of the parameters."""
-        if self.P_x.rank is not None:
-            p_fi = self.P_x.shape[-1]
-            block = self.P_x.rank % p_fi
-            share = balanced_sizes(self.in_features, p_fi)[block]
-            if len(jnp.shape(x)) < 2 or jnp.shape(x)[-1] != share:
+    def _check_blocks(self, x: ShapeDtypes) -> None:
+        """Refuse blocks of x that don't have their share of the features."""
+        shares = balanced_sizes(self.in_features, self.P_x.shape[-1])
+        for rank, worker in enumerate(self.P_x.ranks):
+            block, shape = rank % len(shares), x[worker].shape
+            if len(shape) < 2 or shape[-1] != shares[block]:
                 raise PlanError(
-                    f"`x` has shape {jnp.shape(x)}, but block {block} must be ... x {share}: "
-                    f"{self.in_features} features, balanced over {p_fi} workers."
+                    f"On worker {worker}: `x` has shape {shape}, but block {block} must be ... x {shares[block]}: "
+                    f"{self.in_features} features, balanced over {len(shares)} workers."
                 )
-        check_params(params, self.param_specs())
 
     def __repr__(self) -> str:
         return (

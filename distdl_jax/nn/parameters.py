@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.primitives import broadcast
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.handshake import handshake, shape_dtype_of
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
 
 Params = dict[str, Array]
+Specs = Mapping[str, TensorSpec]
+
+ParamShapeDtypes = Mapping[int, Mapping[str, ShapeDtype]]
+"""What workers hold of the parameters: by world rank, by name."""
 
 
 @dataclass(frozen=True)
@@ -49,30 +58,89 @@ class ParameterPartitions:
         first = self.weight.create_partition_inclusive(range(0, p_out * p_in, p_in))
         return first.create_cartesian_topology_partition([p_out])
 
-    def copies(self, params: Params, shape: tuple[int, ...], has_bias: bool) -> tuple[Array, Array | None]:
-        """This worker's copy of its weight, of `shape`, and of its bias, which travel in one message.
-
-        On workers with an index other than 0 along P_in the bias is empty. Outside `work`: two zero-volume arrays.
-        """
-        weight, bias = params["weight"], params["bias"] if has_bias else None
+    def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
+        """How the parameters get to the workers of `work`, from what all workers of the layer hold of them."""
+        names = ("weight", "bias") if has_bias else ("weight",)
         if self.stored.ranks == self.work.ranks:
-            return weight, bias
-        flat = [weight.reshape(-1)] if bias is None else [weight.reshape(-1), bias.reshape(-1)]
-        packed = broadcast(tie(jnp.concatenate(flat), *params.values()), self.stored, self.work, preserve_batch=False)
-        if not self.work.active:
+            return ParameterPlan(names, params, None, frozenset(self.work.ranks))
+        packed = {worker: _packed([held[name] for name in names]) for worker, held in params.items()}
+        movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
+        return ParameterPlan(names, params, movement, frozenset(self.work.ranks))
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How weight and bias get from where they live to the workers that multiply with them.
+
+    - `names`: "weight", and "bias" where there is one.
+    - `params`: what all workers of the layer hold of them.
+    - `movement`: of both in one message; None where they live on all workers that multiply.
+    - `multiply`: the world ranks of those.
+    """
+
+    names: tuple[str, ...]
+    params: ParamShapeDtypes = field(hash=False)
+    movement: MovementPlan | None
+    multiply: frozenset[int]
+
+    def dtype(self, worker: int) -> np.dtype:
+        """The dtype of the copy of the weight, or of what stands for it, on `worker`."""
+        if self.movement is None or worker in self.multiply:
+            return self.params[worker]["weight"].dtype
+        return _packed([self.params[worker][name] for name in self.names]).dtype
+
+    def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """This worker's copy of its weight, of `shape`, and of its bias.
+
+        On workers with an index other than 0 along P_in the bias is empty. On workers that don't multiply: two
+        zero-volume arrays.
+        """
+        if self.movement is None:
+            return params["weight"], params["bias"] if "bias" in self.names else None
+        packed = jnp.concatenate([params[name].reshape(-1) for name in self.names])
+        packed = self.movement.run(world, tie(packed, *params.values()))
+        if world.rank not in self.multiply:
             return packed, packed
         size = math.prod(shape)
-        copied = packed[:size].reshape(shape).astype(weight.dtype)
-        return copied, None if bias is None else packed[size:].astype(bias.dtype)
+        copies = packed[:size].reshape(shape).astype(params["weight"].dtype)
+        return copies, packed[size:].astype(params["bias"].dtype) if "bias" in self.names else None
 
 
-def check_params(params: Params, specs: Mapping[str, TensorSpec]) -> None:
-    """Refuse parameters that are not this worker's blocks."""
-    for name, spec in specs.items():
-        if name not in params:
-            raise PlanError(f'`params` must hold "{name}" on every worker, but holds {sorted(params)}.')
-        if spec.partition.active and jnp.shape(params[name]) != spec.local_shape:
-            raise PlanError(
-                f'`params["{name}"]` has shape {jnp.shape(params[name])}, but this worker\'s block of '
-                f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {spec.local_shape}."
-            )
+def _packed(held: list[ShapeDtype]) -> ShapeDtype:
+    return ShapeDtype((sum(each.size for each in held),), np.dtype(jnp.result_type(*(each.dtype for each in held))))
+
+
+def held_by_specs(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:
+    """What `workers` hold of parameters of `dtype` that are as `specs` say."""
+    return {
+        worker: {name: ShapeDtype(spec.block_shapes.get(worker, (0,)), dtype) for name, spec in specs.items()}
+        for worker in workers
+    }
+
+
+def told_with_params(
+    world: World, team: Workers, purpose: str, params: Params, x: Array
+) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+    """What all workers of `team` hold of x and of the parameters: the one handshake of a layer's call."""
+
+    def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype]]:
+        return shape_dtype_of("x", x), {name: shape_dtype_of(f'params["{name}"]', its) for name, its in params.items()}
+
+    told = handshake(world, team, purpose, mine)
+    return {worker: of_x for worker, (of_x, _) in told.items()}, {worker: held for worker, (_, held) in told.items()}
+
+
+def check_params(params: ParamShapeDtypes, specs: Specs) -> None:
+    """Refuse parameters that are not their worker's blocks, in the same words on all workers."""
+    for worker, held in params.items():
+        for name, spec in specs.items():
+            if name not in held:
+                raise PlanError(
+                    f'On worker {worker}: `params` must hold "{name}" on every worker, but holds {sorted(held)}.'
+                )
+            expected = spec.block_shapes.get(worker)
+            if expected is not None and held[name].shape != expected:
+                raise PlanError(
+                    f'On worker {worker}: `params["{name}"]` has shape {held[name].shape}, but this worker\'s block of '
+                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
+                )

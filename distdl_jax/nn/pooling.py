@@ -5,30 +5,55 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
+from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import ParameterFreeLayer
-from distdl_jax.nn.local.pool import Window, largest, least, total
-from distdl_jax.nn.windows import Pairs, SlidingPlan, SlidingWindows, padding_pairs, per_feature
+from distdl_jax.nn.local.pool import largest, total
+from distdl_jax.nn.window_arguments import Padding, Sizes, per_feature, window_spec
+from distdl_jax.nn.windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
 from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import index_of
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import Pairs, WindowSpec
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.tie import tie
-
-Sizes = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class PoolingPlan(Plan):
+    """The plan of a pooling.
+
+    - `fetch`: gives each worker what its windows read.
+    - `dtype`: of the output.
+    """
+
+    fetch: WindowsPlan
+    dtype: np.dtype
+
+    @property
+    def workers(self) -> Workers:
+        return self.fetch.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        counts = self.fetch.output_counts(self.fetch.index(worker))
+        return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
+
+    def padding(self, worker: int) -> Pairs:
+        """What is to be put around what `worker` gets, per feature dimension."""
+        return self.fetch.padding(self.fetch.index(worker))
+
+
+@dataclass(frozen=True, init=False)
 class DistributedPool(ParameterFreeLayer):
     """A pooling over windows of a tensor whose batch, channels and features may all be split.
 
@@ -54,17 +79,16 @@ class DistributedPool(ParameterFreeLayer):
     dims: ClassVar[int]
 
     P_x: Partition
-    kernel_size: Sizes
-    stride: Sizes | None = None
-    padding: int | str | tuple[int | tuple[int, int], ...] = 0
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Pairs
 
-    def __post_init__(self) -> None:
-        kernel = per_feature("kernel_size", self.kernel_size, self.dims)
-        stride = kernel if self.stride is None else per_feature("stride", self.stride, self.dims)
-        padding = padding_pairs(self.padding, kernel, stride, self._dilation)
-        for name, value in (("kernel_size", kernel), ("stride", stride), ("padding", padding)):
-            object.__setattr__(self, name, value)
-        windows = self._windows
+    def __init__(self, P_x: Partition, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> None:
+        windows = window_spec(
+            self.dims, kernel_size, kernel_size if stride is None else stride, padding, self._dilation
+        )
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(P_x=P_x, kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
         if not isinstance(self.P_x, Partition):
             raise InvalidTypeError(f"`P_x` (={self.P_x!r}) must be a partition.")
         if self.P_x.dim != self.dims + 2:
@@ -83,13 +107,9 @@ class DistributedPool(ParameterFreeLayer):
     def _dilation(self) -> tuple[int, ...]:
         return (1,) * self.dims
 
-    @cached_property
-    def _windows(self) -> SlidingWindows:
-        return SlidingWindows(self.kernel_size, self.stride, self._dilation, self.padding)  # type: ignore[arg-type]
-
     @property
-    def _window(self) -> Window:
-        return Window(self._windows.kernel, self._windows.stride, self._windows.dilation)
+    def _windows(self) -> WindowSpec:
+        return WindowSpec(self.kernel_size, self.stride, self._dilation, self.padding)
 
     def _apply(self, x: Array) -> Array:
         """This worker's block of the output, from its block on P_x; outside P_x, `x`."""
@@ -97,57 +117,86 @@ class DistributedPool(ParameterFreeLayer):
             return x
         with jax.named_scope(type(self).__name__):
             purpose = f"{type(self).__name__} on {self.P_x.describe()}, kernel {self.kernel_size}"
-            shape_dtypes = exchange_shape_dtypes(self.P_x.world, tuple(sorted(self.P_x.ranks)), purpose, "x", x)
-            plan = SlidingPlan(self.P_x, self._windows, shape_dtypes)
-            index = index_of(self.P_x.rank, self.P_x.shape)[2:]
-            block = plan.exchange(x)
-            counts = [stop - start for start, stop in plan.outputs(index)]
-            shape = (*block.shape[:2], *counts)
-            if 0 in shape:
-                return tie(jnp.zeros(shape, x.dtype), block)
-            return self._pool(block, plan.padding(index))
+            world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
+            plan = self.plan(exchange_shape_dtypes(world, team, purpose, "x", x))
+            block, output = plan.fetch.run(world, x), plan.output(world.rank)
+            if output.size == 0:
+                return tie(jnp.zeros(output.shape, output.dtype), block)
+            return self._pool(block, replace(self._windows, padding=plan.padding(world.rank))).astype(output.dtype)
+
+    def plan(self, x: ShapeDtypes, params: object = None) -> PoolingPlan:
+        """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
+
+        `x` are the shapes and dtypes of the blocks, by world rank, of the workers of P_x or of more. The plan's
+        `outputs` are what those of P_x hold afterwards; all others keep what they have.
+
+        **Raises:** `PlanError` where x doesn't fit.
+        """
+        fetch = plan_windows(taking_part(x, self.P_x.ranks), self.P_x, self._windows)
+        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype))
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        """The dtype of the output, from that of x."""
+        return dtype
 
     @abstractmethod
-    def _pool(self, x: Array, padding: Pairs) -> Array:
-        """The windows of this worker's outputs, over the block that they read and the `padding` around it."""
+    def _pool(self, x: Array, windows: WindowSpec) -> Array:
+        """What the windows give over the block `x`; their padding is that of the block."""
 
 
-def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
-    if not any(map(any, padding)):
-        return x
-    return lax.pad(x, value, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class DistributedMaxPool(DistributedPool):
     """`DistributedPool` that takes the maximum of each window; `dilation` spreads a window's entries, as in PyTorch."""
 
-    dilation: Sizes = 1
+    dilation: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dilation", per_feature("dilation", self.dilation, self.dims))
-        super().__post_init__()
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+    ) -> None:
+        vars(self).update(dilation=per_feature("dilation", dilation, self.dims))
+        super().__init__(P_x, kernel_size, stride, padding)
 
     @property
     def _dilation(self) -> tuple[int, ...]:
-        return per_feature("dilation", self.dilation, self.dims)
+        return self.dilation
 
-    def _pool(self, x: Array, padding: Pairs) -> Array:
-        return largest(_padded(x, least(x.dtype), padding), self._window)
+    def _pool(self, x: Array, windows: WindowSpec) -> Array:
+        return largest(x, windows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class DistributedAvgPool(DistributedPool):
     """`DistributedPool` that takes the mean of each window, of its entries inside the tensor or, with
-    `count_include_pad`, the padding's zeros too, as in PyTorch."""
+    `count_include_pad`, the padding's zeros too, as in PyTorch. The mean of integers is a floating-point number."""
 
-    count_include_pad: bool = True
+    count_include_pad: bool
 
-    def _pool(self, x: Array, padding: Pairs) -> Array:
-        sums = total(_padded(x, np.zeros((), x.dtype), padding), self._window)
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        count_include_pad: bool = True,
+    ) -> None:
+        vars(self).update(count_include_pad=count_include_pad)
+        super().__init__(P_x, kernel_size, stride, padding)
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return dtype
+        return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+
+    def _pool(self, x: Array, windows: WindowSpec) -> Array:
+        sums = total(x, windows)
         if self.count_include_pad:
-            return sums / math.prod(self._windows.kernel)
-        return sums / self._entries(x.shape[2:], padding).astype(x.dtype)
+            return sums / math.prod(windows.kernel)
+        return sums / self._entries(x.shape[2:], windows.padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
         """How many entries of each window over a block with the features' `shape` are not `padding`."""

@@ -1,10 +1,17 @@
-"""The input that the windows of a convolution or a pooling read, one dimension at a time."""
+"""The windows of a convolution or a pooling, and the input that they read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import Range, balanced_range, intersect_ranges
+
+Pairs = tuple[tuple[int, int], ...]
+"""(low, high) for each feature dimension."""
+
+PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
 
 def same_padding(kernel: int, dilation: int = 1) -> tuple[int, int]:
@@ -18,7 +25,7 @@ def same_padding(kernel: int, dilation: int = 1) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowedAxis:
     """Windows that slide over one dimension: output j reads the inputs j * stride - low + dilation * (0 ... kernel-1).
 
     Input indices below 0 and from `size` on are padding, unless the dimension is periodic: then they wrap around. With
@@ -30,9 +37,9 @@ class Windows:
     - `padding`: (low, high), each 0 or more.
     - `periodic`: whether the padding wraps around (circular padding), once or more often.
 
-    Any arguments with one output or more are good. Else `ValueError`.
+    Any arguments with one output or more are good. Else `InvalidArgumentError`.
 
-    >>> windows = Windows(size=10, kernel=3, stride=2, padding=(1, 1))
+    >>> windows = WindowedAxis(size=10, kernel=3, stride=2, padding=(1, 1))
     >>> windows.outputs, windows.output_range(2, 0), windows.input_range((0, 3))
     (5, (0, 3), (-1, 6))
     >>> windows.clipped((-1, 6))
@@ -48,20 +55,22 @@ class Windows:
 
     def __post_init__(self) -> None:
         if self.size < 0:
-            raise ValueError(f"`size` (={self.size}) must be 0 or more: it is the extent of the input.")
+            raise InvalidArgumentError(f"`size` (={self.size}) must be 0 or more: it is the extent of the input.")
         for name in ("kernel", "stride", "dilation"):
             if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` (={getattr(self, name)}) must be 1 or more.")
+                raise InvalidArgumentError(f"`{name}` (={getattr(self, name)}) must be 1 or more.")
         if len(self.padding) != 2 or min(self.padding) < 0:
-            raise ValueError(f"`padding` (={self.padding}) must be a pair (low, high), each 0 or more.")
+            raise InvalidArgumentError(f"`padding` (={self.padding}) must be a pair (low, high), each 0 or more.")
         padded = self.size + sum(self.padding)
         if self.span > padded:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"`kernel` (={self.kernel}) with dilation {self.dilation} spans {self.span} inputs, which must be at "
                 f"most the padded input's {padded} (size {self.size}, padding {self.padding}): there is no output."
             )
         if self.periodic and self.size == 0:
-            raise ValueError("`size` (=0) must be 1 or more in a periodic dimension: there is nothing to wrap around.")
+            raise InvalidArgumentError(
+                "`size` (=0) must be 1 or more in a periodic dimension: there is nothing to wrap around."
+            )
 
     @property
     def span(self) -> int:
@@ -106,3 +115,29 @@ class Windows:
         start, stop = intersect_ranges(wanted, (0, self.size))
         start, stop = min(start, self.size), min(stop, self.size)
         return (start, stop), (low, length - low - (stop - start))
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """Windows over D feature dimensions: an entry for each, and how the padding is filled."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: Pairs
+    mode: PaddingMode = "zeros"
+
+    def along(self, d: int, size: int) -> WindowedAxis:
+        """The windows along feature dimension `d` of a tensor of `size` there."""
+        low, high = self.padding[d]
+        limit = {"circular": size, "reflect": max(size - 1, 0), "replicate": (low + high) * min(size, 1)}.get(self.mode)
+        if limit is not None and max(low, high) > limit:
+            raise PlanError(
+                f"`padding` (={self.padding[d]}) in feature dimension {d} must be at most {limit} there: the tensor "
+                f"has length {size}, and padding_mode is {self.mode!r}."
+            )
+        wraps = self.mode == "circular"
+        try:
+            return WindowedAxis(size, self.kernel[d], self.stride[d], self.dilation[d], (low, high), wraps)
+        except InvalidArgumentError as error:
+            raise PlanError(f"In feature dimension {d}: {error}") from None

@@ -15,6 +15,7 @@ from functools import cached_property
 from jax import Array
 
 from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.movement import Movement, move
 
@@ -76,4 +77,9 @@ class Unmoved(MovementPlan):
 
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> dict[int, ShapeDtype]:
     """What the workers of `teams` hold, by world rank, ascending; `shape_dtypes` may speak of more workers."""
-    return {worker: shape_dtypes[worker] for worker in sorted({worker for team in teams for worker in team})}
+    workers = sorted({worker for team in teams for worker in team})
+    if missing := [worker for worker in workers if worker not in shape_dtypes]:
+        raise InvalidArgumentError(
+            f"`x` must say what each worker that takes part holds, but says nothing of worker {missing[0]}."
+        )
+    return {worker: shape_dtypes[worker] for worker in workers}

@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 
 from distdl_jax.nn.local import pool
-from distdl_jax.nn.local.pool import Window, largest, total
+from distdl_jax.nn.local.pool import largest, total
+from distdl_jax.plans.windows import WindowSpec
 
 # features, kernel, stride
 CASES = {
@@ -24,6 +25,11 @@ CASES = {
 FUNCTIONS = {"largest": (largest, -np.inf, lax.max), "total": (total, 0.0, lax.add)}
 
 
+def spec(kernel, stride, dilation=None):
+    """Windows without padding."""
+    return WindowSpec(kernel, stride, dilation or (1,) * len(kernel), ((0, 0),) * len(kernel))
+
+
 def _ways(name, function):
     _, kernel, stride = CASES[name]
     ours, start, step = FUNCTIONS[function]
@@ -31,7 +37,7 @@ def _ways(name, function):
     def plain(x):
         return lax.reduce_window(x, np.asarray(start, x.dtype), step, (1, 1, *kernel), (1, 1, *stride), "VALID")
 
-    return lambda x: ours(x, Window(kernel, stride, (1,) * len(kernel))), plain
+    return lambda x: ours(x, spec(kernel, stride)), plain
 
 
 def _x(name, dtype="float64"):
@@ -78,12 +84,12 @@ def test_transformations(name, function):
 def test_whole_numbers_have_a_largest():
     x = _x("tiles", "int32")
     expected = lax.reduce_window(x, np.int32(-100), lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-    assert (largest(x, Window((2, 2), (2, 2), (1, 1))) == expected).all()
+    assert (largest(x, spec((2, 2), (2, 2))) == expected).all()
 
 
 def test_large_windows_and_other_devices_keep_to_the_plain_operation(monkeypatch):
     def is_plain(function, kernel):
-        window = Window(kernel, kernel, (1, 1))
+        window = spec(kernel, kernel)
         jaxpr = jax.make_jaxpr(lambda x: function(x, window))(jnp.zeros((1, 1, 40, 40)))
         return [equation.primitive.name[:13] for equation in jaxpr.eqns] == ["reduce_window"]
 
@@ -98,7 +104,7 @@ def test_large_windows_and_other_devices_keep_to_the_plain_operation(monkeypatch
 def test_dilated_windows_are_taken_by_slices_whatever_their_size(monkeypatch):
     monkeypatch.setattr(pool, "MOST_SLICES", 1)
     x = _x("overlapping")
-    got = largest(x, Window((2, 3), (1, 2), (3, 2)))
+    got = largest(x, spec((2, 3), (1, 2), (3, 2)))
     expected = np.array(
         [[[[p[i : i + 4 : 3, j : j + 5 : 2].max() for j in range(0, 5, 2)] for i in range(4)] for p in s] for s in x]
     )

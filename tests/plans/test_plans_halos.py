@@ -10,7 +10,7 @@ from simulator import adjoint, simulate
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos, halo_plans, needed_ranges, own_box, widths
-from distdl_jax.plans.windows import Windows
+from distdl_jax.plans.windows import WindowedAxis
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 BATCHES = 20
@@ -35,7 +35,7 @@ def random_windows(rng, n, periodic):
         return None
     kernel, stride, dilation = (int(rng.integers(1, limit)) for limit in (6, 5, 4))
     kernel = min(kernel, (n + low + high - 1) // dilation + 1)
-    return Windows(n, kernel, stride, dilation, (low, high), periodic)
+    return WindowedAxis(n, kernel, stride, dilation, (low, high), periodic)
 
 
 def random_needed(rng, owned, periodic):

@@ -8,7 +8,7 @@ from simulator import simulate
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
-from distdl_jax.plans.windows import Windows, same_padding
+from distdl_jax.plans.windows import WindowedAxis, same_padding
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 
@@ -35,7 +35,7 @@ def all_windows(rng, count):
         size, kernel, stride, dilation, low, high = (int(rng.integers(a, b)) for a, b in LIMITS)
         if dilation * (kernel - 1) + 1 <= size + low + high:
             count -= 1
-            yield Windows(size, kernel, stride, dilation, (low, high), periodic=bool(size and rng.random() < 0.3))
+            yield WindowedAxis(size, kernel, stride, dilation, (low, high), periodic=bool(size and rng.random() < 0.3))
 
 
 LIMITS = ((0, 20), (1, 7), (1, 6), (1, 4), (0, 6), (0, 6))
@@ -86,14 +86,14 @@ def check_convolution(windows, owned):
     assert distributed(x, weights, windows, owned) == convolve(padded, weights, windows), (windows, owned)
 
 
-KNOWN_FAILURES = {  # of the original DistDL: workers, then the arguments of Windows
-    "19 outputs, not 18: padding beyond the kernel (P=3 n=16 k=1 p=1)": (3, Windows(16, 1, padding=(1, 1))),
-    "block smaller than the kernel's reach (P=4 n=6 k=3)": (4, Windows(6, 3)),
-    "block smaller than the kernel's reach, even kernel (P=4 n=8 k=4)": (4, Windows(8, 4)),
-    "block smaller than the dilated kernel's reach (P=3 n=7 k=3 d=2)": (3, Windows(7, 3, dilation=2)),
-    "halo from the second neighbour (P=4 n=10 k=7 p=3)": (4, Windows(10, 7, padding=(3, 3))),
-    "worker without output (P=2 n=2 k=2)": (2, Windows(2, 2)),
-    "input that nobody reads (P=4 n=4 k=1 s=2)": (4, Windows(4, 1, stride=2)),
+KNOWN_FAILURES = {  # of the original DistDL: workers, then the arguments of WindowedAxis
+    "19 outputs, not 18: padding beyond the kernel (P=3 n=16 k=1 p=1)": (3, WindowedAxis(16, 1, padding=(1, 1))),
+    "block smaller than the kernel's reach (P=4 n=6 k=3)": (4, WindowedAxis(6, 3)),
+    "block smaller than the kernel's reach, even kernel (P=4 n=8 k=4)": (4, WindowedAxis(8, 4)),
+    "block smaller than the dilated kernel's reach (P=3 n=7 k=3 d=2)": (3, WindowedAxis(7, 3, dilation=2)),
+    "halo from the second neighbour (P=4 n=10 k=7 p=3)": (4, WindowedAxis(10, 7, padding=(3, 3))),
+    "worker without output (P=2 n=2 k=2)": (2, WindowedAxis(2, 2)),
+    "input that nobody reads (P=4 n=4 k=1 s=2)": (4, WindowedAxis(4, 1, stride=2)),
 }
 
 
@@ -104,8 +104,8 @@ def test_what_the_original_gets_wrong(name):
 
 
 def test_known_number_of_outputs():
-    assert Windows(16, 1, padding=(1, 1)).outputs == 18
-    assert [Windows(7, k, s, d, (p, p)).outputs for k, s, d, p in [(3, 2, 1, 0), (3, 1, 2, 1), (4, 3, 1, 2)]] == [
+    assert WindowedAxis(16, 1, padding=(1, 1)).outputs == 18
+    assert [WindowedAxis(7, k, s, d, (p, p)).outputs for k, s, d, p in [(3, 2, 1, 0), (3, 1, 2, 1), (4, 3, 1, 2)]] == [
         3,
         5,
         3,
@@ -126,7 +126,7 @@ def test_convolutions_in_balanced_and_unbalanced_blocks():
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 def test_same_padding_keeps_the_size_and_its_left_side_is_the_shorter(kernel, dilation):
     low, high = same_padding(kernel, dilation)
-    assert Windows(11, kernel, dilation=dilation, padding=(low, high)).outputs == 11
+    assert WindowedAxis(11, kernel, dilation=dilation, padding=(low, high)).outputs == 11
     assert high - low == (dilation * (kernel - 1)) % 2
 
 
@@ -152,4 +152,4 @@ def test_same_padding_keeps_the_size_and_its_left_side_is_the_shorter(kernel, di
 )
 def test_impossible_windows_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        Windows(**arguments)
+        WindowedAxis(**arguments)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.nn.local.conv_cpu import convolution
-from distdl_jax.nn.windows import Pairs, SlidingWindows
 from distdl_jax.plans.decomposition import Range
+from distdl_jax.plans.windows import Pairs, WindowSpec
 from distdl_jax.primitives.tie import tie
 
 
@@ -29,24 +29,23 @@ class LocalConvolution:
     weight_shape: tuple[int, ...]
     channels: Range
     groups: int
-    windows: SlidingWindows
+    windows: WindowSpec
     padding: Pairs
     outputs: tuple[int, ...]
     adds_bias: bool
 
+    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the product, from that of the copy of x."""
+        return x[0], self.weight_shape[0], *self.outputs
+
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """The product, in the dtype that x and weight have in common; depends on both even where it is empty."""
-        dtype = jnp.result_type(x, weight)
+        """The product of x and weight, which have one dtype; depends on both even where it is empty."""
         start, stop = self.channels
-        shape = (x.shape[0], self.weight_shape[0], *self.outputs)
+        shape = self.output(x.shape)
         if 0 in (*shape, *self.weight_shape, stop - start):
-            y = tie(jnp.zeros(shape, dtype), x, weight)
+            y = tie(jnp.zeros(shape, x.dtype), x, weight)
         else:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
             windows = self.windows
-            y = convolution(
-                own.astype(dtype), weight.astype(dtype), windows.stride, self.padding, windows.dilation, self.groups
-            )
-        if bias is None or not self.adds_bias:
-            return y
-        return y + bias.astype(dtype).reshape(-1, *(1,) * len(self.outputs))
+            y = convolution(own, weight, windows.stride, self.padding, windows.dilation, self.groups)
+        return y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs))

@@ -8,7 +8,6 @@ is a scatter; large windows, which would be as many slices, and other devices ke
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import product
 
@@ -17,45 +16,49 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.plans.windows import Pairs, WindowSpec
+
 MOST_SLICES = 64
 """The largest window whose entries are taken by slices."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """Size, stride and dilation along each feature dimension."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def tiles(self) -> bool:
-        """Whether windows lie side by side, so that each entry of x is in one window at most."""
-        return self.stride == self.kernel and set(self.dilation) == {1}
-
-    def by_slices(self) -> bool:
-        """Whether the entries are taken by slices."""
-        few = math.prod(self.kernel) <= MOST_SLICES and jax.default_backend() == "cpu"
-        return few or set(self.dilation) != {1}  # JAX does not differentiate dilated windows
-
-    def in_full(self) -> dict[str, tuple[int, ...]]:
-        """The arguments of `lax.reduce_window` for N x C x features."""
-        return {"window_dimensions": (1, 1, *self.kernel), "window_strides": (1, 1, *self.stride)}
-
-
-def largest(x: Array, window: Window) -> Array:
+def largest(x: Array, windows: WindowSpec) -> Array:
     """The largest entry of each window; its cotangent goes to the first such entry."""
-    if window.by_slices():
-        return _largest(x, window)
-    return lax.reduce_window(x, least(x.dtype), lax.max, padding="VALID", **window.in_full())
+    x = _padded(x, least(x.dtype), windows.padding)
+    if _by_slices(windows):
+        return _largest(x, windows)
+    return lax.reduce_window(x, least(x.dtype), lax.max, padding="VALID", **_in_full(windows))
 
 
-def total(x: Array, window: Window) -> Array:
+def total(x: Array, windows: WindowSpec) -> Array:
     """The sum of each window."""
-    if window.by_slices():
-        return _total(x, window, x.shape)
-    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, padding="VALID", **window.in_full())
+    zero = np.zeros((), x.dtype)
+    x = _padded(x, zero, windows.padding)
+    if _by_slices(windows):
+        return _total(x, windows, x.shape)
+    return lax.reduce_window(x, zero, lax.add, padding="VALID", **_in_full(windows))
+
+
+def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
+    if not any(map(any, padding)):
+        return x
+    return lax.pad(x, value, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
+
+
+def _tile(windows: WindowSpec) -> bool:
+    """Whether windows lie side by side, so that each entry of x is in one window at most."""
+    return windows.stride == windows.kernel and set(windows.dilation) == {1}
+
+
+def _by_slices(windows: WindowSpec) -> bool:
+    """Whether the entries are taken by slices."""
+    few = math.prod(windows.kernel) <= MOST_SLICES and jax.default_backend() == "cpu"
+    return few or set(windows.dilation) != {1}  # JAX does not differentiate dilated windows
+
+
+def _in_full(windows: WindowSpec) -> dict[str, tuple[int, ...]]:
+    """The arguments of `lax.reduce_window` for N x C x features."""
+    return {"window_dimensions": (1, 1, *windows.kernel), "window_strides": (1, 1, *windows.stride)}
 
 
 def least(dtype: np.dtype) -> np.ndarray:
@@ -64,66 +67,66 @@ def least(dtype: np.dtype) -> np.ndarray:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _largest(x: Array, window: Window) -> Array:
-    return reduce(jnp.maximum, _entries(x, window))
+def _largest(x: Array, windows: WindowSpec) -> Array:
+    return reduce(jnp.maximum, _entries(x, windows))
 
 
-def _largest_forward(x: Array, window: Window) -> tuple[Array, tuple[Array, Array]]:
-    y = _largest(x, window)
+def _largest_forward(x: Array, windows: WindowSpec) -> tuple[Array, tuple[Array, Array]]:
+    y = _largest(x, windows)
     return y, (x, y)
 
 
-def _largest_backward(window: Window, residuals: tuple[Array, Array], dy: Array) -> tuple[Array]:
+def _largest_backward(windows: WindowSpec, residuals: tuple[Array, Array], dy: Array) -> tuple[Array]:
     x, y = residuals
-    entries = _entries(x, window)
+    entries = _entries(x, windows)
     first = jnp.full(y.shape, len(entries) - 1, jnp.int32)
     for i in reversed(range(len(entries) - 1)):
         first = jnp.where(entries[i] < y, first, i)
-    if window.tiles:
-        places = np.arange(len(entries), dtype=np.int32).reshape(_interleaved(1, window.kernel))
+    if _tile(windows):
+        places = np.arange(len(entries), dtype=np.int32).reshape(_interleaved(1, windows.kernel))
         return (_side_by_side(jnp.where(_apart(first) == places, _apart(dy), 0), x.shape),)
-    return (reduce(jnp.add, (_placed(jnp.where(first == i, dy, 0), i, window, x.shape) for i in range(len(entries)))),)
+    return (reduce(jnp.add, (_placed(jnp.where(first == i, dy, 0), i, windows, x.shape) for i in range(len(entries)))),)
 
 
 _largest.defvjp(_largest_forward, _largest_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _total(x: Array, window: Window, shape: tuple[int, ...]) -> Array:
-    return reduce(jnp.add, _entries(x, window))
+def _total(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> Array:
+    return reduce(jnp.add, _entries(x, windows))
 
 
-def _total_backward(window: Window, shape: tuple[int, ...], _: None, dy: Array) -> tuple[Array]:
-    if window.tiles:
-        tiles = (*dy.shape[:2], *_interleaved(dy.shape[2:], window.kernel)[2:])
+def _total_backward(windows: WindowSpec, shape: tuple[int, ...], _: None, dy: Array) -> tuple[Array]:
+    if _tile(windows):
+        tiles = (*dy.shape[:2], *_interleaved(dy.shape[2:], windows.kernel)[2:])
         return (_side_by_side(jnp.broadcast_to(_apart(dy), tiles), shape),)
-    return (reduce(jnp.add, (_placed(dy, i, window, shape) for i in range(math.prod(window.kernel)))),)
+    return (reduce(jnp.add, (_placed(dy, i, windows, shape) for i in range(math.prod(windows.kernel)))),)
 
 
-_total.defvjp(lambda x, window, shape: (_total(x, window, shape), None), _total_backward)
+_total.defvjp(lambda x, windows, shape: (_total(x, windows, shape), None), _total_backward)
 
 
-def _offsets(window: Window) -> list[tuple[int, ...]]:
+def _offsets(windows: WindowSpec) -> list[tuple[int, ...]]:
     """Where the entries of a window are in x, from where the window starts, in row-major order."""
-    places = product(*map(range, window.kernel))
-    return [tuple(i * d for i, d in zip(place, window.dilation, strict=True)) for place in places]
+    places = product(*map(range, windows.kernel))
+    return [tuple(i * d for i, d in zip(place, windows.dilation, strict=True)) for place in places]
 
 
-def _entries(x: Array, window: Window) -> list[Array]:
+def _entries(x: Array, windows: WindowSpec) -> list[Array]:
     """For each place in a window, the entries of x that all windows have there."""
-    reach = _offsets(window)[-1]
+    reach = _offsets(windows)[-1]
     room = [n - far for n, far in zip(x.shape[2:], reach, strict=True)]
-    stops = ([start + n for start, n in zip(starts, room, strict=True)] for starts in _offsets(window))
-    strides = (1, 1, *window.stride)
+    stops = ([start + n for start, n in zip(starts, room, strict=True)] for starts in _offsets(windows))
+    strides = (1, 1, *windows.stride)
     return [
         lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stop), strides)
-        for starts, stop in zip(_offsets(window), stops, strict=True)
+        for starts, stop in zip(_offsets(windows), stops, strict=True)
     ]
 
 
-def _placed(values: Array, entry: int, window: Window, shape: tuple[int, ...]) -> Array:
+def _placed(values: Array, entry: int, windows: WindowSpec, shape: tuple[int, ...]) -> Array:
     """Zeros of x's `shape` with `values` at one entry of each window: the adjoint of taking them."""
-    along = zip(_offsets(window)[entry], window.stride, values.shape[2:], shape[2:], strict=True)
+    along = zip(_offsets(windows)[entry], windows.stride, values.shape[2:], shape[2:], strict=True)
     ends = [(start, n - start - stride * (m - 1) - 1, stride - 1) for start, stride, m, n in along]
     return lax.pad(values, jnp.zeros((), values.dtype), [(0, 0, 0), (0, 0, 0), *ends])
 
@@ -135,7 +138,7 @@ def _interleaved(outer: int | tuple[int, ...], inner: tuple[int, ...]) -> tuple[
 
 
 def _apart(y: Array) -> Array:
-    """`y` with a dimension of one after each feature dimension, for the places in a window."""
+    """`y` with a dimension of one after each feature dimension, for the places in a windows."""
     return lax.expand_dims(y, tuple(range(3, 2 * y.ndim - 2, 2)))
 
 
