@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
 import jax.numpy as jnp
 import numpy as np
@@ -107,7 +107,8 @@ class ParameterPlan:
 
 
 def _packed(held: list[ShapeDtype]) -> ShapeDtype:
-    return ShapeDtype((sum(each.size for each in held),), np.dtype(jnp.result_type(*(each.dtype for each in held))))
+    dtype = reduce(jnp.promote_types, (each.dtype for each in held))
+    return ShapeDtype((sum(each.size for each in held),), np.dtype(dtype))
 
 
 def held_by_specs(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:

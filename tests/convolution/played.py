@@ -1,83 +1,75 @@
-"""All workers of a layer in one process: its own plans, their exchanges carried out on numpy arrays.
+"""All workers of a layer in one process: the layer's own plan, carried out on numpy arrays.
 
-Every worker builds its layer in an imaginary world, which plans but can't move data. What each worker then does is what
-the layer says: the exchange of its halos (by the simulator, under the rules of blocking messages), the teams of its
-broadcasts and sums, its local product. Only the products themselves are numpy's.
+Only the local products themselves are numpy's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from imaginary import partition_of
-from simulator import adjoint, simulate
+from playing import Blocks, held, play, play_adjoint
 
 import distdl_jax as dj
 from convolution import direct
-from convolution.draws import Conv, Drawn, Pool
+from convolution.draws import Conv, Pool
 from distdl_jax.nn.local.conv import LocalConvolution
-from distdl_jax.nn.windows import SlidingPlan
-from distdl_jax.plans.broadcasting import BroadcastRule, Team, teams_of_worker
-from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.nn.parameters import ParameterPlan
+from distdl_jax.nn.pooling import PoolingPlan
+from distdl_jax.nn.product import ProductPlan
+from distdl_jax.nn.windows import WindowsPlan
 
-Blocks = dict[int, np.ndarray]
-F64 = np.dtype(np.float64)
-
-
-def taken(block: np.ndarray, filling: tuple[np.ndarray | None, ...]) -> np.ndarray:
-    """The padding filled in from the block, as the plan says."""
-    for d, sources in enumerate(filling):
-        block = block if sources is None else block.take(sources, axis=d + 2)
-    return block
-
-
-def taken_adjoint(block: np.ndarray, filling: tuple[np.ndarray | None, ...], shape: tuple[int, ...]) -> np.ndarray:
-    for d, sources in enumerate(filling):
-        block = block if sources is None else direct.scatter(block, d + 2, sources, shape[d + 2])
-    return block
+NOTHING = np.zeros(0)
 
 
 class Fetched:
-    """The exchange that gives the workers of P_x what their windows read."""
+    """What the windows of the workers of P_x read."""
 
-    def __init__(self, plans: Mapping[int, SlidingPlan], drawn: Drawn) -> None:
-        self.programs = {rank: plans[rank].halos.plans(rank) for rank in drawn.P_x.ranks}
-        self.filling = {
-            rank: plans[rank].filling(index[2:])
-            for rank, index in zip(drawn.P_x.ranks, np.ndindex(drawn.P_x.shape), strict=True)
-        }
-        self.shapes: dict[int, tuple[int, ...]] = {}
+    def __init__(self, plan: WindowsPlan, x: Blocks) -> None:
+        self.plan = plan
+        self.moved = play(plan.movement, x)
+        self.blocks = dict(self.moved)
+        for worker in plan.workers:
+            for d, sources in enumerate(plan.filling(worker)):
+                if sources is not None:
+                    self.blocks[worker] = self.blocks[worker].take(sources, axis=d + 2)
+        assert held(self.blocks) == plan.after(held(x))
 
-    def forward(self, x: Blocks) -> Blocks:
-        moved = simulate(self.programs, x)
-        self.shapes = {rank: block.shape for rank, block in moved.items()}
-        return {rank: taken(block, self.filling[rank]) for rank, block in moved.items()}
+    def adjoint(self, dy: Blocks) -> Blocks:
+        dy = dict(dy)
+        for worker in self.plan.workers:
+            for d, sources in enumerate(self.plan.filling(worker)):
+                if sources is not None:
+                    dy[worker] = direct.scatter(dy[worker], d + 2, sources, self.moved[worker].shape[d + 2])
+        return play_adjoint(self.plan.movement, dy)
 
-    def backward(self, dy: Blocks) -> Blocks:
-        back = {rank: taken_adjoint(dy[rank], self.filling[rank], self.shapes[rank]) for rank in self.programs}
-        return simulate(adjoint(self.programs), back)
 
+class Copied:
+    """The copies of weight and bias on the workers that multiply."""
 
-class Copies:
-    """A broadcast from one partition to another, as every worker sees it, and its adjoint."""
+    def __init__(
+        self, plan: ParameterPlan, params: Mapping[str, Blocks], shapes: Mapping[int, tuple[int, ...]]
+    ) -> None:
+        self.plan = plan
+        self.params = params
+        self.weights, self.biases = params["weight"], params["bias"]
+        if plan.movement is not None:
+            packed = play(plan.movement, self._packed(self.weights, self.biases))
+            self.weights = {worker: packed[worker][: prod(shape)].reshape(shape) for worker, shape in shapes.items()}
+            self.biases = {worker: packed[worker][prod(shape) :] for worker, shape in shapes.items()}
 
-    def __init__(self, partitions: Mapping[int, tuple[dj.Partition, dj.Partition]]) -> None:
-        self.as_root: dict[int, Team] = {}
-        self.as_member: dict[int, Team] = {}
-        for rank, (source, copies) in partitions.items():
-            rule = BroadcastRule(source.shape, copies.shape)
-            root, member = teams_of_worker(rule, source.ranks, copies.ranks, rank)
-            self.as_root |= {rank: root} if root else {}
-            self.as_member |= {rank: member} if member else {}
-        assert all(self.as_root[team.root] == team for team in self.as_member.values()), "workers disagree on a team"
-        assert all(self.as_member[r] == team for team in self.as_root.values() for r in team.members)
+    def adjoint(self, dw: Blocks, db: Blocks) -> tuple[Blocks, Blocks]:
+        if self.plan.movement is None:
+            return dw, db
+        packed = {worker: NOTHING for worker in self.params["weight"]} | self._packed(dw, db)
+        back = play_adjoint(self.plan.movement, packed)
+        weights = {worker: back[worker][: w.size].reshape(w.shape) for worker, w in self.params["weight"].items()}
+        biases = {worker: back[worker][w.size :] for worker, w in self.params["weight"].items()}
+        return weights, biases
 
-    def spread(self, blocks: Blocks) -> Blocks:
-        return {rank: blocks[team.root] for rank, team in self.as_member.items()}
-
-    def sum(self, blocks: Blocks) -> Blocks:
-        return {rank: sum(blocks[member] for member in team.members) for rank, team in self.as_root.items()}
+    def _packed(self, weights: Blocks, biases: Blocks) -> Blocks:
+        return {worker: np.concatenate([w.ravel(), biases[worker]]) for worker, w in weights.items()}
 
 
 class Played(NamedTuple):
@@ -89,46 +81,76 @@ class Played(NamedTuple):
     grads: tuple[Blocks, ...] = ()
 
 
+Product = Callable[[Any, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+Gradients = Callable[[Any, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def play_product(
+    layer: Any, world: int, x: Blocks, w: np.ndarray, b: np.ndarray, dy: Blocks, product: Product, gradients: Gradients
+) -> Played:
+    """Forward and adjoint of a layer that multiplies, by all of its workers; `layer` makes it from all workers."""
+    made, given = layer(partition_of(0, world)), {worker: x.get(worker, NOTHING) for worker in range(world)}
+    specs = made.param_specs()
+    boxes = boxes_of(specs["weight"]), boxes_of(specs["bias"]) if "bias" in specs else {}
+    plan: ProductPlan = made.plan(held(given))
+    assert plan == layer(partition_of(world - 1, world)).plan(held(given))
+    given = {worker: given[worker] for worker in plan.workers}
+    params = {
+        name: {worker: whole[its[worker]] if worker in its else NOTHING for worker in given}
+        for name, whole, its in zip(("weight", "bias"), (w, b), boxes, strict=True)
+    }
+    fetched = None if plan.fetch is None else Fetched(plan.fetch, given)
+    copies = play(plan.to_work, given if fetched is None else fetched.blocks)
+    copied = Copied(plan.of_params, params, {worker: local.weight_shape for worker, local in plan.local.items()})
+    products = {worker: np.zeros(of.shape) for worker, of in plan.products.items()}
+    for worker, local in plan.local.items():
+        products[worker] = product(local, copies[worker], copied.weights[worker], copied.biases[worker])
+    y = play(plan.to_y, products)
+    assert held(y) == plan.outputs
+
+    dparts = play_adjoint(plan.to_y, {worker: dy.get(worker, y[worker]) for worker in y})
+    dx = {worker: np.zeros(copy.shape) for worker, copy in copies.items()}
+    dw, db = (
+        {worker: np.zeros(block.shape) for worker, block in each.items()} for each in (copied.weights, copied.biases)
+    )
+    for worker, local in plan.local.items():
+        grads = gradients(local, dparts[worker], copies[worker], copied.weights[worker])
+        dx[worker], dw[worker] = grads[:2]
+        if local.adds_bias and copied.biases[worker].size:
+            db[worker] = grads[2]
+    dx = play_adjoint(plan.to_work, dx)
+    dx = dx if fetched is None else fetched.adjoint(dx)
+    grads = tuple(real(grad, its) for grad, its in zip(copied.adjoint(dw, db), boxes, strict=True))
+    return Played(real(y, dy), real(dx, x), boxes, grads)
+
+
+def real(blocks: Blocks, holders: Mapping[int, Any]) -> Blocks:
+    """The blocks of those that hold a part; the others have nothing."""
+    assert all(blocks[worker].size == 0 for worker in blocks.keys() - holders.keys())
+    return {worker: blocks[worker] for worker in holders}
+
+
 def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a convolution by all of its workers."""
-    layers = {rank: conv.layer(partition_of(rank, conv.world)) for rank in range(conv.world)}
-    team = layers[0]._partitions.team
-    layers = {rank: layers[rank] for rank in team}
-    parts = {rank: layer._partitions for rank, layer in layers.items()}
-    held = {rank: ShapeDtype(x[box].shape, F64) for rank, box in conv.x_boxes.items()}
-    structures = {rank: held.get(rank, ShapeDtype((0,), F64)) for rank in team}
-    plans = {rank: layer._plan(structures) for rank, layer in layers.items()}
-    local = {rank: of for rank, layer in layers.items() if (of := layer._local(plans[rank])) is not None}
-
-    fetched = Fetched(plans, conv)
-    to_work = Copies({rank: (its.x, its.work) for rank, its in parts.items()})
-    of_params = Copies({rank: (its.parameters.stored, its.work) for rank, its in parts.items()})
-    to_y = Copies({rank: (its.y, its.work) for rank, its in parts.items()})
-    specs = {rank: layer.param_specs() for rank, layer in layers.items()}
-    boxes = _boxes(specs, "weight"), _boxes(specs, "bias")
-    weights = {rank: w[box] for rank, box in boxes[0].items()}
-    biases = {rank: b[boxes[1][rank]] if rank in boxes[1] else np.zeros(0) for rank in weights}
-
-    copies = to_work.spread(fetched.forward(cuts(x, conv.x_boxes)))
-    weights, biases = of_params.spread(weights), of_params.spread(biases)
-    products = {rank: convolved(of, copies[rank], weights[rank], biases[rank]) for rank, of in local.items()}
-    y = to_y.sum(products)
-
-    dparts = to_y.spread(cuts(dy, conv.y_boxes))
-    grads = {rank: convolved_adjoint(of, dparts[rank], copies[rank], weights[rank]) for rank, of in local.items()}
-    dx, dw, db = ({rank: grad[i] for rank, grad in grads.items()} for i in range(3))
-    db = {rank: grad if local[rank].adds_bias else np.zeros(biases[rank].shape) for rank, grad in db.items()}
-    dx = fetched.backward(to_work.sum(dx))
-    return Played(y, dx, boxes, (of_params.sum(dw), of_params.sum(db)))
+    blocks = cuts(x, conv.x_boxes), cuts(dy, conv.y_boxes)
+    return play_product(conv.layer, conv.world, blocks[0], w, b, blocks[1], convolved, convolved_adjoint)
 
 
 def cuts(whole: np.ndarray, boxes: Mapping[int, tuple[slice, ...]]) -> Blocks:
     return {rank: whole[box] for rank, box in boxes.items()}
 
 
-def _boxes(specs: Mapping[int, Any], name: str) -> dict[int, tuple[slice, ...]]:
-    held = {rank: its[name].box for rank, its in specs.items() if name in its}
-    return {rank: tuple(slice(*side) for side in box) for rank, box in held.items() if box is not None}
+def boxes_of(spec: dj.TensorSpec) -> dict[int, tuple[slice, ...]]:
+    """Which part of the whole each worker of the partition holds, by numpy's own rule."""
+    lines = [
+        [slice(part[0], part[-1] + 1) if len(part) else slice(0, 0) for part in np.array_split(np.arange(n), p)]
+        for n, p in zip(spec.global_shape, spec.partition.shape, strict=True)
+    ]
+    cells = np.ndindex(spec.partition.shape)
+    return {
+        worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
+        for worker, index in zip(spec.partition.ranks, cells, strict=True)
+    }
 
 
 def convolved(of: LocalConvolution, x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -160,22 +182,20 @@ def convolved_adjoint(
 
 def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a pooling by all of its workers; `dy` is that of the sums, for an average."""
-    layers = {rank: pool.layer(partition_of(rank, pool.world)) for rank in pool.P_x.ranks}
-    structures = {rank: ShapeDtype(x[box].shape, F64) for rank, box in pool.x_boxes.items()}
-    plans = {rank: SlidingPlan(layer.P_x, layer._windows, structures) for rank, layer in layers.items()}
-    fetched = Fetched(plans, pool)
-    blocks = fetched.forward(cuts(x, pool.x_boxes))
+    layer = pool.layer(partition_of(0, pool.world))
+    given = cuts(x, pool.x_boxes)
+    plan: PoolingPlan = layer.plan(held(given))
+    assert plan == pool.layer(partition_of(pool.world - 1, pool.world)).plan(held(given))
+    fetched = Fetched(plan.fetch, given)
     y, dx = {}, {}
-    for rank, index in zip(pool.P_x.ranks, np.ndindex(pool.P_x.shape), strict=True):
-        counts = [stop - start for start, stop in plans[rank].outputs(index[2:])]
-        shape = (*blocks[rank].shape[:2], *counts)
-        padding = plans[rank].padding(index[2:])
-        y[rank], dx[rank] = np.zeros(shape), np.zeros(blocks[rank].shape)
-        if 0 not in counts:
-            entries = layers[rank]._entries(blocks[rank].shape[2:], padding) if pool.kind == "Avg" else None
-            y[rank], dx[rank] = pooled(pool, blocks[rank], padding, dy[pool.y_boxes[rank]], entries)
+    for rank, block in fetched.blocks.items():
+        shape, padding = plan.output(rank).shape, plan.padding(rank)
+        y[rank], dx[rank] = np.zeros(shape), np.zeros(block.shape)
+        if 0 not in shape[2:]:
+            entries = layer._entries(block.shape[2:], padding) if pool.kind == "Avg" else None
+            y[rank], dx[rank] = pooled(pool, block, padding, dy[pool.y_boxes[rank]], entries)
         assert y[rank].shape == shape
-    return Played(y, fetched.backward(dx))
+    return Played(y, fetched.adjoint(dx))
 
 
 def pooled(
