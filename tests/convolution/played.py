@@ -1,156 +1,23 @@
-"""All workers of a layer in one process: the layer's own plan, carried out on numpy arrays.
+"""All workers of a convolution or a pooling in one process: the layer's own plan, the local products in numpy."""
 
-Only the local products themselves are numpy's.
-"""
-
-from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from imaginary import partition_of
-from playing import Blocks, held, play, play_adjoint
+from playing import held
+from playing_layers import Fetched, Played, cuts, play_product
 
-import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Pool
 from distdl_jax.nn.local.conv import LocalConvolution
-from distdl_jax.nn.parameters import ParameterPlan
 from distdl_jax.nn.pooling import PoolingPlan
-from distdl_jax.nn.product import ProductPlan
-from distdl_jax.nn.windows import WindowsPlan
-
-NOTHING = np.zeros(0)
-
-
-class Fetched:
-    """What the windows of the workers of P_x read."""
-
-    def __init__(self, plan: WindowsPlan, x: Blocks) -> None:
-        self.plan = plan
-        self.moved = play(plan.movement, x)
-        self.blocks = dict(self.moved)
-        for worker in plan.workers:
-            for d, sources in enumerate(plan.filling(worker)):
-                if sources is not None:
-                    self.blocks[worker] = self.blocks[worker].take(sources, axis=d + 2)
-        assert held(self.blocks) == plan.after(held(x))
-
-    def adjoint(self, dy: Blocks) -> Blocks:
-        dy = dict(dy)
-        for worker in self.plan.workers:
-            for d, sources in enumerate(self.plan.filling(worker)):
-                if sources is not None:
-                    dy[worker] = direct.scatter(dy[worker], d + 2, sources, self.moved[worker].shape[d + 2])
-        return play_adjoint(self.plan.movement, dy)
-
-
-class Copied:
-    """The copies of weight and bias on the workers that multiply."""
-
-    def __init__(
-        self, plan: ParameterPlan, params: Mapping[str, Blocks], shapes: Mapping[int, tuple[int, ...]]
-    ) -> None:
-        self.plan = plan
-        self.params = params
-        self.weights, self.biases = params["weight"], params["bias"]
-        if plan.movement is not None:
-            packed = play(plan.movement, self._packed(self.weights, self.biases))
-            self.weights = {worker: packed[worker][: prod(shape)].reshape(shape) for worker, shape in shapes.items()}
-            self.biases = {worker: packed[worker][prod(shape) :] for worker, shape in shapes.items()}
-
-    def adjoint(self, dw: Blocks, db: Blocks) -> tuple[Blocks, Blocks]:
-        if self.plan.movement is None:
-            return dw, db
-        packed = {worker: NOTHING for worker in self.params["weight"]} | self._packed(dw, db)
-        back = play_adjoint(self.plan.movement, packed)
-        weights = {worker: back[worker][: w.size].reshape(w.shape) for worker, w in self.params["weight"].items()}
-        biases = {worker: back[worker][w.size :] for worker, w in self.params["weight"].items()}
-        return weights, biases
-
-    def _packed(self, weights: Blocks, biases: Blocks) -> Blocks:
-        return {worker: np.concatenate([w.ravel(), biases[worker]]) for worker, w in weights.items()}
-
-
-class Played(NamedTuple):
-    """What each worker holds in the end, by world rank."""
-
-    y: Blocks
-    dx: Blocks
-    params: tuple[dict[int, tuple[slice, ...]], ...] = ()  # the weight's and the bias's boxes
-    grads: tuple[Blocks, ...] = ()
-
-
-Product = Callable[[Any, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-Gradients = Callable[[Any, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
-
-
-def play_product(
-    layer: Any, world: int, x: Blocks, w: np.ndarray, b: np.ndarray, dy: Blocks, product: Product, gradients: Gradients
-) -> Played:
-    """Forward and adjoint of a layer that multiplies, by all of its workers; `layer` makes it from all workers."""
-    made, given = layer(partition_of(0, world)), {worker: x.get(worker, NOTHING) for worker in range(world)}
-    specs = made.param_specs()
-    boxes = boxes_of(specs["weight"]), boxes_of(specs["bias"]) if "bias" in specs else {}
-    plan: ProductPlan = made.plan(held(given))
-    assert plan == layer(partition_of(world - 1, world)).plan(held(given))
-    given = {worker: given[worker] for worker in plan.workers}
-    params = {
-        name: {worker: whole[its[worker]] if worker in its else NOTHING for worker in given}
-        for name, whole, its in zip(("weight", "bias"), (w, b), boxes, strict=True)
-    }
-    fetched = None if plan.fetch is None else Fetched(plan.fetch, given)
-    copies = play(plan.to_work, given if fetched is None else fetched.blocks)
-    copied = Copied(plan.of_params, params, {worker: local.weight_shape for worker, local in plan.local.items()})
-    products = {worker: np.zeros(of.shape) for worker, of in plan.products.items()}
-    for worker, local in plan.local.items():
-        products[worker] = product(local, copies[worker], copied.weights[worker], copied.biases[worker])
-    y = play(plan.to_y, products)
-    assert held(y) == plan.outputs
-
-    dparts = play_adjoint(plan.to_y, {worker: dy.get(worker, y[worker]) for worker in y})
-    dx = {worker: np.zeros(copy.shape) for worker, copy in copies.items()}
-    dw, db = (
-        {worker: np.zeros(block.shape) for worker, block in each.items()} for each in (copied.weights, copied.biases)
-    )
-    for worker, local in plan.local.items():
-        grads = gradients(local, dparts[worker], copies[worker], copied.weights[worker])
-        dx[worker], dw[worker] = grads[:2]
-        if local.adds_bias and copied.biases[worker].size:
-            db[worker] = grads[2]
-    dx = play_adjoint(plan.to_work, dx)
-    dx = dx if fetched is None else fetched.adjoint(dx)
-    grads = tuple(real(grad, its) for grad, its in zip(copied.adjoint(dw, db), boxes, strict=True))
-    return Played(real(y, dy), real(dx, x), boxes, grads)
-
-
-def real(blocks: Blocks, holders: Mapping[int, Any]) -> Blocks:
-    """The blocks of those that hold a part; the others have nothing."""
-    assert all(blocks[worker].size == 0 for worker in blocks.keys() - holders.keys())
-    return {worker: blocks[worker] for worker in holders}
 
 
 def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a convolution by all of its workers."""
     blocks = cuts(x, conv.x_boxes), cuts(dy, conv.y_boxes)
     return play_product(conv.layer, conv.world, blocks[0], w, b, blocks[1], convolved, convolved_adjoint)
-
-
-def cuts(whole: np.ndarray, boxes: Mapping[int, tuple[slice, ...]]) -> Blocks:
-    return {rank: whole[box] for rank, box in boxes.items()}
-
-
-def boxes_of(spec: dj.TensorSpec) -> dict[int, tuple[slice, ...]]:
-    """Which part of the whole each worker of the partition holds, by numpy's own rule."""
-    lines = [
-        [slice(part[0], part[-1] + 1) if len(part) else slice(0, 0) for part in np.array_split(np.arange(n), p)]
-        for n, p in zip(spec.global_shape, spec.partition.shape, strict=True)
-    ]
-    cells = np.ndindex(spec.partition.shape)
-    return {
-        worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
-        for worker, index in zip(spec.partition.ranks, cells, strict=True)
-    }
 
 
 def convolved(of: LocalConvolution, x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from convolution import whole
 from convolution.draws import Conv, Draw, Drawn, Pool
-from convolution.played import Blocks, cuts, play_conv, play_pool
+from convolution.played import play_conv, play_pool
 from imaginary import partition_of
+from playing_layers import cuts, differing
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
 CONVS, POOLS, BATCHES = 1600 * LONG, 800 * LONG, 20
@@ -36,16 +37,6 @@ def drawn_pool(case: int) -> tuple[Pool, list[np.ndarray]]:
 
 def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.integers(-5, 6, shape).astype(np.float64)
-
-
-def differing(got: Blocks, want: Blocks) -> dict[int, str]:
-    """The workers whose block is not the one wanted."""
-    assert got.keys() == want.keys(), f"workers {sorted(got)} hold a block, not {sorted(want)}"
-    return {
-        rank: f"{got[rank]}\nnot\n{want[rank]}"
-        for rank in want
-        if not np.array_equal(got[rank], want[rank], equal_nan=True)
-    }
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

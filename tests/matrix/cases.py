@@ -15,8 +15,10 @@ from convolution import direct
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.plan import Plan
 from matrix import reference
-from matrix.painting import painted
+from matrix.painting import is_shape, painted
 
 Shape = tuple[int, ...]
 Operator = Callable[[Any], Any]
@@ -52,6 +54,7 @@ class Case:
     - `shapes`: for each worker the shape of its input, or a dictionary of shapes.
     - `operator`: from the partition of the whole world to the library's operator, a function of this worker's input.
     - `dense`: from all workers' inputs to all workers' outputs, in numpy. Linear, up to a constant.
+    - `plan`: from that partition and what all workers hold, by world rank (as `shapes`), to the library's plan.
     - `any_dtype`: whether integers and truth values move too.
     - `silent`: whether it has to do without any message; so does everything on one worker.
     """
@@ -61,6 +64,7 @@ class Case:
     shapes: tuple[Any, ...]
     operator: Callable[[dj.Partition], Operator]
     dense: Callable[[list[Any]], list[Any]]
+    plan: Callable[[dj.Partition, dict[int, Any]], Plan]
     any_dtype: bool = True
     silent: bool = False
 
@@ -94,12 +98,16 @@ def held(P: On, shapes: Shape | Mapping[int, Shape], world: int) -> tuple[Shape,
 def broadcast(
     P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
 ) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Broadcast(P_x.partition(P), P_y.partition(P), **options)
+
     return Case(
         f"broadcast {P_x} -> {P_y}{_text(options)}",
         world,
         held(P_x, shapes, world),
-        lambda P: nn.Broadcast(P_x.partition(P), P_y.partition(P), **options),
+        layer,
         lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
+        lambda P, held: layer(P).plan(held),
         silent=silent,
     )
 
@@ -107,34 +115,46 @@ def broadcast(
 def sum_reduce(
     P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
 ) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.SumReduce(P_x.partition(P), P_y.partition(P), **options)
+
     return Case(
         f"sum_reduce {P_x} -> {P_y}{_text(options)}",
         world,
         held(P_x, shapes, world),
-        lambda P: nn.SumReduce(P_x.partition(P), P_y.partition(P), **options),
+        layer,
         lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
+        lambda P, held: layer(P).plan(held),
         silent=silent,
     )
 
 
 def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.AllSumReduce(P_x.partition(P), tuple(axes))
+
     return Case(
         f"all_sum_reduce {P_x} along {tuple(axes)}",
         world,
         held(P_x, shapes, world),
-        lambda P: nn.AllSumReduce(P_x.partition(P), tuple(axes)),
+        layer,
         lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
+        lambda P, held: layer(P).plan(held),
         silent=all(P_x.shape[axis] == 1 for axis in axes),
     )
 
 
 def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = False, **options: bool) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Repartition(P_x.partition(P), P_y.partition(P), **options)
+
     return Case(
         f"repartition {_listed(shapes)} {P_x} -> {P_y}{_text(options)}",
         len(shapes),
         shapes,
-        lambda P: nn.Repartition(P_x.partition(P), P_y.partition(P), **options),
+        layer,
         lambda xs: reference.repartition(xs, P_x.grid, P_y.grid, **options),
+        lambda P, held: layer(P).plan(held),
         silent=silent,
     )
 
@@ -152,33 +172,46 @@ def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Seq
             for index, worker in np.ndenumerate(P_x.grid)
         }
     wraps = tuple(periodic) or (False,) * len(P_x.shape)
+
+    def layer(P: dj.Partition) -> Any:
+        return nn.HaloExchange(P_x.partition(P), widths.get(P.rank, ()), periodic)
+
     return Case(
         f"halo_exchange {_listed(shapes)} {P_x} {halos}{f' periodic={wraps}' * any(wraps)}",
         len(shapes),
         shapes,
-        lambda P: nn.HaloExchange(P_x.partition(P), widths.get(P.rank, ()), periodic),
+        layer,
         lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
+        lambda P, held: layer(P).plan(held, halos=widths),
     )
 
 
 def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.AllGather(P_x.partition(P), tuple(axes))
+
     return Case(
         f"all_gather {_listed(shapes)} {P_x} along {tuple(axes)}",
         len(shapes),
         shapes,
-        lambda P: nn.AllGather(P_x.partition(P), tuple(axes)),
+        layer,
         lambda xs: reference.all_gather(xs, P_x.grid, axes),
+        lambda P, held: layer(P).plan(held),
         silent=all(P_x.shape[axis] == 1 for axis in axes),
     )
 
 
 def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.ReduceScatter(P_x.partition(P), tuple(axes))
+
     return Case(
         f"reduce_scatter {_listed(shapes)} {P_x} along {tuple(axes)}",
         len(shapes),
         shapes,
-        lambda P: nn.ReduceScatter(P_x.partition(P), tuple(axes)),
+        layer,
         lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
+        lambda P, held: layer(P).plan(held),
         silent=all(P_x.shape[axis] == 1 for axis in axes),
     )
 
@@ -195,18 +228,25 @@ def linear(
     name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights on {P_W}"
     fixed = painted(name, xs if of_params else params, np.float64)
 
+    def layer(P: dj.Partition) -> nn.DistributedLinear:
+        return nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), n_in, n_out)
+
     def operator(P: dj.Partition) -> Operator:
-        layer = nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), n_in, n_out)
-        mine = fixed[P.rank]
+        F, mine = layer(P), fixed[P.rank]
         if of_params:
-            return lambda params: layer(params, mine.astype(params["weight"].dtype))
-        return lambda x: layer(jax.tree.map(lambda p: p.astype(x.dtype), mine), x)
+            return lambda params: F(params, mine.astype(params["weight"].dtype))
+        return lambda x: F(jax.tree.map(lambda p: p.astype(x.dtype), mine), x)
+
+    def plan(P: dj.Partition, held: dict[int, Any]) -> Plan:
+        if not of_params:
+            return layer(P).plan(held)
+        return layer(P).plan({worker: ShapeDtype(x, held[0]["weight"].dtype) for worker, x in enumerate(xs)}, held)
 
     def dense(arrays: list[Any]) -> list[Any]:
         both = (fixed, arrays) if of_params else (arrays, fixed)
         return reference.linear(*both, P_x.grid, P_y.grid, P_W.grid)
 
-    return Case(name, world, params if of_params else xs, operator, dense, any_dtype=False)
+    return Case(name, world, params if of_params else xs, operator, dense, plan, any_dtype=False)
 
 
 def conv(
@@ -220,13 +260,16 @@ def conv(
     name = f"conv {_listed([sizes])} kernel {_listed([kernel])} {options} {P_x} -> {P_y}, weights on {P_W}"
     (weight,) = painted(name, [(3, 2, *kernel)], np.float64)
 
-    def operator(P: dj.Partition) -> Operator:
+    def layer(P: dj.Partition) -> Any:
         on = (None if each is None else each.partition(P) for each in (P_x, P_y, P_W))
         layer_type = getattr(nn, f"DistributedConv{dims}d")
-        layer = layer_type(*on, in_channels=2, out_channels=3, kernel_size=kernel, bias=False, **options)
-        box = layer.param_specs()["weight"].box
+        return layer_type(*on, in_channels=2, out_channels=3, kernel_size=kernel, bias=False, **options)
+
+    def operator(P: dj.Partition) -> Operator:
+        F = layer(P)
+        box = F.param_specs()["weight"].box
         mine = np.zeros(0) if box is None else weight[tuple(slice(*side) for side in box)]
-        return lambda x: layer({"weight": mine.astype(x.dtype)}, x)
+        return lambda x: F({"weight": mine.astype(x.dtype)}, x)
 
     def whole(x: np.ndarray) -> np.ndarray:
         padded = direct.pad(x, [(p, p) for p in options.get("padding", (0,) * dims)])
@@ -239,6 +282,7 @@ def conv(
         xs,
         operator,
         lambda xs: reference.windowed(xs, P_x.grid, (P_y or P_x).grid, whole),
+        lambda P, held: layer(P).plan(held),
         any_dtype=False,
     )
 
@@ -250,12 +294,16 @@ def average_pool(P_x: On, sizes: Shape, kernel: Shape, stride: Shape, padding: S
     def whole(x: np.ndarray) -> np.ndarray:
         return direct.sum_pool(direct.pad(x, [(p, p) for p in padding]), kernel, stride) / prod(kernel)
 
+    def layer(P: dj.Partition) -> Any:
+        return getattr(nn, f"DistributedAvgPool{len(kernel)}d")(P_x.partition(P), kernel, stride, padding)
+
     return Case(
         f"average_pool {_listed([sizes])} {_listed([kernel, stride, padding])} {P_x}",
         world,
         xs,
-        lambda P: getattr(nn, f"DistributedAvgPool{len(kernel)}d")(P_x.partition(P), kernel, stride, padding),
+        layer,
         lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
+        lambda P, held: layer(P).plan(held),
         any_dtype=False,
     )
 
@@ -362,3 +410,11 @@ def of_world(size: int, *, every_partition: bool = True) -> tuple[Case, ...]:
     cases = [case for case in PRIMITIVES if case.world == size]
     firsts = {case.kind: case for case in reversed(cases)}
     return tuple(case for case in cases if every_partition or firsts[case.kind] is case)
+
+
+def shape_dtypes(case: Case, dtype: Any = np.float64) -> dict[int, Any]:
+    """What all workers hold before: by world rank a shape and dtype, or a dictionary of them."""
+    return {
+        worker: jax.tree.map(lambda shape: ShapeDtype(shape, np.dtype(dtype)), its, is_leaf=is_shape)
+        for worker, its in enumerate(case.shapes)
+    }

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matrix.cases import of_world
+from matrix.cases import of_world, shape_dtypes
 from matrix.dense import shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
@@ -14,6 +14,7 @@ from matrix.ties import untied
 
 import distdl_jax as dj
 from distdl_jax.backends.jaxpr_reader import read_program
+from distdl_jax.plans.shape_dtype import ShapeDtype
 
 
 def blocks_of(world_size: int) -> dict[str, Any]:
@@ -33,11 +34,38 @@ def talking(jaxpr: Any) -> bool:
 @pytest.mark.world(1, 4)
 @pytest.mark.simulated(4)
 def test_eval_shape(world_size: int) -> None:
-    """The shape and dtype of every worker's output are known without running anything."""
-    xs, operators = mine(world_size), library(of_world(world_size))
+    """The shape and dtype of every worker's output are known without running anything, and are what the plan says."""
+    xs, operators, held = mine(world_size), library(of_world(world_size)), {}
     for case in of_world(world_size):
         y = named(case, jax.eval_shape, operators[case.name], xs[case.name])
         assert (y.shape, y.dtype) == (shapes_out(case)[dj.Partition().rank], np.float64), case.name
+        held[case.name] = ShapeDtype(y.shape, y.dtype)
+    everyone = dj.Partition().allgather_data(held)
+    for case in of_world(world_size):
+        plan = named(case, case.plan, dj.Partition(), shape_dtypes(case))
+        assert plan.outputs == {worker: everyone[worker][case.name] for worker in plan.workers}, case.name
+
+
+@pytest.mark.world(4)
+def test_a_call_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A primitive at most one; a layer exactly one, among the workers that take part, however much it moves."""
+    purposes: list[str] = []
+    P = dj.Partition()
+    agree = type(P.world).agree
+
+    def counted(world: Any, team: Any, purpose: str, *args: Any) -> Any:
+        purposes.append(purpose)
+        return agree(world, team, purpose, *args)
+
+    monkeypatch.setattr(type(P.world), "agree", counted)
+    xs, operators = mine(4), library(of_world(4))
+    for case in of_world(4):
+        takes_part = P.rank in case.plan(P, shape_dtypes(case)).workers
+        purposes.clear()
+        jax.eval_shape(operators[case.name], xs[case.name])
+        assert len(purposes) <= takes_part, f"{case}: {purposes}"
+        if case.kind in ("linear", "linear_of_parameters", "conv", "average_pool"):
+            assert len(purposes) == takes_part, f"{case}: {purposes}"
 
 
 @pytest.mark.primitives

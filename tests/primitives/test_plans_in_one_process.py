@@ -1,0 +1,101 @@
+"""Plans of all workers in one process: the same on each, and, played on numpy arrays, what the reference says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from imaginary import partition_of
+from launcher.examples import LONG
+from matrix.cases import PRIMITIVES, Case, shape_dtypes
+from matrix.dense import shapes_out
+from matrix.drawn_cases import (
+    random_all_sum_reduce,
+    random_gather,
+    random_halo_exchange,
+    random_repartition,
+    random_replication,
+)
+from playing import Blocks, planned, play, play_adjoint
+
+from distdl_jax import nn
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.halo_exchange import HaloExchangePlan
+from distdl_jax.primitives.plan import MovementPlan, Plan
+
+
+@pytest.mark.parametrize("case", PRIMITIVES, ids=str)
+def test_a_plan_is_the_same_on_every_worker(case: Case) -> None:
+    """Primitives and layers: made on each worker the plans are equal, and they know what every worker will hold."""
+    plan = planned(case.world, lambda P: case.plan(P, shape_dtypes(case)))
+    shapes = shapes_out(case)
+    assert plan.outputs == {worker: ShapeDtype(shapes[worker], np.dtype(float)) for worker in plan.workers}
+    if set(map(type, case.shapes)) == {tuple}:
+        everyone = plan.after(shape_dtypes(case))
+        assert {worker: held.shape for worker, held in everyone.items()} == dict(enumerate(shapes))
+
+
+DRAWS = (random_replication, random_all_sum_reduce, random_repartition, random_halo_exchange, random_gather)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_movements_played(draw: Callable[[np.random.Generator], Case]) -> None:
+    """Forward what the reference gives; <F x, y> = <x, F* y>, summed over all workers; exact, on integers."""
+    for number in range(60 * LONG):
+        rng = np.random.default_rng([5, number])
+        case = draw(rng)
+        xs, dys = (numbers(rng, shapes) for shapes in (case.shapes, shapes_out(case)))
+        plan = case.plan(partition_of(number % case.world, case.world), shape_dtypes(case))
+        ys, dxs = forward(plan, xs), backward(plan, dys)
+        for worker, want in enumerate(case.dense([xs[worker] for worker in range(case.world)])):
+            np.testing.assert_array_equal(ys[worker], want, err_msg=f"worker {worker} of {case}")
+        assert product(ys, dys) == product(xs, dxs), str(case)
+
+
+def numbers(rng: np.random.Generator, shapes: Any) -> Blocks:
+    return {worker: rng.integers(-1000, 1001, shape).astype(float) for worker, shape in enumerate(shapes)}
+
+
+def product(a: Blocks, b: Blocks) -> float:
+    assert {worker: x.shape for worker, x in a.items()} == {worker: x.shape for worker, x in b.items()}
+    return sum(float(np.sum(a[worker] * b[worker])) for worker in a)
+
+
+def forward(plan: Plan, xs: Blocks) -> Blocks:
+    if isinstance(plan, MovementPlan):
+        return play(plan, xs)
+    assert isinstance(plan, HaloExchangePlan)
+    widest = play(plan.movement, xs)
+    return widest | {worker: widest[worker][_cut(plan, worker)] for worker in plan.workers}
+
+
+def backward(plan: Plan, dys: Blocks) -> Blocks:
+    if isinstance(plan, MovementPlan):
+        return play_adjoint(plan, dys)
+    assert isinstance(plan, HaloExchangePlan)
+    wide = dict(dys)
+    for worker in plan.workers:
+        wide[worker] = np.zeros(plan.movement.output(worker).shape)
+        wide[worker][_cut(plan, worker)] = dys[worker]
+    return play_adjoint(plan.movement, wide)
+
+
+def _cut(plan: HaloExchangePlan, worker: int) -> tuple[slice, ...]:
+    return tuple(map(slice, *plan.cut(worker)))
+
+
+def test_plans_of_thousands_of_workers() -> None:
+    """One process makes the plan of a layer on 4,096 workers, and a worker's part in it, which knows its partners."""
+    P = partition_of(77, 4096)
+    grid = P.create_cartesian_topology_partition([1, 1, 64, 64])
+    layer = nn.DistributedConv2d(grid, in_channels=3, out_channels=5, kernel_size=5, padding=2)
+    plan = layer.plan({worker: ShapeDtype((2, 3, 16, 16), np.dtype("float32")) for worker in range(4096)})
+    assert plan.outputs == dict.fromkeys(range(4096), ShapeDtype((2, 5, 16, 16), np.dtype("float32")))
+    part = plan.fetch.movement.part(77)
+    assert [[message.partner for message in step.recvs] for step in part.steps] == [[13, 141], [76, 78]]
+    move = nn.Repartition(
+        P.create_cartesian_topology_partition([4096, 1]), P.create_cartesian_topology_partition([64, 64])
+    )
+    plan = move.plan({worker: ShapeDtype((4, 640), np.dtype("int8")) for worker in range(4096)})
+    assert plan.output(77) == ShapeDtype((256, 10), np.dtype("int8"))
+    assert len(plan.part(77).steps[0].recvs) == 63
