@@ -16,8 +16,9 @@ from distdl_jax.backends.base import World
 from distdl_jax.backends.opening import open_world
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans import broadcasting
-from distdl_jax.plans.broadcasting import BroadcastRule, Team, shape_text
-from distdl_jax.plans.decomposition import index_of, rank_of
+from distdl_jax.plans.broadcasting import BroadcastRule, Team
+from distdl_jax.plans.decomposition import checked_integers, index_of, rank_of
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.static import Static
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Partition(Static):
 
         **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
         """
-        chosen, size = _integers("ranks", ranks), self.size
+        chosen, size = checked_integers("ranks", ranks), self.size
         outside = [rank for rank in chosen if not 0 <= rank < size]
         if outside:
             raise InvalidArgumentError(
@@ -175,7 +176,7 @@ class Partition(Static):
 
         **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as the workers.
         """
-        return CartesianPartition._grid(self._world, self._ranks, _integers("shape", shape))
+        return CartesianPartition._grid(self._world, self._ranks, checked_integers("shape", shape))
 
     def create_allreduction_partition(
         self, axes_reduce: int | Sequence[int] | None = None, axes_keep: int | Sequence[int] | None = None
@@ -352,13 +353,6 @@ class CartesianPartition(Partition):
         team = broadcasting.reduction_team(self._shape, axes, self._rank)
         shape = tuple(self._shape[axis] for axis in axes)
         return self._grid(self._world, tuple(self._ranks[rank] for rank in team), shape)
-
-
-def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, values))
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of integers.") from None
 
 
 def _integer(name: str, value: int) -> int:

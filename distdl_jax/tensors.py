@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,13 +14,13 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, index_of
+from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, checked_integers, index_of
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives import repartition
 from distdl_jax.primitives.handshake import handshake
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class TensorSpec:
     """What a distributed tensor is as a whole.
 
@@ -31,22 +31,21 @@ class TensorSpec:
     global_shape: tuple[int, ...]
     partition: Partition
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.partition, Partition):
-            raise InvalidTypeError(f"`partition` (={self.partition!r}) must be a partition.")
-        if self.partition.size == 0:
+    def __init__(self, global_shape: Sequence[int], partition: Partition) -> None:
+        if not isinstance(partition, Partition):
+            raise InvalidTypeError(f"`partition` (={partition!r}) must be a partition.")
+        if partition.size == 0:
             raise InvalidArgumentError("`partition` has no workers, so none can hold a block.")
-        try:
-            object.__setattr__(self, "global_shape", tuple(map(operator.index, self.global_shape)))
-        except TypeError:
-            raise InvalidTypeError(f"`global_shape` (={self.global_shape!r}) must be a sequence of integers.") from None
-        if any(n < 0 for n in self.global_shape):
-            raise InvalidArgumentError(f"`global_shape` (={self.global_shape}) must not hold negative lengths.")
-        if len(self.global_shape) != self.partition.dim:
+        shape = checked_integers("global_shape", global_shape)
+        if any(n < 0 for n in shape):
+            raise InvalidArgumentError(f"`global_shape` (={shape}) must not hold negative lengths.")
+        if len(shape) != partition.dim:
             raise InvalidArgumentError(
-                f"`global_shape` (={self.global_shape}) must have as many dimensions as `partition` "
-                f"({shape_text(self.partition.shape)})."
+                f"`global_shape` (={shape}) must have as many dimensions as `partition` "
+                f"({shape_text(partition.shape)})."
             )
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(global_shape=shape, partition=partition)
 
     @property
     def box(self) -> Box | None:

@@ -10,11 +10,9 @@ from typing import Any, Literal, Protocol
 
 from jax import Array
 
+from distdl_jax.plans.decomposition import Workers as Workers
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Operation, Program
-
-Workers = tuple[int, ...]
-"""World ranks, in the order of a team's ranks."""
 
 Reduction = Literal["sum", "max"]
 

@@ -28,8 +28,8 @@ from distdl_jax.nn.product import ProductPlan, products
 from distdl_jax.nn.window_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
-from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import Range, balanced_sizes, index_of
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce

@@ -10,7 +10,7 @@ from typing import Literal
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.parameters import ParameterPartitions
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import shape_text
+from distdl_jax.plans.shape_dtype import shape_text
 
 Kind = Literal["feature", "channel", "general"]
 

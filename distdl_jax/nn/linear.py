@@ -24,8 +24,8 @@ from distdl_jax.nn.parameters import (
 )
 from distdl_jax.nn.product import ProductPlan, products
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static

@@ -14,8 +14,7 @@ from jax import Array
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import handshake, shape_dtype_of
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast

@@ -21,8 +21,7 @@ from distdl_jax.nn.local.pool import largest, total
 from distdl_jax.nn.window_arguments import Padding, Sizes, per_feature, window_spec
 from distdl_jax.nn.windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
-from distdl_jax.plans.broadcasting import shape_text
-from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import Pairs, WindowSpec
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part

@@ -10,24 +10,15 @@ A sum-reduction is the same picture read backwards: its teams are those of the b
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.plans.decomposition import index_of, rank_of
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.plans.decomposition import Workers, checked_integers, index_of, rank_of
+from distdl_jax.plans.shape_dtype import shape_text
 
 Shape = tuple[int, ...]
-
-
-def shape_text(shape: Shape) -> str:
-    """A shape as people write it.
-
-    >>> shape_text((2, 3))
-    '2 x 3'
-    """
-    return " x ".join(map(str, shape)) if shape else "()"
 
 
 @dataclass(frozen=True)
@@ -119,16 +110,16 @@ class Team:
     """
 
     root: int
-    members: tuple[int, ...]
+    members: Workers
 
     @property
-    def participants(self) -> tuple[int, ...]:
+    def participants(self) -> Workers:
         """The root, then the members that are not the root."""
         return (self.root, *(worker for worker in self.members if worker != self.root))
 
 
 def teams_of_worker(
-    rule: BroadcastRule, source_ranks: tuple[int, ...], destination_ranks: tuple[int, ...], worker: int
+    rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers, worker: int
 ) -> tuple[Team | None, Team | None]:
     """The team that `worker` is the root of, and the team that it holds a copy in; None where there is none.
 
@@ -142,7 +133,7 @@ def teams_of_worker(
     return as_root, as_member
 
 
-def place_of(worker: int, ranks: tuple[int, ...]) -> int | None:
+def place_of(worker: int, ranks: Workers) -> int | None:
     """The position of `worker` among `ranks`; None where it is not there."""
     try:
         return ranks.index(worker)
@@ -150,9 +141,7 @@ def place_of(worker: int, ranks: tuple[int, ...]) -> int | None:
         return None
 
 
-def _team(
-    rule: BroadcastRule, source_ranks: tuple[int, ...], destination_ranks: tuple[int, ...], position: int
-) -> Team:
+def _team(rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers, position: int) -> Team:
     return Team(source_ranks[position], tuple(destination_ranks[rank] for rank in rule.destinations(position)))
 
 
@@ -164,7 +153,7 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
             "dimensions of the partition to sum along, or the ones to keep."
         )
     name, axes = ("axes_reduce", axes_reduce) if axes_keep is None else ("axes_keep", axes_keep)
-    axes = _integers(name, axes)
+    axes = checked_integers(name, axes, or_one=True)
     wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
     if wrong:
         raise InvalidArgumentError(
@@ -177,13 +166,6 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
     if name == "axes_keep":
         return tuple(axis for axis in range(len(shape)) if axis not in positive)
     return tuple(sorted(positive))
-
-
-def _integers(name: str, axes: object) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, axes if isinstance(axes, Iterable) else (axes,)))
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={axes!r}) must be an integer or a sequence of integers.") from None
 
 
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -6,22 +6,38 @@ A *range* is a half-open interval `(start, stop)` of one dimension's indices, a 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
+from typing import Any
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+
+Workers = tuple[int, ...]
+"""World ranks, in the order of a team's ranks."""
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
 
 
+def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
+    """The argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
+    try:
+        return tuple(map(operator.index, (values,) if or_one and not isinstance(values, Iterable) else values))
+    except TypeError:
+        kind = f"{'an integer or ' * or_one}a sequence of integers"
+        raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
+
+
 def _check_balanced(n: int, p: int) -> None:
     if n < 0:
-        raise ValueError(f"`n` (={n}) must be 0 or more: it is a number of items.")
+        raise InvalidArgumentError(f"`n` (={n}) must be 0 or more: it is a number of items.")
     if p < 1:
-        raise ValueError(f"`p` (={p}) must be 1 or more: it is a number of workers.")
+        raise InvalidArgumentError(f"`p` (={p}) must be 1 or more: it is a number of workers.")
 
 
 def balanced_sizes(n: int, p: int) -> tuple[int, ...]:
@@ -45,7 +61,7 @@ def balanced_range(n: int, p: int, i: int) -> Range:
     """
     _check_balanced(n, p)
     if not 0 <= i < p:
-        raise ValueError(f"`i` (={i}) must be a worker's index, 0 to {p - 1}.")
+        raise InvalidArgumentError(f"`i` (={i}) must be a worker's index, 0 to {p - 1}.")
     each, rest = divmod(n, p)
     start = each * i + min(i, rest)
     return start, start + each + (i < rest)
@@ -70,7 +86,7 @@ def ranges_of_sizes(sizes: Sequence[int]) -> tuple[Range, ...]:
     stop = 0
     for size in sizes:
         if size < 0:
-            raise ValueError(f"`sizes` (={tuple(sizes)}) must all be 0 or more.")
+            raise InvalidArgumentError(f"`sizes` (={tuple(sizes)}) must all be 0 or more.")
         start, stop = stop, stop + size
         ranges.append((start, stop))
     return tuple(ranges)
@@ -83,7 +99,7 @@ def balanced_box(global_shape: Sequence[int], partition_shape: Sequence[int], in
     ((3, 6), (0, 2))
     """
     if not len(global_shape) == len(partition_shape) == len(index):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"`global_shape` (={tuple(global_shape)}), `partition_shape` (={tuple(partition_shape)}) and "
             f"`index` (={tuple(index)}) must have the same number of dimensions."
         )
@@ -125,7 +141,7 @@ def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
     5
     """
     if len(index) != len(shape) or not all(0 <= i < p for i, p in zip(index, shape, strict=True)):
-        raise ValueError(f"`index` (={tuple(index)}) is not a cell of a grid of shape {tuple(shape)}.")
+        raise InvalidArgumentError(f"`index` (={tuple(index)}) is not a cell of a grid of shape {tuple(shape)}.")
     rank = 0
     for i, p in zip(index, shape, strict=True):
         rank = rank * p + i
@@ -139,7 +155,9 @@ def index_of(rank: int, shape: Sequence[int]) -> tuple[int, ...]:
     (1, 2)
     """
     if not 0 <= rank < prod(shape):
-        raise ValueError(f"`rank` (={rank}) must be 0 to {prod(shape) - 1} in a grid of shape {tuple(shape)}.")
+        raise InvalidArgumentError(
+            f"`rank` (={rank}) must be 0 to {prod(shape) - 1} in a grid of shape {tuple(shape)}."
+        )
     index = []
     for p in reversed(shape):
         rank, i = divmod(rank, p)
@@ -165,24 +183,26 @@ class ProductGrid:
 
     def __post_init__(self) -> None:
         if not self.ranges:
-            raise ValueError("`ranges` (=()) must hold one tuple of ranges for each of 1 or more dimensions.")
+            raise InvalidArgumentError("`ranges` (=()) must hold one tuple of ranges for each of 1 or more dimensions.")
         if len(self.ranks) != prod(self.shape):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"`ranks` (of length {len(self.ranks)}) must hold one rank per cell of a grid of shape {self.shape}."
             )
         if len(self.cell_of) != len(self.ranks):
             twice = sorted(rank for rank, count in Counter(self.ranks).items() if count > 1)
-            raise ValueError(f"`ranks` holds {twice} more than once, but a worker has one cell only.")
+            raise InvalidArgumentError(f"`ranks` holds {twice} more than once, but a worker has one cell only.")
         for d, ranges in enumerate(self.ranges):
             for start, stop in ranges:
                 if stop < start:
-                    raise ValueError(f"`ranges` holds ({start}, {stop}) in dimension {d}; stop must be >= start.")
+                    raise InvalidArgumentError(
+                        f"`ranges` holds ({start}, {stop}) in dimension {d}; stop must be >= start."
+                    )
 
     @classmethod
     def balanced(cls, global_shape: Sequence[int], partition_shape: Sequence[int], ranks: Sequence[int]) -> ProductGrid:
         """The balanced partition of a tensor of `global_shape` over the workers `ranks`."""
         if len(global_shape) != len(partition_shape):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"`global_shape` (={tuple(global_shape)}) and `partition_shape` (={tuple(partition_shape)}) "
                 f"must have the same number of dimensions."
             )

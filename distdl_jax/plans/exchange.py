@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape, intersect_ranges
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
 
@@ -79,7 +80,9 @@ def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
     (False, False)
     """
     if periodic and len(periodic) != ndim:
-        raise ValueError(f"`periodic` (={tuple(periodic)}) must have one entry for each of {ndim} dimensions, or none.")
+        raise InvalidArgumentError(
+            f"`periodic` (={tuple(periodic)}) must have one entry for each of {ndim} dimensions, or none."
+        )
     return tuple(bool(wraps) for wraps in periodic) or (False,) * ndim
 
 
@@ -123,7 +126,7 @@ def _sources_disjoint(lines: Sequence[_Line]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Exchange:
     """Who owns which box and who needs which box: the same value on every worker, from which each plans its part.
 
@@ -156,21 +159,24 @@ class Exchange:
     ((2, 4), (4, 2), (Piece(source_start=(0, 0), dest_start=(0, 0), shape=(2, 2)),))
     >>> plan.rounds[0].send
     Message(partner=1, pieces=(Piece(source_start=(0, 2), dest_start=(0, 0), shape=(2, 2)),))
-    >>> plan.covers_output, plan.uniform
-    (True, True)
+    >>> plan.covers_output
+    True
     """
 
     owned: ProductGrid
     needed: ProductGrid
-    periodic: tuple[bool, ...] = ()
+    periodic: tuple[bool, ...]
 
-    def __post_init__(self) -> None:
-        ndim = len(self.owned.shape)
-        if len(self.needed.shape) != ndim:
-            raise ValueError(f"`needed` (of shape {self.needed.shape}) must have {ndim} dimensions, as `owned` has.")
-        if not self.owned.tiles:
-            raise ValueError("`owned` must have, in each dimension, ranges that follow each other from 0 on.")
-        object.__setattr__(self, "periodic", per_dimension(self.periodic, ndim))
+    def __init__(self, owned: ProductGrid, needed: ProductGrid, periodic: Sequence[bool] = ()) -> None:
+        ndim = len(owned.shape)
+        if len(needed.shape) != ndim:
+            raise InvalidArgumentError(
+                f"`needed` (of shape {needed.shape}) must have {ndim} dimensions, as `owned` has."
+            )
+        if not owned.tiles:
+            raise InvalidArgumentError("`owned` must have, in each dimension, ranges that follow each other from 0 on.")
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(owned=owned, needed=needed, periodic=per_dimension(periodic, ndim))
 
     def plan(self, rank: int) -> ExchangePlan:
         """The part of the worker of world rank `rank`. A worker in neither team has nothing to do.
@@ -192,7 +198,7 @@ class Exchange:
         copies = sends.pop(rank, ())
         recvs.pop(rank, None)
         rounds = self._rounds(rank, sends, recvs)
-        return ExchangePlan(in_shape, out_shape, copies, rounds, in_disjoint, uniform=self.uniform)
+        return ExchangePlan(in_shape, out_shape, copies, rounds, in_disjoint)
 
     def _rounds(
         self, rank: int, sends: dict[int, tuple[Piece, ...]], recvs: dict[int, tuple[Piece, ...]]
@@ -215,26 +221,6 @@ class Exchange:
     def is_identity(self) -> bool:
         """Whether nobody needs anything but the block that it owns. Unlike the plans', all workers agree on it."""
         return self.owned == self.needed
-
-    @cached_property
-    def uniform(self) -> bool:
-        """Whether each worker of the team sends as many elements, and some, to each worker of the team.
-
-        So it is when the two teams are the same workers and, in every dimension, all overlaps are equally long.
-        """
-        return set(self.owned.ranks) == set(self.needed.ranks) and all(
-            self._uniform_along(d) for d in range(len(self.owned.shape))
-        )
-
-    def _uniform_along(self, d: int) -> bool:
-        lengths: set[int] = set()
-        cells = {wanted: j for j, wanted in enumerate(self.needed.ranges[d])}  # equal ranges have equal overlaps
-        for j in cells.values():
-            overlaps = self._overlaps_of_needed(d, j)
-            lengths.update(sum(overlap.length for overlap in peer) for peer in overlaps.values())
-            if len(overlaps) != self.owned.shape[d] or len(lengths) != 1:
-                return False
-        return True
 
     @cached_property
     def _position(self) -> dict[int, int]:

@@ -16,17 +16,6 @@ from distdl_jax.plans.decomposition import Box, ProductGrid, Range, box_shape
 from distdl_jax.plans.exchange import Exchange, per_dimension
 from distdl_jax.plans.messages import ExchangePlan
 
-Widths = tuple[tuple[int, int], ...]
-
-
-def widths(owned: Sequence[Range], needed: Sequence[Range]) -> Widths:
-    """How far the needed ranges reach beyond the owned ones, (left, right) per dimension; negative where short of them.
-
-    >>> widths([(4, 8), (0, 3)], [(3, 10), (1, 3)])
-    ((1, 2), (-1, 0))
-    """
-    return tuple((own[0] - want[0], want[1] - own[1]) for own, want in zip(owned, needed, strict=True))
-
 
 def needed_ranges(
     owned: ProductGrid, halos: Sequence[Sequence[Sequence[int]]], periodic: tuple[bool, ...] = ()
@@ -93,7 +82,7 @@ def _widened(own: Range, halo: tuple[int, int], n: int | None) -> Range:
     return start, stop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Halos:
     """A halo exchange: the same value on every worker, from which each plans its part.
 
@@ -113,13 +102,16 @@ class Halos:
 
     owned: ProductGrid
     needed: tuple[tuple[Range, ...], ...]
-    periodic: tuple[bool, ...] = ()
+    periodic: tuple[bool, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "periodic", per_dimension(self.periodic, len(self.owned.shape)))
-        shape = tuple(len(ranges) for ranges in self.needed)
-        if shape != self.owned.shape:
-            raise ValueError(f"`needed` has {shape} ranges, but `owned` is a grid of shape {self.owned.shape}.")
+    def __init__(
+        self, owned: ProductGrid, needed: tuple[tuple[Range, ...], ...], periodic: Sequence[bool] = ()
+    ) -> None:
+        shape = tuple(len(ranges) for ranges in needed)
+        if shape != owned.shape:
+            raise InvalidArgumentError(f"`needed` has {shape} ranges, but `owned` is a grid of shape {owned.shape}.")
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(owned=owned, needed=needed, periodic=per_dimension(periodic, len(owned.shape)))
 
     def plans(self, rank: int) -> tuple[ExchangePlan, ...]:
         """The plans of the worker of world rank `rank`: one per dimension along which anything moves, in order.
@@ -162,10 +154,3 @@ class Halos:
             periodic = tuple(wraps and e == d for e, wraps in enumerate(self.periodic))
             self._lines[d, line[0]] = Exchange(before, after, periodic)
         return self._lines[d, line[0]]
-
-
-def halo_plans(
-    owned: ProductGrid, needed: tuple[tuple[Range, ...], ...], rank: int, periodic: tuple[bool, ...] = ()
-) -> tuple[ExchangePlan, ...]:
-    """One worker's plans of one halo exchange: `Halos(owned, needed, periodic).plans(rank)`."""
-    return Halos(owned, needed, periodic).plans(rank)

@@ -94,8 +94,6 @@ class ExchangePlan:
     - `rounds`: the messages, to be done in this order, each round as one blocking step.
     - `in_disjoint`, `out_disjoint`: no element of the input (output) is in two pieces, copies and messages counted
       together. Where `out_disjoint`, adding is the same as writing.
-    - `uniform`: every worker of the team sends one block of the same size to every worker of the team, itself
-      included, so one all-to-all could carry it. All workers agree on it.
     """
 
     in_shape: tuple[int, ...]
@@ -104,7 +102,6 @@ class ExchangePlan:
     rounds: tuple[Round, ...]
     in_disjoint: bool = True
     out_disjoint: bool = True
-    uniform: bool = False
 
     def reverse(self) -> ExchangePlan:
         """The plan of the adjoint movement, needed blocks back to owned blocks, where pieces that meet add up.
@@ -126,7 +123,6 @@ class ExchangePlan:
             rounds=tuple(step.reverse() for step in self.rounds),
             in_disjoint=self.out_disjoint,
             out_disjoint=self.in_disjoint,
-            uniform=self.uniform,
         )
 
     @property

@@ -8,6 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as people write it.
+
+    >>> shape_text((2, 3))
+    '2 x 3'
+    """
+    return " x ".join(map(str, shape)) if shape else "()"
+
+
 class ShapeDtype(NamedTuple):
     """The shape and dtype of one worker's subtensor.
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import ProductGrid, index_of, ranges_of_sizes
-from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 
 
 @lru_cache(maxsize=64)

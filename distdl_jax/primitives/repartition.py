@@ -8,11 +8,10 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import shape_text
 from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
-from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.boxes import BoxPlan
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid, zero_volume_shape

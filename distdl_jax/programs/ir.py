@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-Team = tuple[int, ...]
+from distdl_jax.plans.decomposition import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Operation:
     """
 
     kind: str
-    team: Team
+    team: Workers
     dest: int | None = None
     source: int | None = None
     send_tag: int = 0

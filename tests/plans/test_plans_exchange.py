@@ -110,13 +110,6 @@ def check_flags(programs):
         assert plan.reverse().reverse() == plan
 
 
-def is_uniform(exchange, traffic):
-    """By definition: everybody of the one team sends everybody as much."""
-    team = exchange.team
-    sizes = {traffic[a, b] for a in team for b in team}
-    return sorted(exchange.owned.ranks) == sorted(exchange.needed.ranks) and len(sizes) == 1 and sizes != {0}
-
-
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_repartition_moves_each_element_to_the_worker_that_needs_it(batch):
     """5,000 repartitions: values, bytes between each pair, the inverse movement, promises, order."""
@@ -149,7 +142,6 @@ def test_repartition_moves_each_element_to_the_worker_that_needs_it(batch):
         check_messages(programs)
         if case % 10 == 0:
             check_flags(programs)
-        assert exchange.uniform == is_uniform(exchange, traffic), context
         assert not exchange.is_identity or all(plan.is_identity for (plan,) in programs.values()), context
 
 
@@ -200,7 +192,6 @@ def test_any_boxes_overlapping_with_gaps_outside_or_wrapped(batch):
         assert inner(moved, y) == inner(blocks, simulate(adjoint(programs), y)), context
         check_messages(programs)
         check_flags(programs)
-        assert exchange.uniform == is_uniform(exchange, traffic), context
 
 
 def test_worker_in_neither_team_has_nothing_to_do():
@@ -226,14 +217,6 @@ def test_scatter_sends_one_message_to_each_and_gather_reverses_it():
         assert there.copies == back.copies
         assert {m.partner: m for m in there.sends} == {m.partner: m for m in back.sends}
         assert {m.partner: m for m in there.recvs} == {m.partner: m for m in back.recvs}
-
-
-def test_transposing_blocks_of_a_square_is_uniform_where_it_divides_evenly():
-    def pencils(n):
-        return ProductGrid.balanced((n, n), (4, 1), range(4)), ProductGrid.balanced((n, n), (1, 4), (2, 0, 1, 3))
-
-    assert Exchange(*pencils(8)).plan(0).uniform and Exchange(*pencils(8)).plan(0).reverse().uniform
-    assert not Exchange(*pencils(9)).plan(0).uniform
 
 
 def test_message_of_several_pieces_where_a_neighbour_is_on_both_sides():
@@ -290,7 +273,7 @@ def test_cost_of_planning_for_4096_workers(x_shape, y_shape, monkeypatch):
     seconds = time.process_time() - begin
     assert sum(len(plan.sends) + len(plan.copies) for plan in plans) == 64 * 64 * 16  # overlaps by arithmetic
     assert sum(plan.copied + sum(m.size for m in plan.recvs) for plan in plans) == 512**3
-    assert looked <= 4096 * (4 + 4 + 1 + 1 + 1 + 16) + 16  # 16: whether it is uniform is asked once
+    assert looked <= 4096 * (4 + 4 + 1 + 1 + 1 + 16)
     assert seconds < 10 * python_pace(), f"{seconds:.2f} s of processor time; less than 1 s where nothing else runs"
 
 

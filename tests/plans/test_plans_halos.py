@@ -9,7 +9,7 @@ import pytest
 from simulator import adjoint, simulate
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
-from distdl_jax.plans.halos import Halos, halo_plans, needed_ranges, own_box, widths
+from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.windows import WindowedAxis
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
@@ -108,7 +108,7 @@ def test_halo_exchange_gives_slices_of_the_padded_array_and_its_adjoint_is_exact
 def test_narrow_halos_in_three_dimensions_take_six_messages_and_carry_the_corners():
     grid = ProductGrid.balanced((9, 9, 9), (3, 3, 3), range(27))
     needed = needed_ranges(grid, [[(1, 1)] * 3] * 27)
-    plans = halo_plans(grid, needed, rank=13)
+    plans = Halos(grid, needed).plans(13)
     assert [len(plan.sends) for plan in plans] == [len(plan.recvs) for plan in plans] == [2, 2, 2]
     assert [plan.out_shape for plan in plans] == [(5, 3, 3), (5, 5, 3), (5, 5, 5)]
     assert [sum(m.size for m in plan.recvs) for plan in plans] == [2 * 9, 2 * 15, 2 * 25]
@@ -116,15 +116,15 @@ def test_narrow_halos_in_three_dimensions_take_six_messages_and_carry_the_corner
 
 def test_nothing_moves_where_nothing_more_is_needed():
     grid = ProductGrid.balanced((9, 6), (3, 2), range(6))
-    assert halo_plans(grid, grid.ranges, rank=0) == ()
-    (plan,) = halo_plans(grid, (grid.ranges[0], ((0, 4), (2, 6))), rank=0)
+    assert Halos(grid, grid.ranges).plans(0) == ()
+    (plan,) = Halos(grid, (grid.ranges[0], ((0, 4), (2, 6)))).plans(0)
     assert plan.in_shape == (3, 3) and plan.out_shape == (3, 4)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_periodic_dimension_of_one_worker_has_local_copies_only(turns):
     grid = ProductGrid.balanced((4,), (1,), (0,))
-    (plan,) = halo_plans(grid, (((-4 * turns, 4 + 4 * turns),),), 0, periodic=(True,))
+    (plan,) = Halos(grid, (((-4 * turns, 4 + 4 * turns),),), (True,)).plans(0)
     assert not plan.rounds and len(plan.copies) == 2 * turns + 1 and plan.covers_output
     assert not plan.reverse().out_disjoint  # the turns add up
     out = simulate({0: (plan,)}, {0: np.arange(4)})[0]
@@ -133,7 +133,7 @@ def test_periodic_dimension_of_one_worker_has_local_copies_only(turns):
 
 def test_halo_wider_than_the_neighbour_comes_from_the_second_neighbour_too():
     grid = ProductGrid((0, 1, 2, 3), (ranges_of_sizes((3, 1, 0, 3)),))
-    (plan,) = halo_plans(grid, (((0, 3), (3, 4), (4, 4), (1, 7)),), rank=3)
+    (plan,) = Halos(grid, (((0, 3), (3, 4), (4, 4), (1, 7)),)).plans(3)
     assert {m.partner: m.size for m in plan.recvs} == {0: 2, 1: 1}
 
 
@@ -142,7 +142,7 @@ def test_planned_elements_are_the_halos():
     needed = needed_ranges(grid, [[(1, 2), (0, 1)]] * 6)
     traffic = Counter()
     blocks = owned_blocks(np.arange(120).reshape(12, 10), grid)
-    simulate({r: halo_plans(grid, needed, r) for r in grid.ranks}, blocks, traffic)
+    simulate({r: Halos(grid, needed).plans(r) for r in grid.ranks}, blocks, traffic)
     assert {pair: n for pair, n in traffic.items() if pair[0] != pair[1]} == {
         **{(0, 2): 5, (2, 4): 5, (2, 0): 10, (4, 2): 10},  # rows: 1 down, 2 up, 5 columns wide
         **{(1, 3): 5, (3, 5): 5, (3, 1): 10, (5, 3): 10},
@@ -163,13 +163,10 @@ def test_workers_of_equal_index_exchange_the_widest_and_each_has_its_own_box_in_
     ]
 
 
-def test_widths_and_needed_ranges_are_inverse_inside_the_tensor():
+def test_periodic_ranges_are_not_clipped():
     grid = ProductGrid.balanced((12, 10), (3, 2), range(6))
-    wanted = (((0, 5), (3, 8), (9, 12)), ((0, 6), (2, 10)))
-    boxes = [ProductGrid(grid.ranks, wanted).box(cell) for cell in range(6)]
-    halos = [widths(grid.box(cell), boxes[cell]) for cell in range(6)]
-    assert needed_ranges(grid, halos) == wanted
-    assert needed_ranges(grid, [[(2, 2), (1, 1)]] * 6, periodic=(True, False))[0] == ((-2, 6), (2, 10), (6, 14))
+    needed = needed_ranges(grid, [[(2, 2), (1, 1)]] * 6, periodic=(True, False))
+    assert needed == (((-2, 6), (2, 10), (6, 14)), ((0, 6), (4, 10)))
 
 
 @pytest.mark.parametrize(
@@ -178,8 +175,8 @@ def test_widths_and_needed_ranges_are_inverse_inside_the_tensor():
         (lambda g: needed_ranges(g, [[(1, 1)]]), r"`halos` \(of length 1\) must have one entry for each of 2"),
         (lambda g: needed_ranges(g, [[(1, 1)]] * 2), "one pair of widths for each of 2 dimensions"),
         (lambda g: needed_ranges(g, [[(-3, 0), (0, 0)]] * 2), "takes more than there is from a block of 2"),
-        (lambda g: halo_plans(g, (((0, 4),), ((0, 4),)), 0), "`needed` has"),
-        (lambda g: halo_plans(g, g.ranges, 0, periodic=(True,)), "`periodic`"),
+        (lambda g: Halos(g, (((0, 4),), ((0, 4),))), "`needed` has"),
+        (lambda g: Halos(g, g.ranges, (True,)), "`periodic`"),
     ],
 )
 def test_wrong_arguments_are_refused(call, message):

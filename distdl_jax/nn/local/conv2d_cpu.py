@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-Pairs = tuple[tuple[int, int], ...]
+from distdl_jax.plans.windows import Pairs
 
 LIBRARY_CHANNELS = 17
 """Channels, of the input or the output, from which on XLA hands a convolution to its fast library."""
@@ -40,8 +40,8 @@ PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Window:
-    """Stride, zero padding (low, high) and dilation of the kernel, one entry for each feature dimension."""
+class Placement:
+    """How a kernel lies on x: stride, zero padding (low, high) and dilation, one entry for each feature dimension."""
 
     stride: tuple[int, ...]
     padding: Pairs
@@ -58,9 +58,9 @@ class Window:
             for n, padding, reach, stride in zip(sizes, self.padding, self.reach(kernel), self.stride, strict=True)
         )
 
-    def with_row(self) -> Window:
+    def with_row(self) -> Placement:
         """The same with one more dimension, in front, of which there is one row."""
-        return Window((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
+        return Placement((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
 
 
 def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
@@ -79,7 +79,7 @@ def materialised(x: Array) -> Array:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
-def planar(x: Array, weight: Array, window: Window) -> Array:
+def planar(x: Array, weight: Array, window: Placement) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, c_out x C x kernel; one or two dimensions."""
     if x.ndim == 3:
         return planar(x[:, :, None], weight[:, :, None], window.with_row())[:, :, 0]
@@ -92,7 +92,7 @@ def planar(x: Array, weight: Array, window: Window) -> Array:
     return _side_by_side(x, weight, window)
 
 
-def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window: Window) -> Array:
+def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window: Placement) -> Array:
     """The gradient of the weight of `planar`, c_out x C x `kernel`, from x and the cotangent `dy` of the result."""
     if x.ndim == 3:
         gradient = planar_weight_gradient(x[:, :, None], dy[:, :, None], (1, *kernel), window.with_row())
@@ -120,7 +120,7 @@ def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window:
     return _of_weight_by_dy(x, dy, kernel, window) if by_dy else _of_weight(x, dy, window)
 
 
-def _channels_last(x: Array, weight: Array, window: Window) -> Array:
+def _channels_last(x: Array, weight: Array, window: Placement) -> Array:
     """The convolution of N x features x C with kernel x C x c_out.
 
     That is the order that the compiler computes in. It rearranges other orders by itself, but not inside a loop, where
@@ -136,7 +136,7 @@ def _channels_last(x: Array, weight: Array, window: Window) -> Array:
     )
 
 
-def _plain(x: Array, weight: Array, window: Window) -> Array:
+def _plain(x: Array, weight: Array, window: Placement) -> Array:
     """The convolution as it is, in the order that the compiler computes in."""
     rows, columns = window.outputs(x.shape[2:], weight.shape[2:])
     weight = jnp.transpose(weight, (2, 3, 1, 0))
@@ -144,7 +144,7 @@ def _plain(x: Array, weight: Array, window: Window) -> Array:
     return materialised(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
 
 
-def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> Window:
+def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Placement) -> Placement:
     """`window` with a row or column of padding at the end, if there is none and the fast library takes the convolution.
 
     It takes 1.2 to 3 times as long where nothing is padded. That can add a row or column to the outputs.
@@ -159,7 +159,7 @@ def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Window) -
     return rows if kernel[0] > 1 else columns if kernel[1] > 1 else window
 
 
-def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window) -> tuple[Array, Window]:
+def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Placement) -> tuple[Array, Placement]:
     """`x` with so much of the padding around it that outputs don't outnumber inputs, and the window that is left."""
     now, later = [], []
     for (low, high), m, n in zip(window.padding, window.outputs(x.shape[2:], kernel), x.shape[2:], strict=True):
@@ -170,7 +170,7 @@ def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Window
     return padded(x, now), replace(window, padding=tuple(later))
 
 
-def _side_by_side(x: Array, weight: Array, window: Window) -> Array:
+def _side_by_side(x: Array, weight: Array, window: Placement) -> Array:
     """Several outputs along the last dimension as the channels of one, whose kernel reads what all of them read.
 
     Where x has many of the channels that the library wants, two of its columns are the channels of one as well: then
@@ -203,14 +203,14 @@ def _side_by_side(x: Array, weight: Array, window: Window) -> Array:
     return materialised(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
 
 
-def _double(x: Array, weight: Array, window: Window) -> Array:
+def _double(x: Array, weight: Array, window: Placement) -> Array:
     channels = weight.shape[0]
     if WORTH_PADDING <= channels < LIBRARY_CHANNELS and set(window.stride) == {1}:
         weight = jnp.pad(weight, ((0, LIBRARY_CHANNELS - channels), *((0, 0),) * (weight.ndim - 1)))
     return lax.slice_in_dim(_plain(x, weight, window), 0, channels, axis=1)
 
 
-def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Window, padding: Pairs) -> Array:
+def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Placement, padding: Pairs) -> Array:
     """The gradient of the weight in float64, where the fast library pays also for channels that are added."""
     c_in, c_out = x.shape[1], dy.shape[1]
     if c_out < LIBRARY_CHANNELS <= x.shape[0]:
@@ -224,13 +224,13 @@ def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Window
     return _in_pieces(x, dy, kernel, window)[:c_out]
 
 
-def _of_weight(x: Array, dy: Array, window: Window, padding: Pairs = ((0, 0), (0, 0))) -> Array:
+def _of_weight(x: Array, dy: Array, window: Placement, padding: Pairs = ((0, 0), (0, 0))) -> Array:
     """The gradient of the weight as the convolution of x, whose channels are a batch, with dy."""
     simple = not any(map(any, padding)) and window.stride == (1, 1) and window.dilation[1] == 1
     if simple and x.dtype == jnp.float32 and 2 * max(x.shape[1], dy.shape[1]) < LIBRARY_CHANNELS:
         return _of_weight_in_pairs(x, dy, window.dilation[0])
     x, dy = materialised(jnp.transpose(x, (1, 2, 3, 0))), materialised(jnp.transpose(dy, (2, 3, 0, 1)))
-    return jnp.transpose(_channels_last(x, dy, Window(window.dilation, padding, window.stride)), (3, 0, 1, 2))
+    return jnp.transpose(_channels_last(x, dy, Placement(window.dilation, padding, window.stride)), (3, 0, 1, 2))
 
 
 def _of_weight_in_pairs(x: Array, dy: Array, dilation: int) -> Array:
@@ -249,7 +249,7 @@ def _of_weight_in_pairs(x: Array, dy: Array, dilation: int) -> Array:
     gradient = _channels_last(
         images.reshape(-1, *images.shape[2:]),
         kernel.reshape(*kernel.shape[:3], -1),
-        Window((dilation, 1), ((0, 0), (0, 0)), (1, 1)),
+        Placement((dilation, 1), ((0, 0), (0, 0)), (1, 1)),
     )
     gradient = gradient.reshape(2, x.shape[1], -1, taps, 2, dy.shape[1])
     # Column i of a pair of dy meets, at tap j of the kernel, the column i + j of x from where the pair stands.
@@ -257,7 +257,7 @@ def _of_weight_in_pairs(x: Array, dy: Array, dilation: int) -> Array:
     return jnp.transpose(jnp.stack(along), (3, 1, 2, 0))
 
 
-def _of_weight_by_dy(x: Array, dy: Array, kernel: Sequence[int], window: Window) -> Array:
+def _of_weight_by_dy(x: Array, dy: Array, kernel: Sequence[int], window: Placement) -> Array:
     """The same as the convolution of dy with x, which finds the taps in reverse; stride 1."""
     dy = padded(dy, [(reach, reach) for reach in window.reach(kernel)])
     return jnp.swapaxes(jnp.flip(_of_weight(dy, x, window), (2, 3)), 0, 1)
@@ -278,7 +278,7 @@ def _stacked(x: Array, dy: Array) -> tuple[Array, Array]:
     return stack(x), stack(padded(dy, [(0, between), (0, 0)]))[:, :, : samples // stacks * rows - between]
 
 
-def _in_pieces(x: Array, dy: Array, kernel: Sequence[int], window: Window) -> Array:
+def _in_pieces(x: Array, dy: Array, kernel: Sequence[int], window: Placement) -> Array:
     """The sum of `_of_weight` over pieces of dy: some samples, or some rows of one, and what they read of x."""
     (samples, _, rows, columns), stride = dy.shape, window.stride[0]
     sample = dy.nbytes // samples

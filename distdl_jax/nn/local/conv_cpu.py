@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.local.conv2d_cpu import Pairs, Window, materialised, padded, planar, planar_weight_gradient
+from distdl_jax.nn.local.conv2d_cpu import Placement, materialised, padded, planar, planar_weight_gradient
+from distdl_jax.plans.windows import Pairs
 from distdl_jax.settings import current_settings
 
 MOST_TAPS = 64
@@ -36,7 +37,7 @@ def convolution(
     x: Array, weight: Array, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int
 ) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
-    window = Window(stride, padding, dilation)
+    window = Placement(stride, padding, dilation)
     fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
     if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
         return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
@@ -47,24 +48,24 @@ def convolution(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _convolution(x: Array, weight: Array, window: Window) -> Array:
+def _convolution(x: Array, weight: Array, window: Placement) -> Array:
     if x.shape[1] == 1 and math.prod(weight.shape[2:]) <= MOST_TAPS:
         return _by_taps(x, weight, window)
     return _as_products(x, weight, window)
 
 
-def _as_products(x: Array, weight: Array, window: Window) -> Array:
+def _as_products(x: Array, weight: Array, window: Placement) -> Array:
     return _by_planes(x, weight, window) if x.ndim == 5 else planar(x, weight, window)
 
 
-def _backward(window: Window, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _backward(window: Placement, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     return _input_gradient(*residuals, dy, window), _weight_gradient(*residuals, dy, window)
 
 
 _convolution.defvjp(lambda x, weight, window: (_convolution(x, weight, window), (x, weight)), _backward)
 
 
-def _input_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+def _input_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> Array:
     if any(stride > 1 for stride in window.stride):
         if 0 not in (*x.shape, *dy.shape) and _phases_pay(x, weight, window):
             return _by_phases(x, weight, dy, window)
@@ -76,7 +77,7 @@ def _input_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array
     return _convolution(dy, reversed_weight, replace(window, padding=padding))
 
 
-def _phases_pay(x: Array, weight: Array, window: Window) -> bool:
+def _phases_pay(x: Array, weight: Array, window: Placement) -> bool:
     """Whether the input gradient with stride is faster by phases, as measured outside of loops."""
     kernel = weight.shape[2:]
     if x.dtype == jnp.float64:
@@ -86,7 +87,7 @@ def _phases_pay(x: Array, weight: Array, window: Window) -> bool:
     return x.shape[1] <= 16 and math.prod(spans) <= 1.5 * math.prod(kernel)
 
 
-def _by_phases(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+def _by_phases(x: Array, weight: Array, dy: Array, window: Placement) -> Array:
     """The input gradient of a convolution with stride, as one without.
 
     Columns of x that are the stride apart meet the same taps. So the columns of one stride, the phases, are the
@@ -104,7 +105,7 @@ def _by_phases(x: Array, weight: Array, dy: Array, window: Window) -> Array:
     weight = jnp.flip(weight.reshape(-1, dy.shape[1], *taps), [2 + i for i in dims])
     places = [max(-(-(n + low) // s), 1) for n, low, s in zip(sizes, lows, stride, strict=True)]
     padding = tuple((t - 1, n - m) for t, n, m in zip(taps, places, dy.shape[2:], strict=True))
-    phases = _convolution(dy, weight, Window((1,) * len(sizes), padding, (1,) * len(sizes)))
+    phases = _convolution(dy, weight, Placement((1,) * len(sizes), padding, (1,) * len(sizes)))
     phases = phases.reshape(x.shape[0], *stride, x.shape[1], *places)
     order = (0, x.ndim - 1, *(place for i in dims for place in (x.ndim + i, 1 + i)))
     columns = (m * s for m, s in zip(places, stride, strict=True))
@@ -113,7 +114,7 @@ def _by_phases(x: Array, weight: Array, dy: Array, window: Window) -> Array:
     return lax.pad(joined, zero, [(0, 0, 0)] * 2 + ends)
 
 
-def _weight_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Array:
+def _weight_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> Array:
     if x.ndim < 5:
         return planar_weight_gradient(x, dy, weight.shape[2:], window)
     # One plane of the kernel after the other: the stack of planes is not needed, and not kept from forward on.
@@ -122,7 +123,7 @@ def _weight_gradient(x: Array, weight: Array, dy: Array, window: Window) -> Arra
     return jnp.stack([planar_weight_gradient(plane, dy, weight.shape[3:], plane_window) for plane in planes], axis=2)
 
 
-def _by_taps(x: Array, weight: Array, window: Window) -> Array:
+def _by_taps(x: Array, weight: Array, window: Placement) -> Array:
     """One input channel: the sum, over the kernel's taps, of shifted copies of x times a number."""
     kernel = weight.shape[2:]
     outputs = window.outputs(x.shape[2:], kernel)
@@ -136,7 +137,7 @@ def _by_taps(x: Array, weight: Array, window: Window) -> Array:
     return reduce(jnp.add, terms)
 
 
-def _by_planes(x: Array, weight: Array, window: Window) -> Array:
+def _by_planes(x: Array, weight: Array, window: Placement) -> Array:
     """Three dimensions: the planes that a window reads become channels, and the windows along the depth a batch."""
     planes = _planes(x, weight.shape[2], window)
     leading = (x.shape[0], planes[0].shape[2])
@@ -146,7 +147,7 @@ def _by_planes(x: Array, weight: Array, window: Window) -> Array:
     return jnp.swapaxes(y.reshape(*leading, *y.shape[1:]), 1, 2)
 
 
-def _planes(x: Array, kernel: int, window: Window) -> list[Array]:
+def _planes(x: Array, kernel: int, window: Placement) -> list[Array]:
     """For each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
     x = padded(x, (window.padding[0], (0, 0), (0, 0)))
     dilation, stride = window.dilation[0], window.stride[0]
@@ -155,8 +156,8 @@ def _planes(x: Array, kernel: int, window: Window) -> list[Array]:
     return [lax.slice_in_dim(x, start, start + stride * (outputs - 1) + 1, stride, axis=2) for start in starts]
 
 
-def _of_planes(window: Window) -> Window:
-    return Window(window.stride[1:], window.padding[1:], window.dilation[1:])
+def _of_planes(window: Placement) -> Placement:
+    return Placement(window.stride[1:], window.padding[1:], window.dilation[1:])
 
 
 def _folded(x: Array) -> Array:
