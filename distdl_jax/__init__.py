@@ -15,6 +15,7 @@ from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.jit import check, jit
 from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tensors import TensorSpec, gather, scatter, zero_volume_tensor
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Partition",
     "PlanError",
     "SetupError",
+    "ShapeDtype",
     "TensorSpec",
     "check",
     "functional",

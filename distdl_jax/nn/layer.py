@@ -18,6 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
 
 
@@ -34,6 +35,14 @@ class Layer(Protocol):
 
     def param_specs(self) -> Any:
         """The global shape and the partition of each parameter: a pytree like the parameters, of `TensorSpec`."""
+
+    def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
+        """What the layer makes of what its workers hold: without a message, and the same on every worker.
+
+        `x` has the shapes and dtypes of the blocks by world rank, of the layer's workers or of more, and `params` those
+        of their parameters (default: as `param_specs` says, in x's dtype). The plan's `outputs` are what the layer's
+        workers hold afterwards; `plan.after(x)` is what all do. Raises `PlanError` where something doesn't fit.
+        """
 
     def __call__(self, params: Any, x: Array) -> Array:
         """This worker's block of the output, from its blocks of the parameters and of the input.
@@ -73,6 +82,10 @@ class ParameterFreeLayer(Static):
     def apply(self, params: dict[str, Array], x: Array) -> Array:
         """The layer with its (empty) parameters in front, like the layers that have some."""
         return self(params, x)
+
+    @abstractmethod
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What the layer makes of what its workers hold; see `Layer.plan`."""
 
     @abstractmethod
     def _apply(self, x: Array) -> Array:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, overload
 
 import jax
@@ -11,12 +13,54 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer
 from distdl_jax.nn.layer_table import layer_table
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
 
 Params = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class FunctionPlan(Plan):
+    """A plain function on every worker's block, of which `inputs` are the shapes and dtypes."""
+
+    function: Callable[[Array], Array]
+    inputs: ShapeDtypes = field(hash=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.inputs))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self._of_input[self.inputs[worker]]
+
+    @cached_property
+    def _of_input(self) -> dict[ShapeDtype, ShapeDtype]:
+        """Worked out once for each shape and dtype, of which many workers share one."""
+        found = {}
+        for x in set(self.inputs.values()):
+            y = jax.eval_shape(self.function, jax.ShapeDtypeStruct(x.shape, x.dtype))
+            found[x] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
+        return found
+
+
+@dataclass(frozen=True)
+class SequentialPlan(Plan):
+    """The plans of layers, one after the other, and what all workers `hold` in the end."""
+
+    plans: tuple[Plan, ...]
+    hold: ShapeDtypes = field(hash=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.hold))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.hold[worker]
 
 
 class Sequential(Static):
@@ -72,6 +116,31 @@ class Sequential(Static):
     def param_specs(self) -> Params:
         """The global shape and the partition of each parameter: a tuple like the parameters."""
         return tuple(layer.param_specs() if isinstance(layer, Layer) else {} for layer in self._layers)
+
+    def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SequentialPlan:
+        """What the layers make, one after the other, of what all workers hold; nothing moves.
+
+        **Arguments:**
+
+        - `x`: the shapes and dtypes of the blocks, by world rank, of all workers in the layers' partitions.
+        - `params`: those of their parameters. Default: as `param_specs` says, in the dtype of each layer's input.
+
+        **Returns:** the plan: `outputs` is what all workers hold in the end, `plans` has the plan of each layer.
+
+        **Raises:** `PlanError` where x or a parameter does not fit.
+
+        >>> import jax, numpy, distdl_jax as dj
+        >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+        >>> network = Sequential(Repartition(P, P), jax.nn.relu)
+        >>> network.plan({0: dj.ShapeDtype((4, 3), numpy.dtype("float32"))}).outputs
+        {0: float32[4, 3]}
+        """
+        plans: list[Plan] = []
+        for place, layer in enumerate(self._layers):
+            its_params = None if params is None else {worker: params[worker][place] for worker in params}
+            plans.append(layer.plan(x, its_params) if isinstance(layer, Layer) else FunctionPlan(layer, x))
+            x = plans[-1].after(x)
+        return SequentialPlan(tuple(plans), x)
 
     def __call__(self, params: Params, x: Array) -> Array:
         """The output of the last layer, from this worker's blocks of the parameters and of the input.

@@ -160,6 +160,40 @@ def test_a_sequential_network() -> None:
 
 
 @pytest.mark.world(4)
+def test_the_plan_of_a_network_says_what_all_workers_will_hold() -> None:
+    """Without a message; after each layer, on every worker, and in the parameters' dtype where that is given."""
+    P = dj.Partition()
+    network, (_, x) = network_on(P), images(P)
+    for dtype in ("float64", "float16"):
+        params = network.init(jax.random.key(0), dtype)
+        told = P.allgather_data((jax.tree.map(shape_dtype, params), shape_dtype(x)))
+        of_params, of_x = ({worker: each[k] for worker, each in enumerate(told)} for k in (0, 1))
+        plan = network.plan(of_x, of_params)
+        held = P.allgather_data(shape_dtype(network(params, x)))
+        assert [plan.output(worker) for worker in range(4)] == held == [plan.outputs[worker] for worker in range(4)]
+        for place in range(1, len(network)):
+            part = network[:place].plan(of_x, {worker: its[:place] for worker, its in of_params.items()})
+            assert P.allgather_data(shape_dtype(network[:place](params[:place], x))) == list(part.outputs.values())
+    assert network.plan(of_x).outputs == network.plan(of_x, {w: told[w][0] for w in of_x}).outputs
+
+
+def shape_dtype(x: jax.Array) -> dj.ShapeDtype:
+    return dj.ShapeDtype(x.shape, np.dtype(x.dtype))
+
+
+def test_the_plan_of_a_network_is_the_same_on_every_worker() -> None:
+    """Made by each of four workers in one process; it depends on no worker's own place."""
+    x = {worker: dj.ShapeDtype((5, 1, 8, 8) if worker == 0 else (5, 0), np.dtype("float32")) for worker in range(4)}
+    plans = [network_on(partition_of(worker, 4)).plan(x) for worker in range(4)]
+    assert all(plan.outputs == plans[0].outputs for plan in plans)
+    assert plans[0].outputs[3] == dj.ShapeDtype((5, 3), np.dtype("float32"))
+    wrong = x | {0: dj.ShapeDtype((5, 2, 8, 8), np.dtype("float32"))}
+    for worker in range(4):
+        with pytest.raises(dj.PlanError, match="channels"):
+            network_on(partition_of(worker, 4)).plan(wrong)
+
+
+@pytest.mark.world(4)
 def test_a_network_is_an_argument_of_dj_jit() -> None:
     """Layers and partitions pass through dj.jit, jax.grad and vmap as what they are."""
     P = dj.Partition()
