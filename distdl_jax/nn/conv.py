@@ -14,8 +14,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
-from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.local.conv import LocalConvolution
 from distdl_jax.nn.parameters import (
     Params,

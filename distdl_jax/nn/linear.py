@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.nn.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.parameters import (
     ParameterPartitions,
     Params,

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.nn.initialization import UniformFanIn, _row_major_numbers, initialize_block
+from distdl_jax.initialization import UniformFanIn, _row_major_numbers, initialize_block
 from distdl_jax.plans.decomposition import balanced_ranges
 
 pytestmark = pytest.mark.world(1)
