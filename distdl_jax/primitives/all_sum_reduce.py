@@ -97,7 +97,7 @@ def all_sum_reduce(
     **Arguments:**
 
     - `x`: this worker's subtensor: any shape and dtype, the same within a team. Half precisions are summed in
-      float32 and rounded once; the sum of truth values is their "or". Zero-volume outside P_x.
+      float32 and rounded once; the sum of booleans is their "or". Zero-volume outside P_x.
     - `P_x`: the partition.
     - `axes_reduce`, `axes_keep`: dimensions to sum along, or to keep; exactly one of the two.
 

@@ -288,7 +288,7 @@ def sum_reduce(
 
     - `x`: this worker's subtensor where it is in P_x, of the same shape and dtype as all that it is summed with;
       elsewhere a zero-volume array, floating or complex exactly if the data is. Half precisions are summed in
-      float32 and rounded once; the sum of truth values is their "or".
+      float32 and rounded once; the sum of booleans is their "or".
     - `P_x`, `P_y`: the partitions that the terms are on and the sums go to. A worker of P_y need not be a source.
     - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.

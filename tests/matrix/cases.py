@@ -55,7 +55,7 @@ class Case:
     - `operator`: from the partition of the whole world to the library's operator, a function of this worker's input.
     - `dense`: from all workers' inputs to all workers' outputs, in numpy. Linear, up to a constant.
     - `plan`: from that partition and what all workers hold, by world rank (as `shapes`), to the library's plan.
-    - `any_dtype`: whether integers and truth values move too.
+    - `any_dtype`: whether integers and booleans move too.
     - `silent`: whether it has to do without any message; so does everything on one worker.
     """
 

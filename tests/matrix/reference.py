@@ -135,7 +135,7 @@ def on_teams(blocks: Blocks, P_x: Grid, axes: Sequence[int], team_result: Callab
 
 
 def total(terms: Iterable[Any]) -> Any:
-    """The sum; of truth values, their "or"."""
+    """The sum; of booleans, their "or"."""
     return reduce(np.add, terms)
 
 
