@@ -21,8 +21,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mpi4jax
 import numpy as np
+from distdl_jax.compat import import_mpi4jax
 from distdl_jax.primitives.tie import tie
 from jax import Array, lax
 from mpi4py import MPI
@@ -114,7 +114,7 @@ def in_one_program(
 
     def step(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Array]]:
         done = [
-            mpi4jax.sendrecv(y, tie(jnp.zeros(0), y), source=MPI.PROC_NULL, dest=MPI.PROC_NULL, comm=_comm)
+            import_mpi4jax().sendrecv(y, tie(jnp.zeros(0), y), source=MPI.PROC_NULL, dest=MPI.PROC_NULL, comm=_comm)
             for y in jax.tree.leaves(function(*args))
         ]
         return jax.tree.map(lambda x: tie(x, *done), args), done
