@@ -82,11 +82,11 @@ class Sequential(Static):
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-    >>> network = Sequential(DistributedLinear(P, P, P, 3, 4), jax.nn.relu, DistributedLinear(P, P, P, 4, 2))
+    >>> linear = dj.nn.DistributedLinear
+    >>> network = Sequential(linear(P, P, P, 3, 4), jax.nn.relu, linear(P, P, P, 4, 2))
     >>> params = network.init(jax.random.key(0))
     >>> network(params, jax.numpy.ones((5, 3))).shape
     (5, 2)
-    >>> print(network)
     """
 
     __slots__ = ("_layers",)
@@ -131,7 +131,7 @@ class Sequential(Static):
 
         >>> import jax, numpy, distdl_jax as dj
         >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-        >>> network = Sequential(Repartition(P, P), jax.nn.relu)
+        >>> network = Sequential(dj.nn.Repartition(P, P), jax.nn.relu)
         >>> network.plan({0: dj.ShapeDtype((4, 3), numpy.dtype("float32"))}).outputs
         {0: float32[4, 3]}
         """

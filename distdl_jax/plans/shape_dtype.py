@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -20,7 +21,8 @@ def shape_text(shape: tuple[int, ...]) -> str:
 class ShapeDtype(NamedTuple):
     """The shape and dtype of one worker's subtensor.
 
-    >>> ShapeDtype((2, 3), np.dtype("float32"))
+    >>> import numpy
+    >>> ShapeDtype((2, 3), numpy.dtype("float32"))
     float32[2, 3]
     """
 
