@@ -98,7 +98,8 @@ class CheckedFunction:
         def compared(*args: Any, **kwargs: Any) -> Any:
             if _enclosing.compared:
                 return fun(*args, **kwargs)
-            worker_status().tracing = True
+            # Lowered, or inside a plain jax.jit, it is traced outside any call; what others do says nothing then.
+            worker_status().tracing = worker_status().in_call
             try:
                 with _unchecked():
                     traced = self._inner.trace(*args, **kwargs)
