@@ -97,7 +97,7 @@ def test_the_page_has_the_table():
 
 
 def test_no_other_file_reads_the_environment():
-    """But for what others set: the launcher's names, and glibc's."""
+    """But for what others set: the launcher's names, glibc's, and NPROC, the size of XLA's thread pool."""
     found = {
         (str(path.relative_to(ROOT)), line.strip())
         for path in (ROOT / "distdl_jax").rglob("*.py")
@@ -105,7 +105,8 @@ def test_no_other_file_reads_the_environment():
         if "environ" in line and path.name != "settings.py"
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
-    assert {path for path, _ in found} <= {"distdl_jax/backends/mpi/launch_checks.py", "distdl_jax/huge_pages.py"}
+    readers = ("backends/mpi/launch_checks.py", "huge_pages.py", "compat.py", "backends/inprocess/devices.py")
+    assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 
 @pytest.mark.parametrize("fast", [True, False])
