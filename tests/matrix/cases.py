@@ -7,7 +7,7 @@ worker builds it, and the reference on all workers' blocks. An operator of a new
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,31 +19,9 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan
 from matrix import reference
 from matrix.painting import is_shape, painted
+from matrix.partitions import On, Shape, blocks, held, on
 
-Shape = tuple[int, ...]
 Operator = Callable[[Any], Any]
-
-
-class On(NamedTuple):
-    """A partition: its shape, and the world ranks of its workers in order."""
-
-    shape: Shape
-    ranks: tuple[int, ...]
-
-    @property
-    def grid(self) -> np.ndarray:
-        return np.reshape(self.ranks, self.shape)
-
-    def partition(self, world: dj.Partition) -> dj.CartesianPartition:
-        return world.create_partition_inclusive(self.ranks).create_cartesian_topology_partition(self.shape)
-
-    def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape))}@{','.join(map(str, self.ranks))}"
-
-
-def on(*shape: int, ranks: Sequence[int] | None = None) -> On:
-    """A partition of `shape`; by default of the first workers of the world."""
-    return On(shape, tuple(range(prod(shape)) if ranks is None else ranks))
 
 
 @dataclass(frozen=True)
@@ -75,24 +53,6 @@ class Case:
     def kind(self) -> str:
         """Which operator it is, whatever the partitions."""
         return self.name.split(" ", 1)[0]
-
-
-def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape = (0,)) -> tuple[Shape, ...]:
-    """The shape of each worker's block: per dimension a length, cut evenly, or the lengths of the blocks."""
-    lines = [
-        [len(part) for part in np.array_split(np.arange(n), p)] if isinstance(n, int) else list(n)
-        for n, p in zip(sizes, P.shape, strict=True)
-    ]
-    held = {
-        worker: tuple(line[i] for line, i in zip(lines, index, strict=True)) for index, worker in np.ndenumerate(P.grid)
-    }
-    return tuple(held.get(worker, elsewhere) for worker in range(world))
-
-
-def held(P: On, shapes: Shape | Mapping[int, Shape], world: int) -> tuple[Shape, ...]:
-    """The shape of each worker's block, where it is the same for all of P, or given by worker."""
-    given = shapes if isinstance(shapes, Mapping) else dict.fromkeys(P.ranks, shapes)
-    return tuple(given[worker] if worker in P.ranks else (0,) for worker in range(world))
 
 
 def broadcast(
