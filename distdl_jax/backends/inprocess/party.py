@@ -21,6 +21,7 @@ class Party:
     - `given`, `result`: what it brings, and what it takes away.
     - `done`: how many operations it has completed.
     - `ended`: whether its program has ended.
+    - `gave_up`: whether its operation was ended before it was complete.
     - `raised`: what it was last made to raise here.
     - `thread`: the one that runs its program; `status`: what that does.
     """
@@ -33,7 +34,7 @@ class Party:
         self.result: Any = None
         self.sends = self.receives = self.meets = self.listens = False
         self.done = self.failures_seen = 0
-        self.ended = False
+        self.ended = self.gave_up = False
         self.thread = 0
         self.raised: BaseException | None = None
         self.status = WorkerStatus(rank, size)
@@ -45,7 +46,7 @@ class Party:
 
     def begin(self, operation: Operation, given: Any) -> None:
         """Come to an operation."""
-        self.operation, self.given, self.result = operation, given, None
+        self.operation, self.given, self.result, self.gave_up = operation, given, None, False
         self.sends, self.receives = operation.dest is not None, operation.source is not None
         self.meets = not operation.is_message
 
@@ -59,6 +60,12 @@ class Party:
         """Let it go, whatever it waits for."""
         self.sends = self.receives = self.meets = self.listens = False
         self.wake.notify()
+
+    def give_up(self) -> None:
+        """End its wait, where it waits; an operation that is complete stays so."""
+        if self.waits:
+            self.gave_up = True
+            self.release()
 
     def is_at(self, team: Workers) -> bool:
         """Whether it waits in a collective of this team."""

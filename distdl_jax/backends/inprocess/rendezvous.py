@@ -64,7 +64,8 @@ class Rendezvous:
                     self._fail(standstill_text(stuck))
                 while me.waits:
                     me.wake.wait()
-                self._raise_if_failed(me)
+                if me.gave_up:
+                    self._raise_if_failed(me)
                 return me.end()
             finally:
                 me.operation = None
@@ -91,13 +92,13 @@ class Rendezvous:
         with self._lock:
             self._stopped = self._stopped or reason
             for party in self.parties:
-                party.release()
+                party.give_up()
 
     def _fail(self, text: str) -> None:
         self._failures += 1
         self._failure = text
         for party in self.parties:
-            party.release()
+            party.give_up()
 
     def _raise_if_failed(self, me: Party) -> None:
         if self._stopped:
