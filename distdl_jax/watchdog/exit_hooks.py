@@ -1,20 +1,22 @@
-"""What ends one worker ends the job: exceptions, exits with an error, signals. The others would wait for ever.
+"""What ends one worker ends the job: exceptions, exits, signals. The others would wait for ever.
 
-Each hook may be installed again: it sees that it is there.
+Each hook may be installed again: it sees that it is there. They belong to the process that installed them: one that
+it forks (a loader's worker, say) inherits them, and must neither end the job nor be kept from ending itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from distdl_jax.watchdog.abort import end_the_job
+from distdl_jax.watchdog.abort import end_the_job, is_forked
 from distdl_jax.watchdog.main_thread import main_stack, stack_text, user_frames
 from distdl_jax.watchdog.status import worker_status
 
@@ -28,9 +30,13 @@ def end_the_job_on_uncaught_exceptions() -> None:
         return
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text, status = "", worker_status()
+        if is_forked():
+            previous(kind, error, trace)
+            return
+        text = ""
         try:
             if previous is sys.__excepthook__:
+                status = worker_status()
                 text = f"Worker {status.rank} of {status.size} raised; the job ends.\n"
                 text += "".join(traceback.format_exception(kind, error, trace))
             else:
@@ -42,24 +48,45 @@ def end_the_job_on_uncaught_exceptions() -> None:
     sys.excepthook = end_job
 
 
-def record_exit_status() -> None:
-    """`sys.exit`: record the status that it is given, which Python keeps to itself.
+class _Ticket:
+    """Goes with the `SystemExit` of a `sys.exit`. That dies with no Python around it only where it ends the process;
+    one that is caught dies in the frames of those who caught it, and says nothing."""
 
-    It alone ends nothing (the exit may be caught, or all workers may exit alike): it counts once others wait.
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None and not is_forked():
+            worker_status().exit_status = self._status
+
+
+def record_exit_status() -> None:
+    """`sys.exit`: record the status that it ends the process with, which Python keeps to itself.
+
+    It alone ends nothing (all workers may exit alike): it counts once others wait.
     """
-    leave = sys.exit
-    if getattr(leave, "records_the_status", False):
+    if getattr(sys.exit, "records_the_status", False):
         return
 
     def exit(status: Any = None, /) -> NoReturn:
-        worker_status().exit_status = status if isinstance(status, int) else int(status is not None)
-        leave(status)
+        leaving = SystemExit(status)
+        leaving._ticket = _Ticket(exit_status(leaving.code))  # type: ignore[attr-defined]
+        try:
+            raise leaving
+        finally:
+            del leaving  # its traceback holds this frame, and would keep it alive
 
     exit.records_the_status = True  # type: ignore[attr-defined]
     sys.exit = exit
 
 
-_signals: list[int] = []
+def exit_status(code: object) -> int:
+    """The exit status that Python makes of what `SystemExit` was given."""
+    return code if isinstance(code, int) else int(code is not None)
+
+
+_wakeup: list[tuple[int, int]] = []
+"""The two ends of the pipe that signals come through."""
 
 
 def end_the_job_on_sigterm() -> None:
@@ -75,20 +102,62 @@ def end_the_job_on_sigterm() -> None:
     os.set_blocking(writing, False)
     if (other := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) != -1:
         signal.set_wakeup_fd(other)
+        os.close(reading)
+        os.close(writing)
         return
-    signal.signal(signal.SIGTERM, lambda number, frame: _stop(number))
-    _signals.append(reading)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    if not _wakeup:
+        # A signal that comes between the fork and `_step_back` waits: the child would write into the parent's pipe.
+        os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_step_back)
+    _wakeup.append((reading, writing))
 
 
 def handle_pending_signals() -> None:
     """End the job if this worker was told to stop; called from the watchdog's thread."""
-    for reading in _signals:
+    for reading, _ in _wakeup:
         try:
             numbers = os.read(reading, 64)
-        except BlockingIOError:
+        except OSError:  # nothing there, or closed
             continue
-        if signal.SIGTERM in numbers:
+        # A handler that the program has installed since gets the signal; it may write a checkpoint.
+        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _on_sigterm:
             _stop(signal.SIGTERM)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    if is_forked():
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    _stop(number)
+
+
+_masks: dict[int, set[int]] = {}
+"""The signals that each thread that forks had blocked before."""
+
+
+def _hold_back() -> None:
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    _masks[threading.get_ident()] = {int(number) for number in blocked}
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop(threading.get_ident(), set()))
+
+
+def _step_back() -> None:
+    """In a forked process: SIGTERM is as it was, and the pipe is the parent's."""
+    with contextlib.suppress(ValueError):  # forked by a thread that isn't the main one
+        if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if (known := signal.set_wakeup_fd(-1)) not in [writing for _, writing in _wakeup]:
+            signal.set_wakeup_fd(known)
+    for ends in _wakeup:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                os.close(end)
+    _wakeup.clear()
+    _let_through()
 
 
 def _stop(number: int) -> None:

@@ -47,7 +47,7 @@ class WorkerStatus:
     - `waiting`: the agreement that it is in; None outside.
     - `calls`: the last calls of checked functions that it has begun, as number and name.
     - `in_call`, `tracing`: whether it is in such a call now, and whether it traces it.
-    - `exit_status`: what `sys.exit` was last called with; 0 before.
+    - `exit_status`: what the process ends with, once it does so by `sys.exit`; 0 before.
     """
 
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:

@@ -10,7 +10,7 @@ from time import monotonic
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.watchdog.abort import end_the_job, mpi_has_ended, mpi_lock
+from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock
 from distdl_jax.watchdog.exit_hooks import handle_pending_signals
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sampler
@@ -71,7 +71,7 @@ class WatchdogThread:
             )
 
     def _leave(self, status: WorkerStatus) -> None:
-        if mpi_has_ended():
+        if is_forked() or mpi_has_ended():
             return
         try:
             jax.effects_barrier()  # what is still under way may need the others

@@ -1,0 +1,56 @@
+"""Nothing is wrong: workers fork processes that end in many ways, catch exits, and have a SIGTERM handler of their own.
+
+workers: 2
+status: 0
+says: worker 0 is done: [0, 1, 4]
+says: worker 1 is done: [0, 1, 4]
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+
+from parts import P_all, dj, jnp, rank
+
+from distdl_jax.functional import all_sum_reduce
+
+warnings.filterwarnings("ignore", "os.fork")  # JAX's: its threads are not forked along
+total = dj.jit(lambda x: all_sum_reduce(x, P_all, axes_keep=()))
+fork = multiprocessing.get_context("fork")
+
+
+def square(x):
+    return x * x
+
+
+total(jnp.ones(3))
+with fork.Pool(2) as pool:  # ends its processes with SIGTERM
+    squares = pool.map(square, range(3))
+loader = fork.Process(target=time.sleep, args=(1000,), daemon=True)
+loader.start()
+loader.terminate()
+loader.join()
+assert loader.exitcode == -signal.SIGTERM, loader.exitcode
+for ends, status in ((sys.exit, 3), (square, 1)):  # the latter raises
+    other = fork.Process(target=ends, args=(3,) if status == 3 else ())
+    other.start()
+    other.join()
+    assert other.exitcode == status, other.exitcode
+
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.3)  # for the watchdog to see it too
+assert told == [signal.SIGTERM]
+with contextlib.suppress(SystemExit):
+    sys.exit(2)
+if rank == 0:
+    time.sleep(2)  # the other one waits meanwhile, in a program
+total(jnp.ones(3))
+print(f"worker {rank} is done: {squares}")
+if rank == 0:
+    time.sleep(2)
