@@ -10,7 +10,7 @@ from distdl_jax.process import prepare_process
 prepare_process()
 
 from distdl_jax import functional, nn
-from distdl_jax.autodiff import value_and_grad
+from distdl_jax.autodiff import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.jit import check, jit
@@ -31,6 +31,7 @@ __all__ = [
     "check",
     "functional",
     "gather",
+    "grad",
     "jit",
     "nn",
     "scatter",

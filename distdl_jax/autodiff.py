@@ -64,6 +64,39 @@ def value_and_grad(
     return value_and_gradient
 
 
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.grad` of the sum over workers of what `fun` returns: `value_and_grad` without the value.
+
+    As in `jax.grad`, what is differentiated is f_0 + ... + f_{P-1}; here the scalar may be a constant on some workers,
+    and need not use every output there. The value is not summed, so no message is sent but those of `fun` and their
+    adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
+
+    **Arguments:** those of `value_and_grad`. `partition`, the workers that the value would be summed over, does not
+    change the gradient.
+
+    **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
+
+    **Raises:** what `fun` and `jax.grad` raise.
+
+    >>> import jax.numpy as jnp
+    >>> grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0)).tolist()
+    [0.0, 2.0, 4.0]
+
+    Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
+    """
+    gradient: Callable[..., Any] = wraps(fun)(
+        jax.grad(depending_on_movements(fun, has_aux), argnums, has_aux, **options)
+    )
+    return gradient
+
+
 def _sum(value: jax.Array, workers: Partition) -> jax.Array:
     """The sum of the workers' values, in the dtype of those that are not Python's numbers."""
     if workers.size > 1 and workers.active:

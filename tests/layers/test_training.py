@@ -105,6 +105,8 @@ def test_value_is_the_sum_over_all_workers_on_every_worker(world_size):
         assert (got, got.shape, got.dtype) == (value, (), a.dtype)
         np.testing.assert_allclose(gradient, d_a)
 
+        np.testing.assert_allclose(transform(dj.grad(share, 1))(a, b), d_b)
+
         got, gradients = transform(dj.value_and_grad(share, argnums=(1, 0)))(a, b)
         assert got == value and isinstance(gradients, tuple)
         jax.tree.map(np.testing.assert_allclose, gradients, (d_b, d_a))
@@ -143,3 +145,10 @@ def test_one_worker_with_the_whole_loss():
     np.testing.assert_allclose(d_params["bias"], block(2 * y.sum(0), layer.param_specs()["bias"].partition))
     np.testing.assert_allclose(d_params["weight"], block(2 * y.T @ np.arange(6.0).reshape(2, 3), layer.P_W))
     np.testing.assert_allclose(d_x, block(2 * y @ weight, layer.P_x))
+
+    def squares(params, x):
+        return jnp.sum(layer(params, x) ** 2) if there.active else 0.0, x
+
+    (_, same), aux = dj.grad(squares, (0, 1), has_aux=True)(params, x)
+    np.testing.assert_array_equal(same, d_x)
+    np.testing.assert_array_equal(aux, x)
