@@ -147,7 +147,8 @@ def test_one_worker_with_the_whole_loss():
     np.testing.assert_allclose(d_x, block(2 * y @ weight, layer.P_x))
 
     def squares(params, x):
-        return jnp.sum(layer(params, x) ** 2) if there.active else 0.0, x
+        y = layer(params, x)
+        return jnp.sum(y**2) if there.active else 0.0, x
 
     (_, same), aux = dj.grad(squares, (0, 1), has_aux=True)(params, x)
     np.testing.assert_array_equal(same, d_x)
