@@ -13,10 +13,12 @@ from distdl_jax import functional, nn
 from distdl_jax.autodiff import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
+from distdl_jax.gathering import gather, scatter
 from distdl_jax.jit import check, jit
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tensors import TensorSpec, gather, scatter, zero_volume_tensor
+from distdl_jax.primitives.replicated import replicated
+from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 
 __all__ = [
     "CartesianPartition",
@@ -34,6 +36,7 @@ __all__ = [
     "grad",
     "jit",
     "nn",
+    "replicated",
     "scatter",
     "simulate",
     "value_and_grad",

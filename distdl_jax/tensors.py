@@ -1,37 +1,49 @@
-"""Global tensors and the local blocks that stand for them: specs, gather and scatter of whole pytrees."""
+"""Global tensors and the local blocks that stand for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.partition import Partition
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.plans.broadcasting import checked_axes
 from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, checked_integers, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.primitives import repartition
-from distdl_jax.primitives.handshake import handshake
 
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
     """What a distributed tensor is as a whole.
 
-    - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}.
-    - `partition`: a partition of D dimensions; its workers hold the balanced blocks, all others zero-volume arrays.
+    - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}; `()` for a scalar.
+    - `partition`: its workers hold the balanced blocks, all others zero-volume arrays.
+    - `replicated`: the dimensions of the partition along which workers hold copies of one block; the others, D of
+      them, cut the tensor. True for all dimensions: every worker of the partition holds the whole tensor. Default:
+      none, so that there are no copies.
+
+    A scalar is on one worker, or replicated.
+
+    **Raises:** `InvalidArgumentError` where the dimensions don't fit.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> TensorSpec((6,), P, replicated=(0,)).local_shape, TensorSpec((6, 5, 4), P, replicated=True).local_shape
+    ((6,), (6, 5, 4))
     """
 
     global_shape: tuple[int, ...]
     partition: Partition
+    replicated: tuple[int, ...]
 
-    def __init__(self, global_shape: Sequence[int], partition: Partition) -> None:
+    def __init__(
+        self, global_shape: Sequence[int], partition: Partition, replicated: bool | int | Sequence[int] = False
+    ) -> None:
         if not isinstance(partition, Partition):
             raise InvalidTypeError(f"`partition` (={partition!r}) must be a partition.")
         if partition.size == 0:
@@ -39,106 +51,64 @@ class TensorSpec:
         shape = checked_integers("global_shape", global_shape)
         if any(n < 0 for n in shape):
             raise InvalidArgumentError(f"`global_shape` (={shape}) must not hold negative lengths.")
-        if len(shape) != partition.dim:
+        on_one = not shape and partition.size == 1
+        axes = _replicated_axes(partition, True if on_one else replicated)
+        everywhere = bool(axes) and len(axes) == partition.dim
+        if not everywhere and len(shape) != partition.dim - len(axes):
             raise InvalidArgumentError(
                 f"`global_shape` (={shape}) must have as many dimensions as `partition` "
-                f"({shape_text(partition.shape)})."
+                f"({shape_text(partition.shape)})" + (f" besides the replicated ones, {axes}." if axes else ".")
             )
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(global_shape=shape, partition=partition)
+        vars(self).update(global_shape=shape, partition=partition, replicated=axes)
 
     @property
     def box(self) -> Box | None:
         """The ranges of the whole tensor that this worker's block covers; None where it holds none."""
-        rank = self.partition.rank
-        if rank is None:
-            return None
-        index = self.partition.index if isinstance(self.partition.index, tuple) else (rank,)
-        return balanced_box(self.global_shape, self.partition.shape, index)
+        return None if self.partition.rank is None else self._box(self.partition.rank)
 
     @cached_property
     def block_shapes(self) -> dict[int, tuple[int, ...]]:
         """The shape of the block of each worker of the partition, by world rank."""
-        P = self.partition
-        boxes = (balanced_box(self.global_shape, P.shape, index_of(rank, P.shape)) for rank in range(P.size))
-        return {worker: box_shape(box) for worker, box in zip(P.ranks, boxes, strict=True)}
+        return {worker: box_shape(self._box(rank)) for rank, worker in enumerate(self.partition.ranks)}
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of this worker's block; `(0,)` where it holds none."""
         return (0,) if self.box is None else box_shape(self.box)
 
+    @cached_property
+    def first_copies(self) -> CartesianPartition:
+        """The workers that hold the first copy of each block, on a grid with the tensor's dimensions."""
+        P = self.partition
+        ranks = [rank for rank in range(P.size) if not any(index_of(rank, P.shape)[d] for d in self.replicated)]
+        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(self._grid)
 
-def gather(tree: Any, specs: Any, root: int = 0) -> Any:
-    """Bring the blocks of every leaf together on one worker.
+    @property
+    def counts(self) -> bool:
+        """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
+        return self.first_copies.active
 
-    **Arguments:**
+    @cached_property
+    def _grid(self) -> tuple[int, ...]:
+        """The number of blocks in each dimension of the tensor."""
+        kept = tuple(p for d, p in enumerate(self.partition.shape) if d not in self.replicated)
+        return kept or (1,) * len(self.global_shape)
 
-    - `tree`: this worker's pytree of blocks: parameters, gradients, activations.
-    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`).
-    - `root`: the rank in the world of the worker that gets the whole tensors.
+    def _box(self, rank: int) -> Box:
+        index = index_of(rank, self.partition.shape)
+        kept = tuple(i for d, i in enumerate(index) if d not in self.replicated)
+        return balanced_box(self.global_shape, self._grid, kept or (0,) * len(self.global_shape))
 
-    **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere.
-    Collective over the workers of all partitions in `specs` and the root. Differentiable; works inside jit.
-
-    **Raises:** `PlanError`, on every worker that takes part, where a leaf does not have the shape that its spec says.
-    """
-
-    def whole(x: jax.Array, spec: TensorSpec) -> jax.Array:
-        on_root = _on_root(spec, root)
-        _check_leaf(x, spec.local_shape, spec, spec.partition, on_root)
-        return repartition(x, spec.partition, on_root, preserve_batch=False)
-
-    return jax.tree.map(whole, tree, specs)
-
-
-def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
-    """Cut the global tensors that one worker has into the blocks that each worker is to hold.
-
-    The inverse of `gather`. **Arguments:**
-
-    - `tree`: a pytree of global tensors on the root, of zero-volume arrays of the same kinds elsewhere.
-    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf.
-    - `root`: the rank in the world of the worker that has the whole tensors.
-
-    **Returns:** this worker's pytree of blocks, zero-volume where it holds none.
-
-    **Raises:** `PlanError`, on every worker that takes part, where a leaf on the root does not have the shape that
-    its spec says.
-    """
-
-    def cut(x: jax.Array, spec: TensorSpec) -> jax.Array:
-        on_root = _on_root(spec, root)
-        _check_leaf(x, spec.global_shape, spec, on_root, spec.partition)
-        return repartition(x, on_root, spec.partition, preserve_batch=False)
-
-    return jax.tree.map(cut, tree, specs)
+    def __repr__(self) -> str:
+        copies = f", replicated={self.replicated}" if self.replicated else ""
+        return f"TensorSpec({self.global_shape}, {self.partition!r}{copies})"
 
 
-def _check_leaf(
-    x: jax.Array, expected: tuple[int, ...], spec: TensorSpec, holders: Partition, receivers: Partition
-) -> None:
-    """Refuse, on all workers that take part, a leaf that has another shape than its spec says."""
-
-    def check() -> None:
-        if holders.active and jnp.shape(x) != expected:
-            raise PlanError(
-                f"A leaf of `tree` has shape {jnp.shape(x)}, but its spec ({shape_text(spec.global_shape)} on "
-                f"{shape_text(spec.partition.shape)} workers) says {expected} on this worker."
-            )
-
-    team = holders.create_partition_union(receivers)
-    if team.active:
-        purpose = f"the move of a leaf from {holders.describe()} to {receivers.describe()}"
-        handshake(team.world, tuple(sorted(team.ranks)), purpose, check)
-
-
-def _on_root(spec: TensorSpec, root: int) -> Partition:
-    world = spec.partition.world
-    if not 0 <= root < world.size:
-        raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
-    one = Partition.of_workers(world, (root,))
-    return one.create_cartesian_topology_partition((1,) * len(spec.global_shape))
+def _replicated_axes(partition: Partition, replicated: bool | int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(replicated, bool):
+        return tuple(range(partition.dim)) if replicated else ()
+    return checked_axes("replicated", replicated, partition.shape)
 
 
 def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike = float) -> Array:

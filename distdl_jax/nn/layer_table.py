@@ -11,7 +11,6 @@ import numpy as np
 
 from distdl_jax.nn.layer import Layer
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import balanced_box, box_shape, index_of
 from distdl_jax.tensors import TensorSpec
 
 _TITLES = ("", "layer", "partitions", "parameters", "bytes per worker")
@@ -73,10 +72,8 @@ def _partitions_of(layer: Callable[..., Any]) -> dict[str, Partition]:
 def _amounts(specs: Sequence[TensorSpec], workers: Sequence[int], dtype: np.dtype) -> tuple[str, str]:
     held = dict.fromkeys(workers, 0)
     for spec in specs:
-        for rank, worker in enumerate(spec.partition.ranks):
-            index = index_of(rank, spec.partition.shape)
-            size = math.prod(box_shape(balanced_box(spec.global_shape, spec.partition.shape, index)))
-            held[worker] = held.get(worker, 0) + size * dtype.itemsize
+        for worker, shape in spec.block_shapes.items():
+            held[worker] = held.get(worker, 0) + math.prod(shape) * dtype.itemsize
     least, most = min(held.values(), default=0), max(held.values(), default=0)
     shown = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     return f"{sum(math.prod(spec.global_shape) for spec in specs):,}", shown

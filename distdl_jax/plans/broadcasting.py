@@ -152,7 +152,14 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
             f"Exactly one of `axes_reduce` (={axes_reduce!r}) and `axes_keep` (={axes_keep!r}) must be given: the "
             "dimensions of the partition to sum along, or the ones to keep."
         )
-    name, axes = ("axes_reduce", axes_reduce) if axes_keep is None else ("axes_keep", axes_keep)
+    if axes_keep is None:
+        return checked_axes("axes_reduce", axes_reduce, shape)
+    kept = checked_axes("axes_keep", axes_keep, shape)
+    return tuple(axis for axis in range(len(shape)) if axis not in kept)
+
+
+def checked_axes(name: str, axes: object, shape: Shape) -> tuple[int, ...]:
+    """The argument `name`, dimensions of a partition of `shape`, ascending; negative ones count from the end."""
     axes = checked_integers(name, axes, or_one=True)
     wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
     if wrong:
@@ -163,8 +170,6 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
     positive = [axis % len(shape) for axis in axes]
     if len(set(positive)) < len(positive):
         raise InvalidArgumentError(f"`{name}` (={axes}) names a dimension twice; name each at most once.")
-    if name == "axes_keep":
-        return tuple(axis for axis in range(len(shape)) if axis not in positive)
     return tuple(sorted(positive))
 
 

@@ -72,14 +72,20 @@ def plan_all_sum_reduce(
     axes_keep: int | Sequence[int] | None = None,
 ) -> AllSumPlan:
     """The plan of `all_sum_reduce`, from what the workers of P_x hold, or those of some of its teams; it is theirs."""
-    axes = reduction_axes(P_x.shape, axes_reduce, axes_keep)
-    teams: list[Workers] = []
-    planned: set[int] = set()
+    teams = teams_of(P_x, reduction_axes(P_x.shape, axes_reduce, axes_keep), shape_dtypes)
+    return AllSumPlan(
+        teams, {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
+    )
+
+
+def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple[Workers, ...]:
+    """The teams along `axes`, by world rank, that have a worker of which it is known what it holds."""
+    teams: dict[int, Workers] = {}
     for rank, worker in enumerate(P_x.ranks):
-        if worker in shape_dtypes and worker not in planned:
-            teams.append(tuple(P_x.ranks[place] for place in reduction_team(P_x.shape, axes, rank)))
-            planned.update(teams[-1])
-    return AllSumPlan(tuple(teams), {worker: shape_dtypes[worker] for worker in sorted(planned)})
+        if worker in known and worker not in teams:
+            team = tuple(P_x.ranks[place] for place in reduction_team(P_x.shape, axes, rank))
+            teams |= dict.fromkeys(team, team)
+    return tuple(dict.fromkeys(teams.values()))
 
 
 def all_sum_reduce(

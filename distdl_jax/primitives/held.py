@@ -20,12 +20,12 @@ def is_differentiable(dtype: np.dtype) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype]) -> ShapeDtype:
+def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
     """What all of `shape_dtypes` (by world rank) are; an error that lists them where they differ."""
     found = set(shape_dtypes.values())
     if len(found) > 1:
         listed = ", ".join(f"{held} on worker {worker}" for worker, held in sorted(shape_dtypes.items()))
-        raise PlanError(f"`{name}` must have the same shape and dtype on all workers that are summed, but is {listed}.")
+        raise PlanError(f"`{name}` must have the same shape and dtype on all workers that {who}, but is {listed}.")
     return found.pop()
 
 

@@ -37,13 +37,23 @@ def moved(cases: Sequence[Case], xs: dict[str, Any], dys: dict[str, Any] | None)
     return jax.tree.map(np.asarray, results)
 
 
-def adjoint_parts(cases: Sequence[Case], dys: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """This worker's part of every case's transposed matrix times all cotangents; each worker works out some for all."""
+def adjoint_parts(
+    cases: Sequence[Case], xs: Mapping[str, tuple[Any, ...]], dys: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """This worker's part of every case's transposed matrix times all cotangents; each worker works out some for all.
+
+    Of what is not linear: of its derivative at `xs`.
+    """
     P = dj.Partition()
     found: list[dict[str, Any]] = [{} for _ in range(P.size)]
     for case in cases[P.rank :: P.size]:
         reference, blocks = Reference((case,)), dys[case.name]
         wide = np.complex128 if np.iscomplexobj(blocks[0]) else np.float64
+        if not case.linear:
+            at, cotangents = ([np.asarray(part).astype(wide) for part in parts[case.name]] for parts in (xs, dys))
+            for parts, dx in zip(found, jax.vjp(case.dense, at)[1](cotangents)[0], strict=True):
+                parts[case.name] = np.asarray(dx)
+            continue
         dx = reference.matrix.T @ np.concatenate([np.asarray(dy).astype(wide).reshape(-1) for dy in blocks])
         for rank, parts in enumerate(found):
             parts[case.name] = reference.inputs[0].of(dx, rank)
@@ -59,7 +69,7 @@ def check_exactly(cases: Sequence[Case], dtype: Any, differentiate: bool) -> Non
     got = moved(cases, mine, mine_back if differentiate else None)
     want = {case.name: {"y": case.dense(list(xs[case.name]))[rank]} for case in cases}
     if differentiate:
-        for name, dx in adjoint_parts(cases, dys).items():
+        for name, dx in adjoint_parts(cases, xs, dys).items():
             want[name]["dx"] = dx
     compare(got, want, 0.0)
     wrong = {name for name, result in got.items() for leaf in jax.tree.leaves(result) if leaf.dtype != dtype}

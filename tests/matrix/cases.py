@@ -4,8 +4,7 @@ An entry is one call of a function below (`broadcast(...)`, ...), which puts tog
 worker builds it, and the reference on all workers' blocks. An operator of a new kind takes a `Case` of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,41 +17,11 @@ from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan
 from matrix import reference
+from matrix.case import Case as Case
+from matrix.case import Operator
 from matrix.painting import is_shape, painted
 from matrix.partitions import On, Shape, blocks, held, on
-
-Operator = Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One operator on one choice of partitions and shapes.
-
-    - `world`: the number of workers.
-    - `shapes`: for each worker the shape of its input, or a dictionary of shapes.
-    - `operator`: from the partition of the whole world to the library's operator, a function of this worker's input.
-    - `dense`: from all workers' inputs to all workers' outputs, in numpy. Linear, up to a constant.
-    - `plan`: from that partition and what all workers hold, by world rank (as `shapes`), to the library's plan.
-    - `any_dtype`: whether integers and booleans move too.
-    - `silent`: whether it has to do without any message; so does everything on one worker.
-    """
-
-    name: str
-    world: int
-    shapes: tuple[Any, ...]
-    operator: Callable[[dj.Partition], Operator]
-    dense: Callable[[list[Any]], list[Any]]
-    plan: Callable[[dj.Partition, dict[int, Any]], Plan]
-    any_dtype: bool = True
-    silent: bool = False
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def kind(self) -> str:
-        """Which operator it is, whatever the partitions."""
-        return self.name.split(" ", 1)[0]
+from matrix.team_cases import gather, replicated, scatter
 
 
 def broadcast(
@@ -292,6 +261,12 @@ PRIMITIVES = (
     sum_reduce(on(2, 2), on(2, 2), _BLOCK, silent=True),
     all_sum_reduce(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     all_sum_reduce(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
+    replicated(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    replicated(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
+    gather((3, 2), on(2, 2, 1, ranks=(3, 1, 2, 0)), (0,), 2),
+    gather((), on(3, ranks=(3, 1, 2)), (0,), 0),
+    scatter((2, 5), on(1, 2, 2, ranks=(1, 3, 0, 2)), (1,), 3),
+    scatter((2, 2), on(2, ranks=(3, 1)), (0,), 0),
     all_sum_reduce(on(2, 2), (), _BLOCK),
     repartition(on(4, 1), on(1, 4), blocks(on(4, 1), 5, 3)),
     repartition(on(2, 2, ranks=(2, 0, 3, 1)), on(3, 1, ranks=(1, 3, 0)), blocks(on(2, 2, ranks=(2, 0, 3, 1)), 4, 5)),
@@ -332,6 +307,9 @@ PRIMITIVES = (
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
+    replicated(on(3), (0,), _BLOCK, world=3),
+    gather((), on(3), (0,), 1, world=3),
+    scatter((5,), on(3, ranks=(2, 0, 1)), (), 1, world=3),
     repartition(on(3, 1), on(1, 3), blocks(on(3, 1), 4, 5, world=3)),
     repartition(on(3), on(2, ranks=(2, 0)), blocks(on(3), 2, world=3)),
     halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
@@ -342,6 +320,9 @@ PRIMITIVES = (
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
     all_sum_reduce(on(1, 1), (0, 1), {0: (2, 3)}, world=1),
+    replicated(on(1, 1), (0, 1), {0: (2, 3)}, world=1),
+    gather((2, 3), on(1, 1, 1), (0,), 0, world=1),
+    scatter((2, 3), on(1, 1, 1), (0,), 0, world=1),
     repartition(on(1, 1), on(1, 1), ((2, 3),)),
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (2, 2)),
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
@@ -357,6 +338,8 @@ PRIMITIVES = (
     broadcast(on(1, ranks=(5,)), on(12), _BLOCK, world=12),
     sum_reduce(on(2, 6), on(1, 1, ranks=(3,)), _BLOCK, world=12),
     all_sum_reduce(on(2, 3, 2), (0, 2), _BLOCK, world=12),
+    replicated(on(2, 3, 2), (0, 2), _BLOCK, world=12),
+    scatter((7,), on(2, 3, 2), (0, 2), 5, world=12),
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
     reduce_scatter(on(1, 12), (1,), held(on(1, 12), (1, 14), 12)),

@@ -1,12 +1,13 @@
 """The reference for programs: all workers' numbers in one vector, all operators in one matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from matrix.cases import Case
@@ -16,14 +17,24 @@ from matrix.transformations import Transformation
 
 @dataclass(frozen=True, eq=False)
 class DenseOperator:
-    """y = M x + constant for all workers, and `coupling`, which adds up each worker's y for each number of its x."""
+    """y = M x + constant for all workers, and `coupling`, which adds up each worker's y for each number of its x.
+
+    `others` are the operators that are not linear: where their numbers are in x and in y, and the functions.
+    """
 
     matrix: Any
     constant: Any
     coupling: Any
+    others: "tuple[tuple[_Part, _Part, Callable[[list[Any]], list[Any]]], ...]" = ()
 
     def __call__(self, x: Any) -> Any:
-        return self.matrix @ x + self.constant
+        y = self.matrix @ x + self.constant
+        for source, target, function in self.others:
+            ys = function(
+                [x[a:b].reshape(shape) for (a, b), shape in zip(pairwise(source.ends), source.shapes, strict=True)]
+            )
+            y = y.at[target.start : target.stop].set(jnp.concatenate([part.reshape(-1) for part in ys]))
+        return y
 
     def coupled(self, x: Any, y: Any) -> Any:
         return x * (1 + 0.1 * (self.coupling @ y))
@@ -39,7 +50,7 @@ class Reference:
         """By case and name of the result, what the worker `rank` should get."""
 
         def program(operator: tuple[Any, ...], x: Any, c: Any, n: Any) -> dict[str, Any]:
-            return transformation.function(DenseOperator(*operator), x, c, n)
+            return transformation.function(DenseOperator(*operator, self.others), x, c, n)
 
         xs, cs = zip(*(arguments(case, transformation) for case in self.cases), strict=True)
         vectors = (_vector(xs, len(transformation.lead)), _vector(cs))
@@ -60,6 +71,11 @@ class Reference:
         return _parts([shapes_out(case) for case in self.cases])
 
     @cached_property
+    def others(self) -> tuple[Any, ...]:
+        parts = zip(self.inputs, self.outputs, self.cases, strict=True)
+        return tuple((source, target, case.dense) for source, target, case in parts if not case.linear)
+
+    @cached_property
     def constant(self) -> np.ndarray:
         return _vector([case.dense(_zeros(case)) for case in self.cases])
 
@@ -68,6 +84,8 @@ class Reference:
         """Column by column, from unit vectors."""
         matrix = np.zeros((self.outputs[-1].stop, self.inputs[-1].stop))
         for case, source, target in zip(self.cases, self.inputs, self.outputs, strict=True):
+            if not case.linear:
+                continue
             zero = _vector([case.dense(_zeros(case))])
             for column in range(source.start, source.stop):
                 unit = np.zeros(self.inputs[-1].stop)

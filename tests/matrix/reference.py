@@ -4,11 +4,13 @@
 comes from the library: numpy's broadcasting finds the sources of a broadcast, `array_split` the balanced blocks.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
 from typing import Any
 
+import jax
 import numpy as np
 
 Blocks = list[Any]
@@ -57,9 +59,43 @@ def all_sum_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
     return on_teams(blocks, P_x, axes, lambda team: [total(blocks[w] for w in team.flat)] * team.size)
 
 
+def replicated(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
+    """Every worker keeps its copy; the gradient is summed over all copies, and so are cotangents of that."""
+
+    @jax.custom_vjp
+    def copies(blocks: Blocks) -> Blocks:
+        return blocks
+
+    copies.defvjp(lambda blocks: (copies(blocks), None), lambda _, dys: (all_sum_reduce(dys, P_x, axes),))
+    return copies(blocks)
+
+
 def repartition(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = True) -> Blocks:
     """Every worker of P_y gets its balanced block of the whole tensor."""
     return with_placeholders(blocks, P_x, cut(assembled(blocks, P_x), P_y), preserve_batch)
+
+
+def gather(blocks: Blocks, P_x: Grid, copied: Sequence[int], root: int) -> Blocks:
+    """The root gets the whole tensor, from the first copy of each block; the others are left with nothing."""
+    first = P_x[tuple(0 if d in copied else slice(None) for d in range(P_x.ndim))]
+    whole = assembled(blocks, first) if first.ndim else blocks[first[()]]
+    nothing = dict.fromkeys(P_x.flat, np.zeros(0, whole.dtype))
+    return [whole if worker == root else nothing.get(worker, x) for worker, x in enumerate(blocks)]
+
+
+def scatter(blocks: Blocks, P_y: Grid, copied: Sequence[int], root: int) -> Blocks:
+    """Every worker of P_y gets its block of the tensor that the root has, and copies of a block are the same."""
+    held = {root: np.zeros(0, blocks[root].dtype)} | cut_with_copies(blocks[root], P_y, copied)
+    return [held.get(worker, x) for worker, x in enumerate(blocks)]
+
+
+def cut_with_copies(whole: Any, grid: Grid, copied: Sequence[int]) -> dict[int, Any]:
+    """The balanced blocks, by worker, of which the workers along the dimensions `copied` have the same."""
+    held = {}
+    for index in np.ndindex(*(p if d in copied else 1 for d, p in enumerate(grid.shape))):
+        team = grid[tuple(i if d in copied else slice(None) for d, i in enumerate(index))]
+        held |= cut(whole, team) if team.ndim else {int(team): whole}
+    return held
 
 
 def halo_exchange(blocks: Blocks, P_x: Grid, halos: Mapping[int, Any], periodic: Sequence[bool]) -> Blocks:
@@ -136,7 +172,7 @@ def on_teams(blocks: Blocks, P_x: Grid, axes: Sequence[int], team_result: Callab
 
 def total(terms: Iterable[Any]) -> Any:
     """The sum; of booleans, their "or"."""
-    return reduce(np.add, terms)
+    return reduce(operator.add, terms)
 
 
 def assembled(blocks: Blocks, grid: Grid) -> Any:

@@ -1,0 +1,312 @@
+"""Gather and scatter: whole pytrees, brought together on one worker, and cut into the blocks of all."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.partition import CartesianPartition, Partition, check_partitions
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.handshake import handshake
+from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.repartition import plan_repartition
+from distdl_jax.primitives.replication import plan_broadcast
+from distdl_jax.primitives.tie import tie
+from distdl_jax.tensors import TensorSpec
+
+
+def gather(tree: Any, specs: Any, root: int = 0) -> Any:
+    """Bring the blocks of every leaf together on one worker.
+
+    **Arguments:**
+
+    - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
+      A spec in place of a whole subtree is that of all its leaves; None leaves what is there as it is.
+    - `root`: the rank in the world of the worker that gets the whole tensors.
+
+    **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Of
+    copies the first is taken. Collective over the workers of all partitions in `specs` and the root. Differentiable;
+    works inside jit.
+
+    **Raises:** `PlanError`, on every worker that takes part and before anything moves, where a leaf does not have the
+    shape that its spec says, or the trees of two workers differ.
+    """
+    return _moved("gather", plan_gather, tree, specs, root)
+
+
+def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
+    """Cut the global tensors that one worker has into the blocks that each worker is to hold.
+
+    The inverse of `gather`. **Arguments:**
+
+    - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, whose leaves are zero-volume
+      arrays of the same kinds. What else they hold is not looked at.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
+    - `root`: the rank in the world of the worker that has the whole tensors.
+
+    **Returns:** this worker's pytree of blocks, zero-volume where it holds none. All copies of a block are the same.
+
+    **Raises:** `PlanError`, on every worker that takes part and before anything moves, where a leaf on the root does
+    not have the shape that its spec says, or the trees of two workers differ.
+    """
+    return _moved("scatter", plan_scatter, tree, specs, root)
+
+
+@dataclass(frozen=True)
+class _LeafPlan(Plan):
+    """What `gather` and `scatter` share: one leaf, of which `inputs` are what the workers hold, and its `movement`."""
+
+    spec: TensorSpec
+    root: int
+    inputs: ShapeDtypes = field(hash=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted({*self.spec.partition.ranks, self.root}))
+
+    @property
+    @abstractmethod
+    def givers(self) -> Workers:
+        """The workers whose blocks are moved: what all others hold counts as nothing."""
+
+    @property
+    @abstractmethod
+    def movements(self) -> tuple[MovementPlan, ...]:
+        """The movements, one after the other. They know scalars as tensors of one element."""
+
+    @property
+    @abstractmethod
+    def held(self) -> Mapping[int, tuple[int, ...]]:
+        """The shapes of what is held afterwards, by world rank; all other workers hold nothing."""
+
+    @cached_property
+    def _given(self) -> dict[int, ShapeDtype]:
+        return {
+            worker: ShapeDtype((given.shape or (1,)) if worker in self.givers else (0,), given.dtype)
+            for worker, given in self.inputs.items()
+        }
+
+    def output(self, worker: int) -> ShapeDtype:
+        return ShapeDtype(self.held.get(worker, (0,)), self.inputs[self.givers[0]].dtype)
+
+    def run(self, world: World, x: Array) -> Array:
+        """What this worker, which holds `x`, holds afterwards."""
+        if world.rank not in self.workers:
+            return x
+        x = x.reshape(self._given[world.rank].shape) if world.rank in self.givers else tie(jnp.zeros(0, x.dtype), x)
+        for movement in self.movements:
+            x = movement.run(world, x)
+        return x.reshape(self.held[world.rank]) if world.rank in self.held else x
+
+
+@dataclass(frozen=True)
+class GatherPlan(_LeafPlan):
+    """How the blocks of one tensor get to the root."""
+
+    @property
+    def givers(self) -> Workers:
+        return self.spec.first_copies.ranks
+
+    @property
+    def held(self) -> Mapping[int, tuple[int, ...]]:
+        return {self.root: self.spec.global_shape}
+
+    @cached_property
+    def movements(self) -> tuple[MovementPlan, ...]:
+        blocks = _with_dimensions(self.spec.first_copies)
+        return (plan_repartition(self._given, blocks, _on_root(self.spec, self.root), preserve_batch=False),)
+
+
+@dataclass(frozen=True)
+class ScatterPlan(_LeafPlan):
+    """How one tensor gets from the root to the workers that hold its blocks."""
+
+    @property
+    def givers(self) -> Workers:
+        return (self.root,)
+
+    @property
+    def held(self) -> Mapping[int, tuple[int, ...]]:
+        return self.spec.block_shapes
+
+    @cached_property
+    def movements(self) -> tuple[MovementPlan, ...]:
+        P, first = self.spec.partition, self.spec.first_copies
+        cut = plan_repartition(
+            self._given, _on_root(self.spec, self.root), _with_dimensions(first), preserve_batch=False
+        )
+        ones = [1 if d in self.spec.replicated else p for d, p in enumerate(P.shape)]
+        source = first.create_cartesian_topology_partition(ones)
+        return cut, plan_broadcast(cut.after(self._given), source, P, preserve_batch=False)
+
+
+def plan_gather(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
+    """How one leaf of `gather`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
+    plan = GatherPlan(spec, root, taking_part(held, spec.partition.ranks, (root,)))
+    for worker, shape in spec.block_shapes.items():
+        _check_shape(name, held[worker].shape, shape, spec, worker)
+    return _complete(plan, name)
+
+
+def plan_scatter(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
+    """How one leaf of `scatter`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
+    plan = ScatterPlan(spec, root, taking_part(held, spec.partition.ranks, (root,)))
+    _check_shape(name, held[root].shape, spec.global_shape, spec, root)
+    return _complete(plan, name)
+
+
+def _complete(plan: Any, name: str) -> Any:
+    """The plan, worked out, so that what doesn't fit is found on all workers."""
+    try:
+        _ = plan.movements
+    except PlanError as error:
+        raise PlanError(f"`{name}`: {error}") from None
+    return plan
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], spec: TensorSpec, worker: int) -> None:
+    if shape != expected:
+        copies = f", replicated along {spec.replicated}" if spec.replicated else ""
+        raise PlanError(
+            f"On worker {worker}: `{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
+            f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
+        )
+
+
+def _on_root(spec: TensorSpec, root: int) -> CartesianPartition:
+    one = Partition.of_workers(spec.partition.world, (root,))
+    return one.create_cartesian_topology_partition((1,) * max(len(spec.global_shape), 1))
+
+
+def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
+    """`P`, with a dimension for the one element of a scalar."""
+    return P if P.shape else P.create_cartesian_topology_partition([1])
+
+
+class _Leaf(NamedTuple):
+    """A leaf of the tree that moves."""
+
+    name: str
+    spec: TensorSpec
+    value: Any
+
+
+def _moved(
+    kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], _LeafPlan], tree: Any, specs: Any, root: int
+) -> Any:
+    """The tree after its leaves have moved: one handshake for all of them."""
+    structure: Any
+    wanted, structure = jax.tree.flatten_with_path(specs, is_leaf=_is_spec)
+    its_specs = [spec for path, spec in wanted if _checked_spec(path, spec) is not None]
+    if not its_specs:
+        return tree
+    check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(its_specs)})
+    world = its_specs[0].partition.world
+    root = _checked_root(root, world)
+    team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in its_specs))))
+    if world.rank not in team:
+        return tree
+    leaves: list[_Leaf] = []
+
+    def mine() -> Any:
+        leaves.extend(_leaves(tree, wanted, structure))
+        return [(leaf.name, _told(leaf.spec), _shape_dtype(leaf)) for leaf in leaves]
+
+    purpose = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
+    told = handshake(world, team, purpose, mine)
+    _check_alike(told)
+    plans = [
+        plan({worker: held[n][2] for worker, held in told.items()}, leaf.spec, root, leaf.name)
+        for n, leaf in enumerate(leaves)
+    ]
+    moved = iter([its.run(world, jnp.asarray(leaf.value)) for its, leaf in zip(plans, leaves, strict=True)])
+    subtrees = [
+        subtree if spec is None else jax.tree.map(lambda _: next(moved), subtree)
+        for (_, spec), subtree in zip(wanted, structure.flatten_up_to(tree), strict=True)
+    ]
+    return structure.unflatten(subtrees)
+
+
+def _is_spec(spec: Any) -> bool:
+    return spec is None or isinstance(spec, TensorSpec)
+
+
+def _checked_spec(path: Any, spec: Any) -> TensorSpec | None:
+    if not _is_spec(spec):
+        raise InvalidTypeError(
+            f"`specs{jax.tree_util.keystr(path)}` (={spec!r}) must be a TensorSpec, or None for what is to be left as "
+            "it is."
+        )
+    return spec
+
+
+def _checked_root(root: Any, world: World) -> int:
+    try:
+        number = operator.index(root)
+    except TypeError:
+        raise InvalidTypeError(f"`root` (={root!r}) must be an integer, a rank of the world.") from None
+    if not 0 <= number < world.size:
+        raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
+    return number
+
+
+def _leaves(tree: Any, wanted: list[Any], structure: Any) -> list[_Leaf]:
+    """The leaves of `tree` that have a spec, each with its own."""
+    try:
+        subtrees = structure.flatten_up_to(tree)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"`specs` must have the structure of `tree`, with a TensorSpec or None for each leaf or subtree: {error}"
+        ) from None
+    return [
+        _Leaf(f"tree{jax.tree_util.keystr((*path, *within))}", spec, value)
+        for (path, spec), subtree in zip(wanted, subtrees, strict=True)
+        for within, value in jax.tree.leaves_with_path(subtree)
+        if spec is not None
+    ]
+
+
+def _told(spec: TensorSpec) -> tuple[Any, ...]:
+    """A spec, in the same words on every worker."""
+    return spec.global_shape, spec.partition.describe(), spec.replicated
+
+
+def _shape_dtype(leaf: _Leaf) -> ShapeDtype:
+    """That of an array or a number."""
+    try:
+        dtype = np.dtype(jnp.result_type(leaf.value))
+        return ShapeDtype(np.shape(leaf.value), dtype)
+    except TypeError:
+        raise InvalidTypeError(
+            f"`{leaf.name}` (={leaf.value!r}) must be an array of numbers, or a number. None in its place in `specs` "
+            "leaves it as it is (and jax.random.key_data makes numbers of a random key)."
+        ) from None
+
+
+def _check_alike(told: Mapping[int, list[Any]]) -> None:
+    """Refuse trees, or specs, that differ between workers."""
+    (first, of_first), *others = sorted(told.items())
+    for worker, its in others:
+        for what, found, expected in (
+            ("the same leaves", [leaf[0] for leaf in its], [leaf[0] for leaf in of_first]),
+            ("leaves of the same specs", [leaf[:2] for leaf in its], [leaf[:2] for leaf in of_first]),
+        ):
+            if found != expected:
+                different = [repr(leaf) for leaf in found if leaf not in expected] or ["fewer"]
+                missing = [repr(leaf) for leaf in expected if leaf not in found] or ["fewer"]
+                raise PlanError(
+                    f"`tree` must have {what} on all workers (zero-volume arrays where a worker holds nothing), but "
+                    f"has {missing[0]} on worker {first} and {different[0]} on worker {worker}."
+                )

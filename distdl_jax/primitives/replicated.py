@@ -1,0 +1,141 @@
+"""Replicated values: tensors of which every worker of a team holds a copy.
+
+A value that is replicated is one variable, which all of its holders read. So a gradient with respect to it is the sum
+of what they find, each with its own copy, and it is replicated in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import Array
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import PlanError
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
+from distdl_jax.primitives.handshake import handshake, shape_dtype_of
+from distdl_jax.primitives.held import common_shape_dtype
+from distdl_jax.primitives.plan import ShapeDtypes
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One worker's copy of a value that all of `team` hold."""
+
+    team: Workers
+    differentiable: bool
+
+    def adjoint(self) -> AllSum:
+        return AllSum(self.team, self.differentiable)
+
+    def batched(self, n: int) -> Copy:
+        return self
+
+    def run(self, world: World, x: Array) -> Array:
+        return x
+
+
+@dataclass(frozen=True)
+class ReplicatedPlan(AllSumPlan):
+    """A value that each of `teams` holds copies of: nothing moves but the gradient, which is summed over the team."""
+
+    name: str = field(default="tree", compare=False)
+
+    def __post_init__(self) -> None:
+        for team in self.teams:
+            common_shape_dtype(self.name, {worker: self.inputs[worker] for worker in team}, "hold copies of it")
+
+    def part(self, worker: int) -> Copy | None:  # type: ignore[override]
+        of_gradient = super().part(worker)
+        return None if of_gradient is None else Copy(of_gradient.team, of_gradient.differentiable)
+
+
+def plan_replicated(
+    shape_dtypes: ShapeDtypes, P: Partition, axes: int | Sequence[int] | None = None, name: str = "tree"
+) -> ReplicatedPlan:
+    """The plan of one leaf of `replicated`, from what the workers of P hold, or those of some of its teams."""
+    teams = teams_of(P, _along(P, axes), shape_dtypes)
+    inputs = {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
+    return ReplicatedPlan(teams, inputs, name)
+
+
+def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:
+    """The same values, of which all workers of `P` hold copies: their gradient is the sum over the copies.
+
+    A parameter that every worker uses with its own data, the scale of a normalisation, say, is one variable with many
+    copies. JAX gives each worker the gradient of its own copy; what the optimiser needs is their sum, the same on all
+    workers, so that copies stay copies. With P of shape p_0 x ... x p_{D-1}, workers that agree in every index outside
+    `axes` hold copies of one value:
+
+        y_w = x_w,        the gradient on w = the sum of dy_u over all u that hold copies of x_w
+
+    Nothing moves forward. Apply it to parameters, where a function begins to use them, not to what was computed from
+    other workers' data: what an `all_sum_reduce` or a `broadcast` returns has its sum already.
+
+    **Arguments:**
+
+    - `tree`: a pytree of arrays of any shape and dtype, the same on all workers of a team; leaves that are no arrays
+      stay as they are. Outside P anything. The copies have to be equal: nobody compares their values.
+    - `P`: the partition whose workers hold copies.
+    - `axes`: the dimensions of P along which they do. Default: all, so that there is one value.
+
+    **Returns:** `tree`.
+
+    **Raises:** `InvalidArgumentError` for a dimension that P doesn't have; `PlanError`, on every worker of a team,
+    where leaves differ in shape or dtype between its workers.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0])
+    >>> float(jax.grad(lambda scale: (replicated(scale, P) * jax.numpy.arange(3.0)).sum())(2.0))
+    3.0
+
+    Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes them.
+    """
+    check_partitions(P=P)
+    along = _along(P, axes)
+    team = P.create_allreduction_partition(along)
+    if team.size <= 1:
+        return tree
+    paths_and_leaves, structure = jax.tree.flatten_with_path(tree)
+    names = [f"tree{jax.tree_util.keystr(path)}" for path, leaf in paths_and_leaves if _is_array(leaf)]
+    arrays = [leaf for _, leaf in paths_and_leaves if _is_array(leaf)]
+
+    def mine() -> list[tuple[str, ShapeDtype]]:
+        return [(name, shape_dtype_of(name, x)) for name, x in zip(names, arrays, strict=True)]
+
+    told = handshake(P.world, team.ranks, f"replicated on {P.describe()} along {along}", mine)
+    _check_names(told)
+    plans = [
+        plan_replicated({worker: held[n][1] for worker, held in told.items()}, P, along, name)
+        for n, name in enumerate(names)
+    ]
+    copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays, strict=True)])
+    return jax.tree.unflatten(structure, [next(copies) if _is_array(leaf) else leaf for _, leaf in paths_and_leaves])
+
+
+def _along(P: Partition, axes: int | Sequence[int] | None) -> tuple[int, ...]:
+    return tuple(range(P.dim)) if axes is None else checked_axes("axes", axes, P.shape)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _check_names(told: Mapping[int, list[tuple[str, ShapeDtype]]]) -> None:
+    """Refuse trees that differ between the workers of a team."""
+    names = {worker: [name for name, _ in held] for worker, held in told.items()}
+    first = min(names)
+    for worker, its in names.items():
+        if its != names[first]:
+            different = sorted(set(its) ^ set(names[first]))[0]
+            holder = worker if different in its else first
+            raise PlanError(
+                f"`tree` must have the same arrays on all workers that hold copies of it, but `{different}` is on "
+                f"worker {holder} and not on worker {worker + first - holder}."
+            )

@@ -1,0 +1,60 @@
+"""Operators on values that several workers hold copies of: a replicated value is one variable, so it is not linear."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+import distdl_jax as dj
+from distdl_jax.gathering import plan_gather, plan_scatter
+from distdl_jax.primitives.replicated import plan_replicated
+from matrix import reference
+from matrix.case import Case, Operator
+from matrix.partitions import On, Shape, held
+
+
+def replicated(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
+    def operator(P: dj.Partition) -> Operator:
+        return lambda x: dj.replicated([x], P_x.partition(P), axes)[0]
+
+    return Case(
+        f"replicated {P_x} along {tuple(axes)}",
+        world,
+        held(P_x, shapes, world),
+        operator,
+        lambda xs: reference.replicated(xs, P_x.grid, axes),
+        lambda P, held: plan_replicated(held, P_x.partition(P), axes),
+        linear=False,
+    )
+
+
+def gather(n: Shape, P_x: On, copied: Sequence[int], root: int, world: int = 4) -> Case:
+    """Of a tensor of n_0 x ... x n_{D-1}, of which the workers along the dimensions `copied` hold copies."""
+
+    def spec(P: dj.Partition) -> dj.TensorSpec:
+        return dj.TensorSpec(n, P_x.partition(P), copied)
+
+    blocks = reference.cut_with_copies(np.zeros(n), P_x.grid, copied)
+    return Case(
+        f"gather {n} {P_x} copied along {tuple(copied)} to {root}",
+        world,
+        tuple(blocks[worker].shape if worker in blocks else (0,) for worker in range(world)),
+        lambda P: lambda x: dj.gather([x], [spec(P)], root)[0],
+        lambda xs: reference.gather(xs, P_x.grid, copied, root),
+        lambda P, held: plan_gather(held, spec(P), root),
+        silent=world == 1,
+    )
+
+
+def scatter(n: Shape, P_y: On, copied: Sequence[int], root: int, world: int = 4) -> Case:
+    def spec(P: dj.Partition) -> dj.TensorSpec:
+        return dj.TensorSpec(n, P_y.partition(P), copied)
+
+    return Case(
+        f"scatter {n} {P_y} copied along {tuple(copied)} from {root}",
+        world,
+        tuple(n if worker == root else (0,) for worker in range(world)),
+        lambda P: lambda x: dj.scatter({"x": x}, {"x": spec(P)}, root)["x"],
+        lambda xs: reference.scatter(xs, P_y.grid, copied, root),
+        lambda P, held: plan_scatter(held, spec(P), root),
+        silent=world == 1,
+    )

@@ -1,0 +1,202 @@
+"""Whole pytrees to one worker and back: copies, scalars, what is no array, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import on_all, partition_of, refusal
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec
+
+
+def grid(P: dj.Partition, ranks: list[int], shape: list[int]) -> dj.CartesianPartition:
+    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+
+def specs(P: dj.Partition) -> dict[str, Any]:
+    """Copies along some dimensions, along all, on few workers; scalars on one worker and on all."""
+    return {
+        "columns": TensorSpec((5,), grid(P, [2, 0, 3, 1], [2, 2]), replicated=0),
+        "everywhere": TensorSpec((2, 3), P, replicated=True),
+        "pair": [TensorSpec((3, 2), grid(P, [3, 1], [1, 2]), replicated=(0, 1))],
+        "step": TensorSpec((), P, replicated=True),
+        "lonely": TensorSpec((), grid(P, [1], [1, 1])),
+        "batch and features": TensorSpec((3, 4), grid(P, [0, 1, 2, 3], [2, 2, 1]), replicated=-3),
+        "activation": None,
+        "nothing": None,
+    }
+
+
+def wholes() -> dict[str, Any]:
+    draw = np.random.default_rng(1).standard_normal
+    return {
+        "columns": draw(5),
+        "everywhere": draw((2, 3)),
+        "pair": [draw((3, 2))],
+        "step": np.int32(7),
+        "lonely": np.float64(2.5),
+        "batch and features": draw((3, 4)),
+        "activation": jax.nn.relu,
+        "nothing": None,
+    }
+
+
+def cut(whole: Any, spec: TensorSpec) -> Any:
+    """By numpy's own rule, with the copied dimensions of the grid of workers left out."""
+    P = spec.partition
+    if P.rank is None:
+        return np.zeros(0, whole.dtype)
+    pieces = [whole]
+    place = 0
+    index = np.unravel_index(P.rank, P.shape)
+    kept = [d for d in range(P.dim) if d not in spec.replicated]
+    for axis, d in enumerate(kept):
+        pieces = [piece for each in pieces for piece in np.array_split(each, P.shape[d], axis=axis)]
+        place = place * P.shape[d] + int(index[d])
+    return pieces[place]
+
+
+def held(P: dj.Partition) -> dict[str, Any]:
+    return jax.tree.map(
+        lambda spec, whole: whole if spec is None else cut(whole, spec),
+        specs(P),
+        wholes(),
+        is_leaf=lambda x: x is None,
+    )
+
+
+def same(got: Any, want: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if callable(b):
+            assert a is b
+        else:
+            np.testing.assert_array_equal(np.asarray(a), b, strict=True)
+
+
+@pytest.mark.world(4)
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("root", [0, 3])
+def test_copies_scalars_and_what_is_no_array(root: int) -> None:
+    """A tree to any root and back, bit for bit, eager and under dj.jit; None and functions stay where they are."""
+    P = dj.Partition()
+    want = (
+        wholes()
+        if P.rank == root
+        else {
+            name: whole if specs(P)[name] is None else jax.tree.map(lambda leaf: np.zeros(0, leaf.dtype), whole)
+            for name, whole in wholes().items()
+        }
+    )
+    whole = dj.gather(held(P), specs(P), root)
+    same(whole, want)
+    same(dj.scatter(whole, specs(P), root), held(P))
+    arrays = {name: leaf for name, leaf in held(P).items() if specs(P)[name] is not None}
+    both = dj.jit(lambda tree: dj.scatter(dj.gather(tree, its, root), its, root))
+    its = {name: spec for name, spec in specs(P).items() if spec is not None}
+    same(both(jax.tree.map(jnp.asarray, arrays)), arrays)
+
+
+@pytest.mark.simulated(2)
+def test_what_the_others_hold_is_not_looked_at() -> None:
+    """Scatter takes the root's; gather the first copy, also where copies have come apart; numbers count as arrays."""
+    P = dj.Partition()
+    spec = TensorSpec((), P, replicated=True)
+    assert float(dj.scatter(10.0 + P.rank, spec, root=1)) == 11
+    whole = dj.gather([10 + P.rank, True], spec, root=1)
+    assert [leaf.tolist() for leaf in whole] == ([10, True] if P.rank == 1 else [[], []])
+    assert dj.gather({"a": 3}, {"a": None}) == {"a": 3}
+
+
+@pytest.mark.simulated(2)
+def test_one_spec_for_a_subtree() -> None:
+    """All leaves under it are of that spec; None leaves a whole subtree alone."""
+    P = dj.Partition()
+    tree = {"moments": {"a": jnp.full(2, P.rank), "b": jnp.full(2, 5)}, "rest": ["text", 3]}
+    whole = dj.gather(tree, {"moments": TensorSpec((4,), P), "rest": None})
+    assert whole["rest"] == ["text", 3]
+    if P.rank == 0:
+        assert jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, whole["moments"])) == {
+            "a": [0, 0, 1, 1],
+            "b": [5] * 4,
+        }
+
+
+@pytest.mark.simulated(3)
+def test_what_does_not_fit_is_refused_on_all_workers() -> None:
+    """Before anything moves, in a sentence that names the leaf and the worker; all go on together afterwards."""
+    P = dj.Partition()
+    spec = TensorSpec((4,), P, replicated=True)
+    good = {"a": jnp.ones(4), "b": [jnp.ones(4)]}
+    wrong = {
+        r"On worker 1: `tree\['b'\]\[0\]` has shape \(3,\), but its spec \(4 on 3 workers, replicated along \(0,\)\) "
+        r"says \(4,\)": good | {"b": [jnp.ones(3)]},
+        r"must have the same leaves on all workers .* has \"tree\['b'\]\[0\]\" on worker 0 and 'fewer' on": {
+            "a": good["a"],
+            "b": [],
+        },
+        r"`specs` must have the structure of `tree`": [1],
+        r"`tree\['b'\]\[0\]` \(='text'\) must be an array of numbers, or a number": good | {"b": ["text"]},
+        r"(?s)`tree\['b'\]\[0\]` \(=Array.*random key": good | {"b": [jax.random.key(0)]},
+    }
+    for sentence, tree in wrong.items():
+        with pytest.raises(dj.DistDLError, match=sentence.replace("'fewer'", "fewer")):
+            dj.gather(tree if P.rank == 1 else good, {"a": spec, "b": spec})
+    with pytest.raises(dj.PlanError, match=r"must have leaves of the same specs on all workers"):
+        dj.gather(good, TensorSpec((4 + P.rank,), P, replicated=True))
+    with pytest.raises(dj.PlanError, match=r"`tree\['a'\]`: `x` must have one dtype on all workers"):
+        blocks = TensorSpec((3,), P)
+        dj.gather({"a": jnp.ones(1, "float32" if P.rank else "float64")}, {"a": blocks})
+    assert dj.gather(good, spec, 2)["a"].shape == ((4,) if P.rank == 2 else (0,))
+
+
+@pytest.mark.parametrize(
+    ("specs_of", "root", "sentence"),
+    [
+        (lambda P: "spec", 0, "`specs` (='spec') must be a TensorSpec, or None"),
+        (lambda P: [P.size], 0, "`specs[0]` (=3) must be a TensorSpec, or None"),
+        (lambda P: TensorSpec((3,), P), 3, "`root` (=3) must be a rank of the world, 0 to 2."),
+        (lambda P: TensorSpec((3,), P), -1, "`root` (=-1) must be a rank of the world, 0 to 2."),
+        (lambda P: TensorSpec((3,), P), 0.5, "`root` (=0.5) must be an integer"),
+        (lambda P: TensorSpec((3,), P, replicated=1), 0, "`replicated` (=(1,)) names dimension 1"),
+        (lambda P: TensorSpec((), P), 0, "`global_shape` (=()) must have as many dimensions as `partition` (3)."),
+        (
+            lambda P: TensorSpec((3, 2), grid(P, [0, 1, 2], [3, 1]), replicated=0),
+            0,
+            "`global_shape` (=(3, 2)) must have as many dimensions as `partition` (3 x 1) besides the replicated ones",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named_on_every_worker(specs_of: Any, root: Any, sentence: str) -> None:
+    for move in (dj.gather, dj.scatter):
+        assert sentence in refusal(3, lambda P, move=move: move([1.0], specs_of(P), root), dj.DistDLError)
+
+
+def test_specs_of_copies() -> None:
+    """Boxes, the workers that hold the first copies, and whose blocks count, for a grid of 2 x 3 in another order."""
+    order = [3, 5, 0, 1, 4, 2]
+
+    def check(P: dj.Partition) -> None:
+        P_x = grid(P, order, [2, 3])
+        spec = TensorSpec((7,), P_x, replicated=0)
+        assert spec == TensorSpec([7], P_x, [-2]) != TensorSpec((7, 7), P_x)
+        assert spec.block_shapes == {3: (3,), 5: (2,), 0: (2,), 1: (3,), 4: (2,), 2: (2,)}
+        assert spec.box == {3: ((0, 3),), 1: ((0, 3),), 5: ((3, 5),), 4: ((3, 5),), 0: ((5, 7),), 2: ((5, 7),)}.get(
+            P.rank
+        )
+        assert (spec.first_copies.ranks, spec.first_copies.shape) == ((3, 5, 0), (3,))
+        assert spec.counts == (P.rank in (0, 3, 5))
+        everywhere = TensorSpec((4, 2), P_x, replicated=True)
+        assert everywhere.local_shape == ((4, 2) if P_x.active else (0,))
+        assert (everywhere.first_copies.ranks, everywhere.first_copies.shape) == ((3,), (1, 1))
+        assert TensorSpec((7, 2), P_x).counts == P_x.active
+        one = grid(P, [4], [1, 1])
+        assert TensorSpec((), one) == TensorSpec((), one, replicated=True)
+
+    on_all(7, check)
+    assert "replicated=(0,)" in repr(TensorSpec((3,), partition_of(0, 2), replicated=True))

@@ -1,0 +1,160 @@
+"""Replicated values: one variable with many copies, whose gradient is the sum over them, the same on all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import partition_of, refusal
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.replicated import plan_replicated
+
+pytestmark = [pytest.mark.primitives]
+
+N, FEATURES = 10, 7
+
+
+def columns(P: dj.Partition) -> tuple[jax.Array, slice]:
+    """This worker's columns of the same matrix on all, and where they are: more workers than columns need not be."""
+    whole = np.random.default_rng(3).standard_normal((N, FEATURES))
+    place = slice(*dj.TensorSpec((FEATURES,), P).box[0])
+    return jnp.asarray(whole[:, place]), place
+
+
+def layer_norm(params: dict[str, Any], x: jax.Array, P: dj.Partition, n: int) -> jax.Array:
+    """Of the rows of x, whose columns are split over P; scale and shift are numbers that all workers hold."""
+    params = dj.replicated(params, P)
+    mean = dj.functional.all_sum_reduce(x.sum(1, keepdims=True), P, axes_reduce=0) / n
+    variance = dj.functional.all_sum_reduce(((x - mean) ** 2).sum(1, keepdims=True), P, axes_reduce=0) / n
+    return params["scale"] * (x - mean) / jnp.sqrt(variance + 1e-5) + params["shift"]
+
+
+def whole_norm(params: dict[str, Any], x: Any) -> Any:
+    mean, variance = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+    return params["scale"] * (x - mean) / jnp.sqrt(variance + 1e-5) + params["shift"]
+
+
+MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda fun: fun, "jax.jit": jax.jit, "dj.jit": dj.jit}
+
+
+@pytest.mark.world(2)
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("mode", MODES)
+def test_training_keeps_copies_equal_to_plain_jax(mode: str) -> None:
+    """Gradients and twenty steps of a normalisation: bit for bit the same on all workers, and plain JAX's to 1e-12."""
+    P = dj.Partition()
+    x, _ = columns(P)
+    weight = np.random.default_rng(4).standard_normal((N, FEATURES))
+    mine = jnp.asarray(weight[:, columns(P)[1]])
+    whole_x = np.random.default_rng(3).standard_normal((N, FEATURES))
+
+    def loss(params: Any) -> jax.Array:
+        return jnp.sum(mine * jnp.tanh(layer_norm(params, x, P, FEATURES)))
+
+    def whole_loss(params: Any) -> jax.Array:
+        return jnp.sum(weight * jnp.tanh(whole_norm(params, whole_x)))
+
+    gradient = MODES[mode](jax.grad(loss))
+    params = whole = {"scale": jnp.float64(1.5), "shift": jnp.float64(-0.25)}
+    for _ in range(20 if mode == "dj.jit" else 2):
+        params = jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient(params))
+        whole = jax.tree.map(lambda p, g: p - 0.01 * g, whole, jax.jit(jax.grad(whole_loss))(whole))
+    for name, value in params.items():
+        assert len(set(P.allgather_data(float(value)))) == 1
+        np.testing.assert_allclose(value, whole[name], rtol=1e-12)
+
+
+@pytest.mark.world(2)
+@pytest.mark.simulated(3)
+def test_second_derivatives_are_those_of_one_variable() -> None:
+    """H v, from the gradient of this worker's share of <gradient, v>."""
+    P = dj.Partition()
+    x, _ = columns(P)
+    whole_x = np.random.default_rng(3).standard_normal((N, FEATURES))
+    v = jnp.array([2.0, -1.0])
+
+    def loss(theta: jax.Array) -> jax.Array:
+        theta = dj.replicated(theta, P)
+        return jnp.sum(jnp.sin(theta[0] * x) * theta[1] ** 2)
+
+    def whole_loss(theta: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(theta[0] * whole_x) * theta[1] ** 2)
+
+    theta = jnp.array([0.7, 1.3])
+    hvp = jax.jit(jax.grad(lambda theta: jnp.vdot(jax.grad(loss)(theta), v) / P.size))(theta)
+    np.testing.assert_allclose(hvp, jax.hessian(whole_loss)(theta) @ v, rtol=1e-12)
+
+
+@pytest.mark.simulated(4)
+def test_copies_along_some_dimensions_and_of_whole_trees() -> None:
+    """Teams along axes have values of their own, of any shape; other leaves and workers outside are left alone."""
+    P = dj.Partition()
+    pair = P.create_partition_inclusive([3, 1, 2]).create_cartesian_topology_partition([1, 3])
+    grid = P.create_cartesian_topology_partition([2, 2])
+    tree = {"w": jnp.ones((grid.index[1] + 1,), jnp.float32), "n": jnp.int32(3), "f": jax.nn.relu, "none": None}
+
+    def loss(w: jax.Array) -> jax.Array:
+        its = dj.replicated(tree | {"w": w}, grid, axes=0)
+        assert its["f"] is jax.nn.relu and its["none"] is None and its["n"] == 3
+        return 10.0**P.rank * its["w"].sum()
+
+    gradient = jax.grad(loss)(tree["w"])
+    column = grid.index[1]
+    np.testing.assert_array_equal(gradient, np.full(column + 1, 10.0**column + 10.0 ** (column + 2)))
+    assert gradient.dtype == jnp.float32
+    of_pair = jax.grad(lambda w: 10.0**P.rank * dj.replicated(w, pair))(1.0)
+    assert float(of_pair) == (1 if P.rank == 0 else 1110)
+    x = jnp.arange(3)
+    assert dj.replicated(x, grid, axes=()) is x
+
+
+@pytest.mark.simulated(4)
+def test_a_gather_of_a_replicated_value_reaches_every_copy() -> None:
+    """The root's loss on the gathered tensor is a loss on the one variable that all copies are."""
+    P = dj.Partition()
+    spec = dj.TensorSpec((3,), P, replicated=True)
+    theta = jnp.arange(3.0)
+
+    def loss(theta: jax.Array) -> jax.Array:
+        return jnp.sum(dj.gather(dj.replicated(theta, P), spec, root=2) ** 2)
+
+    value, gradient = dj.jit(dj.value_and_grad(loss))(theta)
+    assert float(value) == 5
+    np.testing.assert_array_equal(gradient, 2 * theta)
+
+
+@pytest.mark.simulated(3)
+def test_what_does_not_fit_is_refused_on_all_workers() -> None:
+    P = dj.Partition()
+    own = {"a": jnp.ones(2 + P.rank // 2), "b": jnp.ones(1)}
+    with pytest.raises(
+        dj.PlanError, match=r"`tree\['a'\]` must have the same shape and dtype on all workers that hold"
+    ):
+        dj.replicated(own, P)
+    with pytest.raises(dj.PlanError, match=r"but `tree\['c'\]` is on worker 1 and not on worker 0"):
+        dj.replicated({"b": own["b"]} | ({"c": own["b"]} if P.rank == 1 else {}), P)
+    with pytest.raises(dj.PlanError, match=r"float64\[1\] on worker 0, float32\[1\] on worker 1"):
+        dj.replicated({"b": own["b"].astype("float32" if P.rank == 1 else "float64")}, P)
+    assert dj.replicated({"b": own["b"]}, P)["b"].shape == (1,)  # and all go on together
+
+
+def test_arguments_are_named() -> None:
+    """In the same sentence on every worker."""
+    sentence = refusal(3, lambda P: dj.replicated(1.0, P, axes=1), dj.InvalidArgumentError)
+    assert "`axes` (=(1,)) names dimension 1, but the partition (shape 3) has dimensions 0 to 0." in sentence
+    assert "`P` (='all') must be a partition" in refusal(2, lambda P: dj.replicated(1.0, "all"), dj.InvalidTypeError)
+
+
+def test_the_plan_moves_nothing_but_the_gradient() -> None:
+    """A part forward is a copy, and its adjoint the sum over the team."""
+    P = partition_of(0, 6).create_cartesian_topology_partition([2, 3])
+    held = {worker: ShapeDtype((worker % 3,), np.dtype("float32")) for worker in range(6)}
+    plan = plan_replicated(held, P, axes=0)
+    assert plan.outputs == held and plan.teams == ((0, 3), (1, 4), (2, 5))
+    part = plan.part(4)
+    assert part.adjoint() == nn.AllSumReduce(P, 0).plan(held).part(4) and part.adjoint().adjoint() == part.adjoint()
