@@ -12,6 +12,7 @@ prepare_process()
 from distdl_jax import functional, nn
 from distdl_jax.autodiff import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
+from distdl_jax.derivatives import hvp, jvp, linear_transpose, linearize
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.gathering import gather, scatter
 from distdl_jax.jit import check, jit
@@ -34,7 +35,11 @@ __all__ = [
     "functional",
     "gather",
     "grad",
+    "hvp",
     "jit",
+    "jvp",
+    "linear_transpose",
+    "linearize",
     "nn",
     "replicated",
     "scatter",

@@ -8,6 +8,7 @@ arXiv:2006.03108, the primitives as linear operators.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from jax.custom_batching import custom_vmap
 
 from distdl_jax.backends.base import World
 from distdl_jax.primitives.gradient_anchors import note_anchor
+from distdl_jax.primitives.reverse_only import reverse_only
 from distdl_jax.primitives.tie import tie
 
 
@@ -40,11 +42,39 @@ class Movement(Protocol):
         """The same movement of `n` tensors, stacked in front."""
 
 
+to_be_transposed = jax.make_user_context(False)
+"""Whether the pullback that runs in this thread is to be transposed in its turn, for a derivative along a direction.
+
+Then the adjoint of an adjoint is the movement itself. It makes a difference for `replicated` alone: there a share of a
+gradient is summed over the copies, and a tangent is copied like its value.
+"""
+
+
+@dataclass(frozen=True)
+class _Pullback:
+    """The adjoint of a movement, whose adjoint is that movement."""
+
+    of: Movement
+
+    @property
+    def differentiable(self) -> bool:
+        return self.of.differentiable
+
+    def run(self, world: World, x: Array) -> Array:
+        return self.of.adjoint().run(world, x)
+
+    def adjoint(self) -> Movement:
+        return self.of
+
+    def batched(self, n: int) -> Movement:
+        return _Pullback(self.of.batched(n))
+
+
 def move(world: World, part: Movement, x: Array) -> Array:
     """What this worker holds after the movement, given what it holds before."""
     if not part.differentiable:
         return _run(world, part, x)
-    y, anchor = _move(world, part, x)
+    y, anchor = _move(world, part, reverse_only(x))
     note_anchor(anchor)
     return y
 
@@ -57,14 +87,19 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Array, Array]:
 
 
 def _forward(world: World, part: Movement, x: Array) -> tuple[tuple[Array, Array], Array]:
-    # Nothing of `x` is kept but that it is there: where it is batched, so is what is kept.
-    return _move(world, part, x), jnp.ravel(x)[:0]
+    # Nothing of `x` is kept but that it is there: where it is batched or differentiated, so is what is kept. (An empty
+    # slice of `x` would not do: JAX makes a constant of it where `x` is empty.)
+    return _move(world, part, x), tie(jnp.zeros(0, x.dtype), x)
 
 
 def _backward(world: World, part: Movement, trace_of_x: Array, cotangents: tuple[Array, Array]) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
-    return (_move(world, part.adjoint(), tie(cotangents[0], cotangents[1], trace_of_x))[0],)
+    dy = tie(cotangents[0], cotangents[1], trace_of_x)
+    adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
+    dx, anchor = _move(world, adjoint, reverse_only(dy))
+    note_anchor(anchor)
+    return (dx,)
 
 
 _move.defvjp(_forward, _backward)

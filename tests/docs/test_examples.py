@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,15 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     assert len(found) == (1 if name == "unet3d" else 2)
     assert max(map(float, found)) < 1e-10
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("start", [run, lambda size, *args, **options: run_alone(*args, "--simulate", size, **options)])
+def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[int, str]]) -> None:
+    """Step by step: the objective, and the conductivity at the end; the example checks both, and that it gets there."""
+    status, output = start(2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120)
+    assert status == 0, output
+    assert len(re.findall(r"Largest difference between .*: (\S+)", output)) == 2
+    assert len(re.findall(r"step +4  objective", output)) == 2
 
 
 def test_lenet5_reads_mnist_from_idx_files(tmp_path: Path) -> None:

@@ -39,6 +39,20 @@ class DenseOperator:
     def coupled(self, x: Any, y: Any) -> Any:
         return x * (1 + 0.1 * (self.coupling @ y))
 
+    @property
+    def derivatives(self) -> Any:
+        return PlainDerivatives
+
+
+class PlainDerivatives:
+    """JAX's own, forward mode included."""
+
+    jvp, linearize, linear_transpose = map(staticmethod, (jax.jvp, jax.linearize, jax.linear_transpose))
+
+    @staticmethod
+    def hvp(fun: Any, primals: Any, tangents: Any) -> Any:
+        return jax.jvp(jax.grad(fun), primals, tangents)[1]
+
 
 @dataclass(frozen=True, eq=False)
 class Reference:

@@ -51,6 +51,10 @@ class OnWorker:
     def coupled(self, x: Any, y: Any) -> Any:
         return jax.tree.map(lambda a: a * (1 + 0.1 * jnp.sum(y)), x)
 
+    @property
+    def derivatives(self) -> Any:
+        return dj
+
 
 def library(cases: Iterable[Case]) -> dict[str, OnWorker]:
     """The library's operators on this worker."""

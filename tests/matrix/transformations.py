@@ -17,7 +17,13 @@ from jax import Array, lax
 
 
 class Operator(Protocol):
-    """An operator, on one worker or on all at once."""
+    """An operator, on one worker or on all at once.
+
+    - `derivatives`: what has `jvp`, `hvp`, `linearize` and `linear_transpose` for it.
+    """
+
+    @property
+    def derivatives(self) -> Any: ...
 
     def __call__(self, x: Any) -> Any: ...
 
@@ -143,6 +149,38 @@ def _reverse_over_reverse(F: Operator, x: Any, c: Any, n: Array) -> dict[str, An
     return {"dx": jax.grad(norm)(x)}
 
 
+def _derivatives(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """Along a direction, transposed, and the Hessian times a vector."""
+    u = jax.tree.map(jnp.cos, x)
+    y, derivative = F.derivatives.linearize(lambda x: bent(F(bent(x))), x)
+    return {
+        "y": y,
+        "y along u": derivative(u),
+        "dx transposed": F.derivatives.linear_transpose(F, x)(c)[0],
+        "dx hessian": F.derivatives.hvp(loss(F, c), (x,), (u,)),
+    }
+
+
+def _derivatives_of_derivatives(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    def along(x: Any) -> Any:
+        return F.derivatives.jvp(lambda x: bent(F(bent(x))), (x,), (jax.tree.map(jnp.cos, x),))[1]
+
+    u = jax.tree.map(jnp.sin, x)
+    return {"y": F.derivatives.jvp(along, (x,), (u,))[1], "dx": jax.grad(lambda x: inner(c, along(x)))(x)}
+
+
+def _derivatives_of_loops(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """In both directions through a scan of checkpoints, for a batch."""
+
+    def along(x: Any) -> Any:
+        u = jax.tree.map(jnp.cos, x)
+        gradient = _scan_grad(jax.checkpoint(partial(_step, F)), c)
+        dy = F.derivatives.jvp(lambda x: _scan(partial(_step, F), x, c)[0], (x,), (u,))[1]
+        return {"y": dy, "dx": F.derivatives.jvp(gradient, (x,), (u,))[1]}
+
+    return jax.vmap(along)(x)
+
+
 def _deepest(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     return {"dx": jax.vmap(_scan_grad(jax.checkpoint(partial(_step, F)), c))(x)}
 
@@ -172,3 +210,10 @@ TRANSFORMATIONS = {
     "reverse over reverse": Transformation(_reverse_over_reverse),
     "vmap of grad of scan of checkpoint": Transformation(_deepest, (2, 3)),
 }
+
+DERIVATIVES = {
+    "derivatives": Transformation(_derivatives, costly=True),
+    "derivatives of derivatives": Transformation(_derivatives_of_derivatives, costly=True),
+    "vmap of derivatives of loops": Transformation(_derivatives_of_loops, (2, 3), costly=True),
+}
+"""Those along a direction: the first, and in a long run all."""

@@ -6,9 +6,10 @@ One compiled program holds all cases of a world; a failure names the cases.
 
 import pytest
 from launcher.examples import LONG
-from matrix.cases import PRIMITIVES
+from matrix.cases import PRIMITIVES, of_world
+from matrix.dense import Reference
 from matrix.programs import compare, reference, transformed
-from matrix.transformations import TRANSFORMATIONS
+from matrix.transformations import DERIVATIVES, TRANSFORMATIONS
 
 import distdl_jax as dj
 
@@ -34,6 +35,17 @@ def check(name: str, world_size: int) -> None:
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_transformation(name: str, world_size: int) -> None:
     check(name, world_size)
+
+
+@pytest.mark.primitives
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("name", [*DERIVATIVES] if LONG > 1 else [*DERIVATIVES][:1])
+def test_derivatives(name: str, world_size: int) -> None:
+    """Along a direction, where JAX's own forward mode is the reference; of `replicated`, see test_derivatives.py."""
+    every_partition = LONG > 1 and name == "derivatives"
+    want = Reference(tuple(case for case in of_world(world_size, every_partition=every_partition) if case.linear))
+    got = transformed(want.cases, DERIVATIVES[name])
+    compare(got, want.results(DERIVATIVES[name], dj.Partition().rank), TOLERANCE)
 
 
 @pytest.mark.world(12)

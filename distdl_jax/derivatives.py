@@ -1,0 +1,323 @@
+"""Derivatives along a direction, and transposes, of functions that move data between workers.
+
+A movement is differentiated backward alone, by its adjoint, and that is all it takes: the derivative of f at x is the
+linear map whose transpose is the pullback w -> vjp(w), so its value along v is the pullback's own pullback, applied to
+v. The movements are linear, so transposing one twice runs it forward again: it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.linearity import depends_on_first
+from distdl_jax.partition import Partition
+from distdl_jax.primitives.gradient_anchors import depending_on_movements, note_anchor
+from distdl_jax.primitives.handshake import handshake
+from distdl_jax.primitives.movement import to_be_transposed
+
+
+def jvp(
+    fun: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+) -> Any:
+    """`jax.jvp` for functions that move data: the value of `fun`, and its derivative along a direction.
+
+    With x the tensors that all workers' `primals` are blocks of, and v those of their `tangents`, this is f(x) and
+    f'(x) v: each worker gets its blocks of both. All workers call it, those without data with zero-volume arrays.
+    `jax.jvp` itself can't pass through a movement; here the pullback is differentiated in its turn. So `fun` is run
+    once, its adjoint once at a cotangent of 0, and the derivative once; for many directions use `linearize`.
+
+    **Arguments:**
+
+    - `fun`: a function of `primals`; it returns a pytree of arrays, this worker's blocks, or a pair of that and
+      anything else with `has_aux`.
+    - `primals`, `tangents`: tuples or lists of pytrees of the same structure, shapes and dtypes. Leaves that are not
+      floating or complex have tangents of dtype float0, as in `jax.jvp`.
+    - `partition`: the workers that call it. Default: all of the world.
+
+    **Returns:** `(value, tangent)`, or `(value, tangent, aux)` with `has_aux`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where `tangents` don't fit `primals`.
+
+    >>> import jax.numpy as jnp
+    >>> value, tangent = jvp(lambda x: x**2, (jnp.array([1.0, 3.0]),), (jnp.array([1.0, 0.5]),))
+    >>> value.tolist(), tangent.tolist()
+    ([1.0, 9.0], [2.0, 3.0])
+
+    Source: Hewett and Grady (2020), movements as linear operators; transposed twice, a linear map is itself.
+    """
+    _agreed("jvp", partition, lambda: _check_tangents(primals, tangents))
+    result = _Linearized(fun, tuple(primals), has_aux)
+    return (result.value, result.pushforward(tuple(tangents)), *result.aux)
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, partition: Partition | None = None) -> Any:
+    """`jax.linearize` for functions that move data: the value of `fun` at a point, and its derivative there.
+
+    **Arguments:** those of `jvp`, the primals one by one.
+
+    **Returns:** `(value, derivative)`, or `(value, derivative, aux)` with `has_aux`. `derivative(*tangents)` is this
+    worker's blocks of f'(x) v; all workers call it. `fun` is not run again for it.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where the derivative's arguments don't
+    fit `primals`.
+
+    >>> import jax.numpy as jnp
+    >>> value, derivative = linearize(lambda x: x**2, jnp.array([1.0, 3.0]))
+    >>> derivative(jnp.array([1.0, 0.0])).tolist(), derivative(jnp.array([0.0, 1.0])).tolist()
+    ([2.0, 0.0], [0.0, 6.0])
+    """
+    result = _Linearized(fun, primals, has_aux)
+
+    def derivative(*tangents: Any) -> Any:
+        _agreed("linearize", partition, lambda: _check_tangents(primals, tangents))
+        return result.pushforward(tangents)
+
+    return (result.value, derivative, *result.aux)
+
+
+def hvp(
+    fun: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    partition: Partition | None = None,
+) -> Any:
+    """The Hessian of what the workers' scalars sum to, times a vector: `jax.jvp(jax.grad(f), primals, tangents)[1]`.
+
+    With f = f_0 + ... + f_{P-1}, the sum of what `fun` returns on each worker (see `value_and_grad`), and x and v the
+    tensors that `primals` and `tangents` are blocks of, each worker gets its blocks of f''(x) v. The Hessian is
+    symmetric, so it is the gradient's pullback, applied to v.
+
+    **Arguments:**
+
+    - `fun`: a function of `primals` that returns this worker's part of a scalar.
+    - `primals`, `tangents`: as in `jvp`.
+    - `argnums`: with respect to which argument the gradient is meant, or to which ones, as in `jax.grad`. The
+      directions are in all of them.
+    - `partition`: the workers that call it. Default: all of the world.
+
+    **Returns:** a pytree like that argument, or a tuple of them where `argnums` is a sequence.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where `tangents` don't fit `primals`;
+    `InvalidTypeError` where `fun` returns no real scalar.
+
+    >>> import jax.numpy as jnp
+    >>> hvp(lambda x: jnp.sum(x**3), (jnp.array([1.0, 2.0]),), (jnp.array([1.0, 10.0]),)).tolist()
+    [6.0, 120.0]
+    """
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def check() -> None:
+        _check_tangents(primals, tangents)
+        if any(not -len(primals) <= number < len(primals) for number in chosen):
+            raise InvalidArgumentError(f"`argnums` (={argnums}) must name arguments among {len(primals)} `primals`.")
+
+    _agreed("hvp", partition, check)
+    point, direction = _Varying(tuple(primals)), _Varying(tuple(tangents), like=tuple(primals))
+    part = depending_on_movements(lambda leaves: fun(*point.filled(leaves)), has_aux=False)
+
+    def value_and_gradient(leaves: list[Array]) -> tuple[Array, list[Array]]:
+        value, pullback = jax.vjp(part, leaves)
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise InvalidTypeError(f"`fun` must return a real scalar, but returned {_text(value)}.")
+        return value, _transposable(pullback)(jnp.ones_like(value))[0]
+
+    # The value too: the gradient alone may not depend, on this worker, on what `fun` moves.
+    (anchor, (value, _)), pullback = jax.vjp(_anchored(value_and_gradient), point.leaves)
+    note_anchor(anchor)
+    (product,) = pullback((jnp.zeros(()), (jnp.zeros_like(value), direction.leaves)))
+    rows = point.tangent(product)
+    return rows[argnums] if isinstance(argnums, int) else tuple(rows[number] for number in chosen)
+
+
+def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partition | None = None) -> Callable[..., Any]:
+    """`jax.linear_transpose` for linear functions that move data: the adjoint of `fun`.
+
+    With F the linear map from all workers' arguments to all workers' results, the function returned is F*, in the
+    inner product that is summed over workers: <F x, y> = <x, F* y>. It is exact; of an affine `fun` it is that of its
+    linear part. `fun` is run once, at 0.
+
+    **Arguments:**
+
+    - `fun`: a linear function of `primals`.
+    - `primals`: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them, floating or complex: only shapes and dtypes
+      matter.
+    - `partition`: the workers that call it. Default: all of the world.
+
+    **Returns:** a function of a pytree like `fun`'s result that returns a tuple like `primals`.
+
+    **Raises:** `InvalidTypeError`, on every worker, where an argument is not floating or complex, or what the
+    transpose gets is not like the result of `fun`; `InvalidArgumentError` where `fun` is not linear.
+
+    >>> import jax.numpy as jnp
+    >>> transpose = linear_transpose(lambda x: 3 * x[:2], jnp.zeros(3))
+    >>> transpose(jnp.array([1.0, 2.0]))[0].tolist()
+    [3.0, 6.0, 0.0]
+    """
+
+    def check() -> None:
+        for path, leaf in jax.tree.leaves_with_path(primals):
+            if not (hasattr(leaf, "dtype") and _has_derivative(leaf)):
+                raise InvalidTypeError(
+                    f"`primals` must hold floating or complex arrays, but primals{jax.tree_util.keystr(path)} is "
+                    f"{_text(leaf)}."
+                )
+
+    _agreed("linear_transpose", partition, check)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), primals)
+    (anchor, value), pullback = jax.vjp(_anchored(fun), *zeros)
+    note_anchor(anchor)
+
+    def adjoint(primals: Any, cotangent: Any) -> Any:
+        return jax.vjp(fun, *primals)[1](cotangent)
+
+    def check_linear() -> None:
+        if depends_on_first(adjoint, zeros, value):
+            raise InvalidArgumentError("`fun` must be linear: its derivative depends on where it is taken.")
+
+    _agreed("linear_transpose", partition, check_linear)
+
+    def transpose(cotangent: Any) -> Any:
+        _agreed("linear_transpose", partition, lambda: _check_alike("the transpose's argument", cotangent, value))
+        return pullback((jnp.zeros(()), cotangent))
+
+    return transpose
+
+
+class _Linearized:
+    """A function at a point: its value, and its derivative there as the transpose of its transpose.
+
+    - `aux`: a tuple of what else the function returned, with `has_aux`.
+    """
+
+    def __init__(self, fun: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool) -> None:
+        self._point = _Varying(primals)
+
+        def of_leaves(leaves: list[Array]) -> tuple[list[Array], tuple[Any, ...]]:
+            result = fun(*self._point.filled(leaves))
+            value, *rest = result if has_aux else (result,)
+            return _Varying(value).leaves, (value, *rest)
+
+        anchored = depending_on_movements(lambda leaves: (jnp.zeros(()), of_leaves(leaves)), has_aux=True)
+
+        def with_aux(leaves: list[Array]) -> tuple[Any, tuple[Any, ...]]:
+            anchor, (varying, rest) = anchored(leaves)
+            return (anchor, varying), rest
+
+        zeros, pullback, (self.value, *rest) = jax.vjp(with_aux, self._point.leaves, has_aux=True)
+        self.aux = tuple(rest)
+        note_anchor(zeros[0])
+        zeros = jax.tree.map(jnp.zeros_like, zeros)
+        (anchor, _), self._pushforward = jax.vjp(_anchored(_transposable(pullback)), zeros)
+        note_anchor(anchor)
+
+    def pushforward(self, tangents: tuple[Any, ...]) -> Any:
+        """The derivative along `tangents`, a pytree like the value."""
+        direction = _Varying(tangents, like=self._point.tree)
+        ((_, leaves),) = self._pushforward((jnp.zeros(()), (direction.leaves,)))
+        return _Varying(self.value).tangent(leaves)
+
+
+def _anchored(fun: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
+    """`fun` with a zero in front of what it returns, which depends on every movement in it."""
+    return depending_on_movements(lambda *args: (jnp.zeros(()), fun(*args)), has_aux=True)
+
+
+def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
+    """A pullback that is to be transposed in its turn."""
+
+    def transposable(*cotangents: Any) -> Any:
+        with to_be_transposed(True):
+            return pullback(*cotangents)
+
+    return transposable
+
+
+@dataclass(frozen=True)
+class _Varying:
+    """The floating and complex leaves of a pytree, which alone have derivatives, apart from the others.
+
+    - `like`: the pytree whose leaves say which ones these are. Default: `tree` itself.
+    """
+
+    tree: Any
+    like: Any = None
+
+    @property
+    def leaves(self) -> list[Array]:
+        """Those that have derivatives."""
+        like = self.tree if self.like is None else self.like
+        pairs = zip(jax.tree.leaves(self.tree), jax.tree.leaves(like), strict=True)
+        return [jnp.asarray(leaf) for leaf, other in pairs if _has_derivative(other)]
+
+    def filled(self, leaves: Sequence[Array]) -> Any:
+        """The pytree with other leaves in place of those."""
+        rest = iter(leaves)
+        return jax.tree.map(lambda leaf: next(rest) if _has_derivative(leaf) else leaf, self.tree)
+
+    def tangent(self, leaves: Sequence[Array]) -> Any:
+        """The pytree with `leaves`, and nothing in place of what has no derivative."""
+        rest = iter(leaves)
+        return jax.tree.map(
+            lambda leaf: next(rest) if _has_derivative(leaf) else np.zeros(jnp.shape(leaf), jax.dtypes.float0),
+            self.tree,
+        )
+
+
+def _has_derivative(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def _agreed(name: str, partition: Partition | None, check: Callable[[], None]) -> None:
+    """Make the check on all workers; where one refuses, all do, before anything moves."""
+    workers = Partition() if partition is None else partition
+    if workers.active:
+        handshake(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", check)
+
+
+def _check_tangents(primals: Any, tangents: Any) -> None:
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, tuple | list):
+            raise InvalidTypeError(f"`{name}` must be a tuple or a list of arguments, but is {_text(given)}.")
+    expected = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            jnp.shape(leaf), jnp.result_type(leaf) if _has_derivative(leaf) else jax.dtypes.float0
+        ),
+        tuple(primals),
+    )
+    _check_alike("`tangents`", tuple(tangents), expected)
+
+
+def _check_alike(name: str, given: Any, expected: Any) -> None:
+    """Refuse a pytree that has not the structure, shapes and dtypes of another."""
+    its: Any = jax.tree.structure(given)
+    wanted: Any = jax.tree.structure(expected)
+    if its != wanted:
+        raise InvalidTypeError(f"{name} must have the structure {wanted}, but has {its}.")
+    for (path, leaf), like in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+        but = f" at {jax.tree_util.keystr(path) or 'its top'}, but has {_text(leaf)} there."
+        if jnp.shape(leaf) != like.shape:
+            raise InvalidArgumentError(f"{name} must hold an array of shape {like.shape}{but}")
+        if dtype != like.dtype:
+            raise InvalidTypeError(f"{name} must hold {like.dtype}{but}")
+
+
+def _text(leaf: Any) -> str:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"an array of shape {tuple(leaf.shape)} and dtype {leaf.dtype}"
+    return repr(leaf)

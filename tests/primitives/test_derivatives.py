@@ -1,0 +1,294 @@
+"""Derivatives along a direction: what the matrix of transformations doesn't ask, and what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blocks import block
+from imaginary import partition_of
+from jax import lax
+
+import distdl_jax as dj
+from distdl_jax import functional as F
+from distdl_jax import nn
+from distdl_jax.linearity import depends_on_first
+
+X = np.arange(1.0, 4.0)
+
+
+def partitions() -> tuple[dj.CartesianPartition, dj.CartesianPartition]:
+    """Worker 1 alone, and all workers in a line."""
+    P = dj.Partition()
+    one = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1])
+    return one, P.create_cartesian_topology_partition([P.size])
+
+
+def moving() -> Callable[[Any], Any]:
+    """X of worker 1 to sin(3 x^2) on all three: a broadcast, and a sum over all."""
+    one, line = partitions()
+
+    def f(x: Any) -> Any:
+        y = F.broadcast(x**2, one, line, preserve_batch=False)
+        return jnp.sin(F.all_sum_reduce(y, line, axes_reduce=0))
+
+    return f
+
+
+def here(dtype: Any = float) -> tuple[jax.Array, jax.Array]:
+    """This worker's part of X, and of a direction: nothing but on worker 1."""
+    x = jnp.asarray(X if dj.Partition().rank == 1 else np.zeros(0), dtype)
+    return x, jnp.cos(x).astype(dtype)
+
+
+@pytest.mark.simulated(3)
+def test_workers_whose_part_is_empty_constant_or_unused() -> None:
+    """Outputs that are used on one worker only, losses that are constant on the rest: all move the same."""
+    f, (x, v), rank = moving(), here(), dj.Partition().rank
+    mine = slice(None) if rank == 1 else slice(0)
+
+    def share(x: Any) -> Any:
+        value = jnp.sum(f(x))
+        return value if rank == 0 else 0.0
+
+    def used_on_one(x: Any) -> Any:
+        y = f(x)
+        return y if rank == 2 else jnp.zeros(0)
+
+    whole, V = lambda x: jnp.sin(3 * x**2), np.cos(X)
+    want, want_tangent = jax.jvp(whole, (X,), (V,))
+    value, tangent = dj.jit(lambda x, v: dj.jvp(used_on_one, (x,), (v,)))(x, v)
+    np.testing.assert_allclose(value, want if rank == 2 else [], rtol=1e-14)
+    np.testing.assert_allclose(tangent, want_tangent if rank == 2 else [], rtol=1e-14)
+    hessian = jax.jvp(jax.grad(lambda x: jnp.sum(whole(x))), (X,), (V,))[1]
+    np.testing.assert_allclose(dj.jit(lambda x, v: dj.hvp(share, (x,), (v,)))(x, v), hessian[mine], rtol=1e-13)
+
+
+@pytest.mark.simulated(3)
+def test_pytrees_integers_and_aux() -> None:
+    """As in jax.jvp: floating and complex leaves vary, others have tangents of dtype float0; aux passes through."""
+    f, (x, v), zero = moving(), here(), np.zeros((), jax.dtypes.float0)
+
+    def fun(tree: Any, n: Any) -> Any:
+        y = f(tree["x"]) ** n * tree["scale"]
+        return {"y": y, "n": 2 * n}, {"aux": y.shape}
+
+    primals, tangents = ({"x": x, "scale": 2.0}, 3), ({"x": v, "scale": 1.0}, zero)
+    value, tangent, aux = dj.jvp(fun, primals, tangents, has_aux=True)
+
+    def whole(x: Any, scale: Any) -> Any:
+        return jnp.sin(3 * x**2) ** 3 * scale
+
+    want = jax.jvp(whole, (X, 2.0), (np.cos(X), 1.0))
+    np.testing.assert_allclose(value["y"], want[0], rtol=1e-13)
+    np.testing.assert_allclose(tangent["y"], want[1], rtol=1e-13)
+    assert (value["n"], tangent["n"].dtype, aux) == (6, jax.dtypes.float0, {"aux": (3,)})
+    same, derivative, aux = dj.linearize(fun, *primals, has_aux=True)
+    jax.tree.map(np.testing.assert_array_equal, (same, aux), (value, {"aux": (3,)}))
+    jax.tree.map(np.testing.assert_array_equal, derivative(*tangents), tangent)
+
+    def share(tree: Any, scale: Any) -> Any:
+        return jnp.sum(f(tree["x"])) * scale / 3
+
+    both = dj.hvp(share, ({"x": x}, 2.0), ({"x": v}, 1.0), argnums=(0, 1))
+    assert both[0].keys() == {"x"} and both[1].shape == ()
+    np.testing.assert_array_equal(dj.hvp(share, ({"x": x}, 2.0), ({"x": v}, 1.0), argnums=1), both[1])
+
+
+@pytest.mark.simulated(3)
+def test_dtypes() -> None:
+    """The tangent has the value's dtype; small integers, so that nothing is rounded."""
+    (one, line), rank, dtypes = partitions(), dj.Partition().rank, ("bfloat16", "float32", "complex64")
+    turn = {dtype: 1j if dtype == "complex64" else 1.0 for dtype in dtypes}
+    xs = {dtype: (X if rank == 1 else X[:0]) * turn[dtype] for dtype in dtypes}
+
+    def broadcast(x: Any) -> Any:
+        return F.broadcast(x, one, line, preserve_batch=False)
+
+    @dj.jit
+    def program(xs: Any) -> Any:
+        results = {}
+        for dtype, x in xs.items():
+            value, tangent = dj.jvp(lambda x: F.all_sum_reduce(broadcast(x * x), line, axes_reduce=0), (x,), (2 * x,))
+            results[dtype] = (value, tangent, *dj.linear_transpose(broadcast, x)(value))
+        return results
+
+    for dtype, (value, tangent, adjoint) in program({name: jnp.asarray(x, name) for name, x in xs.items()}).items():
+        assert value.dtype == tangent.dtype == adjoint.dtype == dtype
+        squares = (X * turn[dtype]) ** 2
+        np.testing.assert_array_equal(np.asarray(value, complex), 3 * squares)
+        np.testing.assert_array_equal(np.asarray(tangent, complex), 12 * squares)
+        np.testing.assert_array_equal(np.asarray(adjoint, complex), 9 * squares if rank == 1 else [])
+
+
+@pytest.mark.simulated(2)
+def test_a_network() -> None:
+    """Convolution, max pooling, relu and linear, of all parameters: as one worker's plain JAX has it."""
+    P = dj.Partition()
+    on = P.create_cartesian_topology_partition
+    rows, columns, weights = on([1, 1, 2, 1]), on([1, 2]), on([2, 1])
+    one = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    conv, linear = nn.DistributedConv2d(rows, in_channels=1, out_channels=2, kernel_size=3, padding=1), None
+    pool = nn.DistributedMaxPool2d(rows, 2)
+    linear = nn.DistributedLinear(one, columns, weights, 2 * 3 * 2, 3)
+    to_one = nn.Repartition(rows, P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1, 1]))
+    image = np.random.default_rng(0).normal(size=(2, 1, 6, 4))
+
+    def network(params: Any) -> Any:
+        y = to_one(jax.nn.relu(pool(conv(params[0], block(image, rows)))))
+        return linear(params[1], y.reshape(2, -1))
+
+    def sequential(params: Any) -> Any:
+        y = lax.conv_general_dilated(image, params[0]["weight"], (1, 1), [(1, 1)] * 2)
+        y = y + params[0]["bias"].reshape(-1, 1, 1)
+        y = jax.nn.relu(lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID"))
+        return y.reshape(2, -1) @ params[1]["weight"].T + params[1]["bias"]
+
+    specs = [conv.param_specs(), linear.param_specs()]
+    draw = np.random.default_rng(1)
+    whole, along = (jax.tree.map(lambda spec: draw.normal(size=spec.global_shape), specs) for _ in range(2))
+
+    def cut(tree: Any) -> Any:
+        return jax.tree.map(lambda spec, value: block(value, spec.partition), specs, tree)
+
+    def both(along: Any, params: Any, v: Any, jvp: Any, hvp: Any) -> Any:
+        return jvp(along, (params,), (v,)), hvp(lambda params: jnp.sum(jnp.sin(along(params))), (params,), (v,))
+
+    (y, dy), hv = jax.jit(lambda params, v: both(network, params, v, dj.jvp, dj.hvp))(cut(whole), cut(along))
+
+    def plain_hvp(f: Any, primals: Any, tangents: Any) -> Any:
+        return jax.jvp(jax.grad(f), primals, tangents)[1]
+
+    (want, dwant), hwant = jax.jit(lambda params, v: both(sequential, params, v, jax.jvp, plain_hvp))(whole, along)
+    np.testing.assert_allclose(y, block(want, columns), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(dy, block(dwant, columns), rtol=1e-12, atol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), hv, cut(hwant))
+
+
+@pytest.mark.simulated(3)
+def test_replicated_values() -> None:
+    """A tangent is copied like its value, a Hessian is that of one variable; in a nested jit that was used before."""
+    P, x = dj.Partition(), np.arange(6.0).reshape(2, 3) / 5
+    mine = jnp.asarray(x[:, P.rank])
+    params = {"scale": jnp.float64(1.5), "shift": jnp.float64(-0.25)}
+    v = {"scale": jnp.float64(2.0), "shift": jnp.float64(-1.0)}
+
+    @jax.jit
+    def part(params: Any) -> Any:
+        params = dj.replicated(params, P)
+        total = F.all_sum_reduce(jnp.sin(params["scale"] * mine), P, axes_reduce=0)
+        return jnp.cos(params["shift"] * mine) * total
+
+    def whole(params: Any) -> Any:
+        total = jnp.sin(params["scale"] * x).sum(1, keepdims=True)
+        return jnp.cos(params["shift"] * x) * total
+
+    gradient = jax.grad(lambda params: jnp.sum(part(params)))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13),
+        gradient(params),
+        jax.grad(lambda params: jnp.sum(whole(params)))(params),
+    )
+    (value, tangent), product = jax.jit(
+        lambda params, v: (
+            dj.jvp(part, (params,), (v,)),
+            dj.hvp(lambda params: jnp.sum(part(params)), (params,), (v,)),
+        )
+    )(params, v)
+    want, want_tangent = jax.jvp(whole, (params,), (v,))
+    np.testing.assert_allclose(value, want[:, P.rank], rtol=1e-13)
+    np.testing.assert_allclose(tangent, want_tangent[:, P.rank], rtol=1e-12)
+    hessian = jax.jvp(jax.grad(lambda params: jnp.sum(whole(params))), (params,), (v,))[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), product, hessian)
+    again = jax.grad(lambda params: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient(params), v))) / 3)(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), again, hessian)
+
+
+@pytest.mark.simulated(3)
+def test_jax_jvp_names_what_to_call() -> None:
+    """Wherever the movement is: a TypeError on all workers, before anything moves forward."""
+    f, (x, v), rank = moving(), here(), dj.Partition().rank
+
+    def loop(x: Any) -> Any:
+        def body(x: Any, _: Any) -> Any:
+            y = f(x)
+            return (y if rank == 1 else y[:0]), None
+
+        return lax.scan(body, x, None, 2)[0]
+
+    programs: list[Callable[[], Any]] = [
+        lambda: jax.jvp(f, (x,), (v,)),
+        lambda: jax.jit(lambda x, v: jax.jvp(f, (x,), (v,)))(x, v),
+        lambda: jax.linearize(f, x)[1](v),
+        lambda: jax.jacfwd(f)(x),
+        lambda: jax.hessian(lambda x: jnp.sum(f(x)))(x),
+        lambda: jax.jvp(jax.grad(lambda x: jnp.sum(f(x))), (x,), (v,)),
+        lambda: jax.jvp(jax.checkpoint(f), (x,), (v,)),
+        lambda: jax.jvp(loop, (x,), (v,)),
+    ]
+    for program in programs:
+        with pytest.raises(TypeError, match=r"Use dj\.jvp\(fun, primals, tangents\)"):
+            program()
+
+
+@pytest.mark.simulated(3)
+def test_what_does_not_fit_is_refused_on_every_worker() -> None:
+    f, (x, v), rank, (one, line) = moving(), here(), dj.Partition().rank, partitions()
+
+    def broadcast(x: Any) -> Any:
+        return F.broadcast(x, one, line, preserve_batch=False)
+
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: dj.jvp(f, (x,), (v[:-1] if rank == 1 else v,)), r"shape \(3,\) at \[0\], but has .* shape \(2,\)"),
+        (lambda: dj.jvp(f, (x,), (v.astype("float32"),)), "must hold float64 at .* float32 there"),
+        (lambda: dj.hvp(f, (x,), ([v],)), "`tangents` must have the structure"),
+        (lambda: dj.hvp(f, (x,), (v,), argnums=1), r"`argnums` \(=1\) must name arguments among 1 `primals`"),
+        (lambda: dj.jvp(f, x, (v,)), "`primals` must be a tuple or a list of arguments, but is an array of shape"),
+        (lambda: dj.linearize(f, x)[1](v, v), "`tangents` must have the structure"),
+        (lambda: dj.linear_transpose(f, jnp.arange(3)), r"`primals` must hold floating or complex arrays, but .*int"),
+        (lambda: dj.linear_transpose(broadcast, x)(v[:0]), "the transpose's argument must hold an array of shape"),
+        (lambda: dj.linear_transpose(f, x), "`fun` must be linear"),
+        (lambda: dj.linear_transpose(jnp.sin if rank == 2 else jnp.negative, X), "`fun` must be linear"),
+    ]
+    for program, sentence in refused:
+        with pytest.raises(dj.DistDLError, match=sentence):
+            program()
+
+
+LINEAR: dict[str, Callable[[Any], Any]] = {
+    "product": lambda x: 2 * x @ jnp.arange(12.0).reshape(3, 4) - 1,
+    "scan": lambda x: lax.scan(lambda c, a: (c * jnp.sin(a), c), x, jnp.arange(3.0))[0],
+    "scan in checkpoint": lambda x: jax.checkpoint(lambda x: lax.scan(lambda c, a: (c + a * x, c), x, jnp.ones(3))[1])(
+        x
+    ),
+    "cond": lambda x: lax.cond(jnp.asarray(True), lambda x: 3 * x, lambda x: x[::-1], x),
+    "jit": jax.jit(lambda x: jnp.cumsum(x)[jnp.array([0, 2])]),
+    "convolution": lambda x: jnp.convolve(x, jnp.arange(4.0)),
+    "network": lambda x: nn.DistributedConv1d(conv_on(), in_channels=1, out_channels=2, kernel_size=3, bias=False)(
+        {"weight": jnp.arange(6.0).reshape(2, 1, 3)}, x.reshape(1, 1, 3)
+    ),
+}
+NOT_LINEAR: dict[str, Callable[[Any], Any]] = {
+    "square": lambda x: x * x,
+    "scan": lambda x: lax.scan(lambda c, _: (c * x, None), x, length=2)[0],
+    "cond": lambda x: lax.cond(x[0] > 0, lambda x: x, jnp.negative, x),
+    "jit": jax.jit(jnp.abs),
+    "checkpoint": jax.checkpoint(lambda x: x * jnp.sum(x)),
+}
+
+
+def conv_on() -> dj.CartesianPartition:
+    return partition_of(0, 1).create_cartesian_topology_partition([1, 1, 1])
+
+
+def adjoint_of(fun: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, dy: jax.vjp(fun, x)[1](dy)
+
+
+def test_linear_functions_are_told_from_others() -> None:
+    told = {name: depends_on_first(adjoint_of(fun), X, fun(X)) for name, fun in LINEAR.items()}
+    assert not any(told.values()), told
+    told = {name: depends_on_first(adjoint_of(fun), X, fun(X)) for name, fun in NOT_LINEAR.items()}
+    assert all(told.values()), told
