@@ -9,7 +9,7 @@ from distdl_jax.process import prepare_process
 
 prepare_process()
 
-from distdl_jax import functional, nn
+from distdl_jax import functional, nn, optim
 from distdl_jax.autodiff import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.derivatives import hvp, jvp, linear_transpose, linearize
@@ -41,6 +41,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "nn",
+    "optim",
     "replicated",
     "scatter",
     "simulate",

@@ -58,8 +58,8 @@ def value_and_grad(
         value, gradient = local(*args, **kwargs)
         if has_aux:
             value, aux = value
-            return (_sum(value, workers), aux), gradient
-        return _sum(value, workers), gradient
+            return (summed(value, workers), aux), gradient
+        return summed(value, workers), gradient
 
     return value_and_gradient
 
@@ -97,7 +97,7 @@ def grad(
     return gradient
 
 
-def _sum(value: jax.Array, workers: Partition) -> jax.Array:
+def summed(value: jax.Array, workers: Partition) -> jax.Array:
     """The sum of the workers' values, in the dtype of those that are not Python's numbers."""
     if workers.size > 1 and workers.active:
         mine = (str(value.dtype), jax.typeof(value).weak_type)

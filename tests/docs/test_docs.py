@@ -68,7 +68,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def public_names() -> list[str]:
     names = []
-    for module in ("distdl_jax", "distdl_jax.functional", "distdl_jax.nn"):
+    for module in ("distdl_jax", "distdl_jax.functional", "distdl_jax.nn", "distdl_jax.optim"):
         names += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     return names
 

@@ -1,0 +1,22 @@
+"""Optimisers of tensors that are split over workers: what in optax has to see the whole tensor.
+
+Whatever optax does element by element is right on blocks as it is. The transformations here are optax's, with norms and
+inner products over all blocks. optax is imported when one of them is made, and only then.
+"""
+
+from distdl_jax.optim.checking import check
+from distdl_jax.optim.lbfgs import lbfgs, scale_by_lbfgs
+from distdl_jax.optim.line_search import line_search, value_and_grad_from_state
+from distdl_jax.optim.norms import adaptive_grad_clip, clip_by_global_norm, global_norm, scale_by_trust_ratio
+
+__all__ = [
+    "adaptive_grad_clip",
+    "check",
+    "clip_by_global_norm",
+    "global_norm",
+    "lbfgs",
+    "line_search",
+    "scale_by_lbfgs",
+    "scale_by_trust_ratio",
+    "value_and_grad_from_state",
+]

@@ -1,0 +1,140 @@
+"""L-BFGS on blocks: optax's, with inner products over whole tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.optim.line_search import line_search
+from distdl_jax.optim.require import optax_for
+from distdl_jax.optim.whole import Whole
+from distdl_jax.partition import Partition
+
+if TYPE_CHECKING:
+    import optax
+
+
+def lbfgs(
+    specs: Any,
+    learning_rate: ArrayLike | None = None,
+    memory_size: int = 10,
+    scale_init_precond: bool = True,
+    linesearch: optax.GradientTransformationExtraArgs | None = None,
+    *,
+    partition: Partition | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.lbfgs` of whole tensors, with a line search on the sum of the workers' losses.
+
+    **Arguments:**
+
+    - `specs`: a pytree of `TensorSpec`, one for each leaf of the parameters.
+    - `learning_rate`, `memory_size`, `scale_init_precond`: as in `optax.lbfgs`.
+    - `linesearch`: one of optax's line searches. Default: `optax.lbfgs`'s, a zoom of up to 20 steps from 1.
+    - `partition`: the workers that call it. Default: all of the world.
+
+    **Returns:** an `optax.GradientTransformationExtraArgs`. Its `update` takes `value`, `grad` and `value_fn` as that
+    of `line_search` does.
+
+    **Raises:** `SetupError` where optax is not installed.
+
+    Source: Liu and Nocedal (1989); Nocedal and Wright, "Numerical optimization" (1999), algorithms 7.4 and 7.5.
+    """
+    optax = optax_for("lbfgs")
+    if linesearch is None:
+        linesearch = optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
+    scale = optax.scale(-1.0) if learning_rate is None else optax.scale_by_learning_rate(learning_rate)
+    direction = scale_by_lbfgs(specs, memory_size, scale_init_precond, partition=partition)
+    return optax.chain(direction, scale, line_search(linesearch, specs, partition=partition))
+
+
+def scale_by_lbfgs(
+    specs: Any, memory_size: int = 10, scale_init_precond: bool = True, *, partition: Partition | None = None
+) -> optax.GradientTransformation:
+    """`optax.scale_by_lbfgs` of whole tensors: this worker's blocks of the quasi-Newton direction.
+
+    **Arguments:** as in `lbfgs`.
+
+    **Returns:** an `optax.GradientTransformation` with optax's state. All workers call its `update`, which sends
+    2 `memory_size` + 3 messages of one number.
+
+    **Raises:** `SetupError` where optax is not installed; `InvalidArgumentError` where `memory_size` is below 1.
+    """
+    optax = optax_for("scale_by_lbfgs")
+    if memory_size < 1:
+        raise InvalidArgumentError(f"`memory_size` (={memory_size}) must be 1 or more.")
+    whole = Whole("scale_by_lbfgs", specs, partition)
+
+    def init(params: Any) -> Any:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        memory = jax.tree.map(lambda x: jnp.zeros((memory_size, *x.shape), x.dtype), params)
+        return optax.ScaleByLBFGSState(
+            count=jnp.asarray(0, jnp.int32),
+            params=zeros,
+            updates=zeros,
+            diff_params_memory=memory,
+            diff_updates_memory=memory,
+            weights_memory=jnp.zeros(memory_size),
+        )
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        moved = jax.tree.map(jnp.subtract, params, state.params)
+        turned = jax.tree.map(jnp.subtract, updates, state.updates)
+        curvature = whole.inner(turned, moved)
+        weight = jnp.where(curvature == 0, 0, 1 / curvature)
+        # Differences mean something from the second step on.
+        begun = state.count > 0
+        moved, turned, weight = jax.tree.map(lambda x: jnp.where(begun, x, jnp.zeros_like(x)), (moved, turned, weight))
+        last = (state.count - 1) % memory_size
+        memory = jax.tree.map(
+            lambda all_of, one: _stored(all_of, one, last),
+            (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),
+            (moved, turned, weight),
+        )
+        scale = _initial_scale(whole, updates, moved, turned, begun) if scale_init_precond else jnp.ones(())
+        direction = _preconditioned(whole, updates, memory, scale, state.count % memory_size)
+        count = state.count + (state.count < jnp.iinfo(state.count.dtype).max)
+        return direction, optax.ScaleByLBFGSState(count, params, updates, *memory)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _stored(memory: Array, one: Array, place: Array) -> Array:
+    """The memory with one of its entries replaced; without indexing, of which JAX makes a constant in empty arrays."""
+    chosen = (jnp.arange(memory.shape[0]) == place).reshape(-1, *(1,) * one.ndim)
+    return jnp.where(chosen, one.astype(memory.dtype), memory)
+
+
+def _initial_scale(whole: Whole, updates: Any, moved: Any, turned: Any, begun: Array) -> Array:
+    """What the identity is scaled by, from which the inverse Hessian is built up: at first, to a step of length 1."""
+    numerator, denominator = whole.inner(turned, moved), whole.inner(turned, turned)
+    later = jnp.where(denominator > 0, numerator / denominator, 1)
+    return jnp.where(begun, later, jnp.minimum(1, 1 / lax.stop_gradient(whole.norm(updates))))
+
+
+def _preconditioned(whole: Whole, updates: Any, memory: Any, scale: Array, first: Array) -> Any:
+    """The updates times the approximate inverse Hessian: the two loops, over the memory from `first` on."""
+    size = memory[2].shape[0]
+    order = (first + jnp.arange(size)) % size
+    entries = jax.tree.map(lambda x: jnp.take(x, order, axis=0), memory)
+
+    def added(vector: Any, factor: Array, direction: Any) -> Any:
+        return jax.tree.map(lambda v, d: (v + factor * d).astype(v.dtype), vector, direction)
+
+    def right(vector: Any, entry: Any) -> tuple[Any, Array]:
+        moved, turned, weight = entry
+        alpha = weight * whole.inner(moved, vector)
+        return added(vector, -alpha, turned), alpha
+
+    def left(vector: Any, entry_alpha: Any) -> tuple[Any, None]:
+        (moved, turned, weight), alpha = entry_alpha
+        beta = weight * whole.inner(turned, vector)
+        return added(vector, alpha - beta, moved), None
+
+    vector, alphas = lax.scan(right, updates, entries, reverse=True)
+    vector = jax.tree.map(lambda v: (scale * v).astype(v.dtype), vector)
+    return lax.scan(left, vector, (entries, alphas))[0]

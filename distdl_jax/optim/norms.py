@@ -1,0 +1,201 @@
+"""Norms of whole tensors, and the transformations of optax that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.optim.require import optax_for
+from distdl_jax.optim.whole import Whole, square_root, squares, widened
+from distdl_jax.partition import Partition
+from distdl_jax.primitives import all_sum_reduce
+from distdl_jax.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    import optax
+
+
+def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) -> Array:
+    """The Euclidean norm of all whole tensors of a pytree together: `optax.global_norm` of what the blocks are part of.
+
+    **Arguments:**
+
+    - `tree`: this worker's pytree of blocks: parameters, gradients, updates.
+    - `specs`: a pytree of `TensorSpec` that has one for each leaf of `tree` (`layer.param_specs()`).
+    - `partition`: the workers that call it, at least those of all specs. Default: all of the world.
+
+    **Returns:** a real scalar, the same on every worker. Half precisions are summed in float32. Differentiable; its
+    derivative at 0 is 0.
+
+    **Raises:** `PlanError`, on every worker, where a leaf does not have the shape that its spec says;
+    `InvalidTypeError` where a leaf has no spec.
+
+    >>> import distdl_jax as dj, jax.numpy as jnp
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> float(global_norm({"bias": jnp.array([3.0, 4.0])}, {"bias": dj.TensorSpec((2,), P)}))
+    5.0
+    """
+    return Whole("global_norm", specs, partition).norm(tree)
+
+
+def clip_by_global_norm(
+    max_norm: ArrayLike, specs: Any, *, partition: Partition | None = None
+) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm` of whole tensors: updates are scaled down to a norm of `max_norm` where it is larger.
+
+    **Arguments:**
+
+    - `max_norm`: the largest norm, a number or a scalar array.
+    - `specs`, `partition`: as in `global_norm`.
+
+    **Returns:** an `optax.GradientTransformation`. All workers call its `update`, which sends one message.
+
+    **Raises:** `SetupError` where optax is not installed; its `update` raises what `global_norm` does.
+
+    Source: Pascanu et al. (2012), arXiv:1211.5063.
+    """
+    optax = optax_for("clip_by_global_norm")
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        norm = Whole("clip_by_global_norm", specs, partition).norm(updates)
+
+        def clipped(x: Array) -> Array:
+            return jnp.where(norm < max_norm, x, (x / norm.astype(x.dtype)) * max_norm).astype(x.dtype)
+
+        return jax.tree.map(clipped, updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def adaptive_grad_clip(
+    clipping: ArrayLike,
+    specs: Any,
+    eps: ArrayLike = 1e-3,
+    axis: int | Sequence[int] | None = None,
+    *,
+    partition: Partition | None = None,
+) -> optax.GradientTransformation:
+    """`optax.adaptive_grad_clip` of whole tensors: each unit's update is at most `clipping` times its parameters' norm.
+
+    **Arguments:**
+
+    - `clipping`: the largest ratio of norms.
+    - `specs`, `partition`: as in `global_norm`.
+    - `eps`: what a parameter's norm counts as at least.
+    - `axis`: the dimensions that a unit extends along, in the whole tensors. Default, as in optax: all of them for
+      vectors, 0 for 2 or 3 dimensions, all but the last for 4 or 5. The layers here have PyTorch's layouts, outputs
+      first: for their weights give `axis=1` (linear) or `axis=(1, 2, 3)` (two-dimensional convolution), with
+      `optax.masked` for the leaves of each kind.
+
+    **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters.
+
+    **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
+    `InvalidArgumentError` where there are no parameters, or a tensor doesn't have the dimensions in `axis`.
+
+    Source: Brock et al. (2021), arXiv:2102.06171.
+    """
+    optax = optax_for("adaptive_grad_clip")
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _check_params("adaptive_grad_clip", params)
+        whole = Whole("adaptive_grad_clip", specs, partition)
+        whole.dtypes(updates, params)
+        clipped = []
+        for leaf, of_param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
+            axes = _unit_axes(leaf.spec.global_shape, axis)
+            norm, of_param_norm = (_unit_norms(block, leaf.spec, axes) for block in (leaf.block, of_param.block))
+            most = clipping * jnp.maximum(of_param_norm, eps)
+            scaled = leaf.block * (most / jnp.maximum(norm, 1e-6))  # as in optax, never 0
+            clipped.append(jnp.where(norm < most, leaf.block, scaled).astype(leaf.block.dtype))
+        return jax.tree.unflatten(jax.tree.structure(updates), clipped), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def scale_by_trust_ratio(
+    specs: Any,
+    min_norm: ArrayLike = 0.0,
+    trust_coefficient: ArrayLike = 1.0,
+    eps: ArrayLike = 0.0,
+    *,
+    partition: Partition | None = None,
+) -> optax.GradientTransformation:
+    """`optax.scale_by_trust_ratio` of whole tensors, of which LAMB and LARS are made.
+
+    Each tensor's update is scaled by `trust_coefficient` |parameter| / (|update| + `eps`), or by 1 where one of the
+    norms is 0.
+
+    **Arguments:**
+
+    - `specs`, `partition`: as in `global_norm`.
+    - `min_norm`: what a norm counts as at least.
+    - `trust_coefficient`, `eps`: as above.
+
+    **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters; it sends one
+    message. LAMB on blocks is
+
+        optax.chain(
+            optax.scale_by_adam(eps=1e-6),
+            optax.add_decayed_weights(weight_decay),
+            dj.optim.scale_by_trust_ratio(specs),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+
+    **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
+    `InvalidArgumentError` where there are no parameters.
+
+    Source: You et al. (2017), arXiv:1708.03888; You et al. (2020), arXiv:1904.00962.
+    """
+    optax = optax_for("scale_by_trust_ratio")
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _check_params("scale_by_trust_ratio", params)
+        whole = Whole("scale_by_trust_ratio", specs, partition)
+        both = whole.sums(lambda x, y: jnp.stack([squares(x), squares(y)]), params, updates)
+        scaled = []
+        for leaf, (of_param, of_update) in zip(whole.leaves(updates), both, strict=True):
+            param_norm, update_norm = (jnp.maximum(square_root(x), min_norm) for x in (of_param, of_update))
+            ratio = trust_coefficient * param_norm / (update_norm + eps)
+            ratio = jnp.where((param_norm == 0) | (update_norm == 0), 1, ratio)
+            scaled.append(leaf.block * ratio.astype(leaf.block.dtype))
+        return jax.tree.unflatten(jax.tree.structure(updates), scaled), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def _check_params(name: str, params: Any) -> None:
+    if params is None:
+        raise InvalidArgumentError(f"`params` (=None) must be this worker's parameters: {name} compares with them.")
+
+
+def _unit_axes(shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The dimensions of a tensor of `shape` that a unit extends along."""
+    if axis is not None:
+        given = (axis,) if isinstance(axis, int) else tuple(axis)
+        if any(not -len(shape) <= a < len(shape) for a in given):
+            raise InvalidArgumentError(
+                f"`axis` (={axis}) must name dimensions of each tensor, but one has the shape {shape}; optax.masked "
+                "leaves tensors out."
+            )
+        return tuple(a % len(shape) for a in given)
+    if sum(n != 1 for n in shape) <= 1:
+        return tuple(range(len(shape)))
+    if len(shape) > 5:
+        raise InvalidArgumentError(f"`axis` must be given for tensors of more than 5 dimensions: one is {shape}.")
+    return tuple(range({2: 1, 3: 1, 4: 3, 5: 4}[len(shape)]))
+
+
+def _unit_norms(block: Array, spec: TensorSpec, axes: tuple[int, ...]) -> Array:
+    """The norm of the unit that each element belongs to, in the shape that broadcasts to the block's."""
+    if spec.box is None:
+        return jnp.zeros(np.shape(block), jnp.result_type(float))
+    cut = [d for d in range(spec.partition.dim) if d not in spec.replicated]  # in the order of the tensor's dimensions
+    along = [cut[axis] for axis in axes] if cut else []
+    return square_root(all_sum_reduce(squares(widened(block), axes), spec.partition, axes_reduce=along))

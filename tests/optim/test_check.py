@@ -1,0 +1,86 @@
+"""What `dj.optim.check` says of optax's optimisers, and that its list is right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from imaginary import partition_of
+
+import distdl_jax as dj
+from distdl_jax.optim.checking import WRONG_ON_BLOCKS, _differs_on_halves
+
+RIGHT: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda: optax.adamw(1e-2),
+    "clip": lambda: optax.chain(optax.clip(1.0), optax.add_decayed_weights(0.1), optax.ema(0.9)),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(0.1),
+    "MultiSteps": lambda: optax.MultiSteps(optax.sgd(0.1), 2),
+    "masked": lambda: optax.masked(optax.adam(0.1), {"matrix": True, "vector": False}),
+}
+
+MADE_OF: dict[str, Callable[[], Any]] = {
+    "scale_by_trust_ratio": lambda: optax.lamb(0.1),
+    "clip_by_global_norm": lambda: optax.MultiSteps(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)), 2),
+    "scale_by_factored_rms": lambda: optax.adafactor(0.1, min_dim_size_to_factor=2),
+    "scale_by_novograd": lambda: optax.novograd(0.1),
+    "scale_by_sm3": lambda: optax.sm3(0.1),
+    "scale_by_zoom_linesearch": lambda: optax.lbfgs(),
+    "add_noise": lambda: optax.masked(optax.noisy_sgd(0.1), {"matrix": True, "vector": True}),
+    "adaptive_grad_clip": lambda: optax.inject_hyperparams(optax.adaptive_grad_clip)(0.1),
+}
+
+ALONE: dict[str, Callable[[], Any]] = {
+    "adaptive_grad_clip": lambda: optax.adaptive_grad_clip(0.1),
+    "centralize": optax.centralize,
+    "clip_by_block_rms": lambda: optax.clip_by_block_rms(0.1),
+    "clip_by_global_norm": lambda: optax.clip_by_global_norm(0.1),
+    "normalize_by_update_norm": optax.normalize_by_update_norm,
+    "scale_by_distance_over_gradients": optax.scale_by_distance_over_gradients,
+    "scale_by_factored_rms": lambda: optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+    "scale_by_lbfgs": optax.scale_by_lbfgs,
+    "scale_by_novograd": optax.scale_by_novograd,
+    "scale_by_param_block_norm": optax.scale_by_param_block_norm,
+    "scale_by_param_block_rms": optax.scale_by_param_block_rms,
+    "scale_by_sm3": optax.scale_by_sm3,
+    "scale_by_trust_ratio": optax.scale_by_trust_ratio,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_nothing_is_said_of_what_is_right(name: str) -> None:
+    assert dj.optim.check(RIGHT[name]()) == ()
+
+
+@pytest.mark.parametrize("name", MADE_OF)
+def test_names_are_found_wherever_they_are(name: str) -> None:
+    said = dj.optim.check(MADE_OF[name]())
+    assert any(sentence.startswith(f"optax.{name} would see") for sentence in said), said
+
+
+def test_the_list_is_right() -> None:
+    """Each of it exists, and differs on halves, but for noise, and for what decides or asks for more."""
+    assert all(hasattr(optax, name) for name in WRONG_ON_BLOCKS)
+    others = {"add_noise", "apply_if_finite", "scale_by_polyak"}
+    assert set(ALONE) | others == {name for name in WRONG_ON_BLOCKS if not name.endswith("linesearch")}
+    assert not [name for name, make in ALONE.items() if not _differs_on_halves(make())]
+
+
+def test_a_rule_of_ones_own() -> None:
+    """By what it does; one that can't be tried, or that dj.optim made, is not accused."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return jax.tree.map(lambda x: x / jnp.max(jnp.abs(x)), updates), state
+
+    own = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    (sentence,) = dj.optim.check(optax.chain(own, optax.sgd(0.1)))
+    assert "makes something else of a tensor than of its halves" in sentence and "test_a_rule_of_ones_own" in sentence
+
+    def asks(updates: Any, state: Any, params: Any = None, *, value: Any) -> Any:
+        return updates, state
+
+    assert dj.optim.check(optax.GradientTransformationExtraArgs(own.init, asks)) == ()
+    spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
+    assert dj.optim.check(optax.chain(dj.optim.clip_by_global_norm(1.0, spec), optax.sgd(0.1))) == ()

@@ -1,0 +1,282 @@
+"""Norms, clipping, LAMB and L-BFGS on blocks are optax's on the whole tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import distdl_jax as dj
+from distdl_jax.optim.in_step import in_step
+
+SHAPES = {"matrix": (5, 3), "kernel": (3, 2, 3, 2), "bias": (5,), "few": (1,), "scale": (), "gain": (4,)}
+
+
+def specs() -> dict[str, Any]:
+    """Uneven blocks, empty ones, a scalar on one worker, copies on all, and some along one dimension of a partition."""
+    P = dj.Partition()
+
+    def on(*ranks: int, shape: tuple[int, ...]) -> dj.CartesianPartition:
+        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+    partitions = {
+        "matrix": on(0, 1, 2, 3, shape=(2, 2)),
+        "kernel": on(3, 1, shape=(2, 1, 1, 1)),
+        "bias": on(1, 3, shape=(2,)),
+        "few": on(2, 3, shape=(2,)),
+        "scale": on(2, shape=(1,)),
+        "gain": on(0, 1, 2, 3, shape=(2, 2)),
+    }
+    replicated = {"scale": True, "gain": (0,)}
+    return {
+        name: dj.TensorSpec(SHAPES[name], partition, replicated.get(name, False))
+        for name, partition in partitions.items()
+    }
+
+
+def drawn(seed: int, scale: float = 1.0, dtype: Any = float) -> dict[str, Any]:
+    """Whole tensors."""
+    draw = np.random.default_rng(seed)
+    return {name: jnp.asarray(scale * draw.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+
+
+NOT_BIAS = {name: name != "bias" for name in SHAPES}
+
+
+def cut(tree: dict[str, Any], its: dict[str, Any] | None = None) -> dict[str, Any]:
+    """This worker's blocks of whole tensors."""
+
+    def block(x: Any, spec: dj.TensorSpec) -> Any:
+        return jnp.zeros(0, x.dtype) if spec.box is None else x[tuple(slice(*bounds) for bounds in spec.box)]
+
+    its = specs() if its is None else its
+    return {name: block(tree[name], spec) for name, spec in its.items()}
+
+
+def compare(got: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:
+    for name, x in want.items():
+        np.testing.assert_allclose(got[name], x, tolerance, tolerance)
+
+
+@pytest.mark.simulated(4)
+def test_global_norm() -> None:
+    """In every dtype, with the derivative; copies count once."""
+    its = specs()
+    tolerances = {"float64": 1e-14, "float32": 1e-6, "bfloat16": 1e-6, "complex128": 1e-14}
+    trees = {dtype: drawn(0, dtype=dtype) for dtype in tolerances}
+
+    @dj.jit
+    def program(trees: Any) -> Any:
+        part = jax.value_and_grad(lambda tree: dj.optim.global_norm(tree, its) / 4)
+        return {dtype: part(tree) for dtype, tree in trees.items()}
+
+    found = program({dtype: cut(tree) for dtype, tree in trees.items()})
+    for dtype, tolerance in tolerances.items():
+        whole, (norm, gradient) = trees[dtype], found[dtype]
+        wide = {name: np.asarray(x, complex) for name, x in whole.items()}
+        want = np.sqrt(sum(np.sum(np.abs(x) ** 2) for x in wide.values()))
+        np.testing.assert_allclose(4 * norm, want, tolerance)
+        if dtype == "float64":
+            held = {name: spec.counts for name, spec in its.items()}
+            for name, x in cut(whole).items():
+                np.testing.assert_allclose(gradient[name], held[name] * x / want, 1e-12)
+    zeros = jax.tree.map(jnp.zeros_like, cut(drawn(0)))
+    assert not any(np.any(x) for x in jax.tree.leaves(jax.grad(lambda tree: dj.optim.global_norm(tree, its))(zeros)))
+
+
+TRANSFORMATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "clip_by_global_norm": lambda specs: (dj.optim.clip_by_global_norm(2.0, specs), optax.clip_by_global_norm(2.0)),
+    "adaptive_grad_clip": lambda specs: (dj.optim.adaptive_grad_clip(0.1, specs), optax.adaptive_grad_clip(0.1)),
+    "adaptive_grad_clip along": lambda specs: tuple(
+        optax.masked(clip, {name: name in ("matrix", "kernel") for name in SHAPES})
+        for clip in (dj.optim.adaptive_grad_clip(0.1, specs, axis=-1), optax.adaptive_grad_clip(0.1, axis=-1))
+    ),
+    "scale_by_trust_ratio": lambda specs: (
+        dj.optim.scale_by_trust_ratio(specs, 0.1, 0.5, 1e-3),
+        optax.scale_by_trust_ratio(0.1, 0.5, 1e-3),
+    ),
+    "lamb": lambda specs: (
+        optax.chain(
+            optax.scale_by_adam(eps=1e-6),
+            optax.add_decayed_weights(0.1),
+            dj.optim.scale_by_trust_ratio(specs),
+            optax.scale_by_learning_rate(0.1),
+        ),
+        optax.lamb(0.1, weight_decay=0.1),
+    ),
+    "lars": lambda specs: (
+        optax.chain(
+            optax.add_decayed_weights(0.1),
+            optax.masked(dj.optim.scale_by_trust_ratio(specs, trust_coefficient=0.01), NOT_BIAS),
+            optax.scale_by_learning_rate(0.1),
+            optax.trace(0.9),
+        ),
+        optax.lars(0.1, 0.1, trust_coefficient=0.01, trust_ratio_mask=NOT_BIAS),
+    ),
+    "scale_by_lbfgs": lambda specs: (dj.optim.scale_by_lbfgs(specs, 3), optax.scale_by_lbfgs(3)),
+}
+
+
+@pytest.mark.simulated(4)
+def test_transformations() -> None:
+    """Five updates, of gradients small and large, one of them zero, in one program for all."""
+    its = specs()
+    gradients = [drawn(n, scale) for n, scale in ((1, 1.0), (2, 10.0), (3, 0.01), (4, 0.0), (5, 0.3))]
+
+    def run(optimiser: Any, params: Any, gradients: Any) -> Any:
+        def step(carried: Any, gradient: Any) -> Any:
+            params, state = carried
+            updates, state = optimiser.update(gradient, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *gradients)
+        return jax.lax.scan(step, (params, optimiser.init(params)), stacked)[0][0]
+
+    def program(which: int, params: Any, gradients: Any) -> Any:
+        return {name: run(make(its)[which], params, gradients) for name, make in TRANSFORMATIONS.items()}
+
+    got = dj.jit(lambda *args: program(0, *args))(cut(drawn(0)), [cut(gradient) for gradient in gradients])
+    want = jax.jit(lambda *args: program(1, *args))(drawn(0), gradients)
+    for name in TRANSFORMATIONS:
+        compare(got[name], cut(want[name]), 1e-12)
+
+
+TARGET = drawn(7)
+
+
+def specs_of_two() -> dict[str, Any]:
+    """For two workers: rows, something on the second alone, copies on both."""
+    P = dj.Partition()
+    second = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1])
+    return {
+        "matrix": dj.TensorSpec((5, 3), P.create_cartesian_topology_partition([2, 1])),
+        "bias": dj.TensorSpec((5,), second),
+        "scale": dj.TensorSpec((), second),
+        "gain": dj.TensorSpec((4,), P.create_cartesian_topology_partition([2]), replicated=True),
+    }
+
+
+def whole_loss(params: Any, weight: Any = 1.0) -> Any:
+    """Convex; the sum of all parameters couples them."""
+    apart = sum(jnp.sum(jnp.cosh(0.3 * (x - TARGET[name]))) for name, x in params.items())
+    return weight * apart + sum(jnp.sum(x) for x in params.values()) ** 2 / 20
+
+
+def part_of_loss(params: Any, weight: Any = 1.0) -> Any:
+    P, its = dj.Partition(), specs_of_two()
+    target = cut(TARGET, its)
+    params = {**params, "gain": dj.replicated(params["gain"], P)}
+    counted = {name: x for name, x in params.items() if its[name].counts}
+    apart = sum((jnp.sum(jnp.cosh(0.3 * (x - target[name]))) for name, x in counted.items()), jnp.zeros(()))
+    own = sum((jnp.sum(x) for x in counted.values()), jnp.zeros(()))
+    return weight * apart + dj.functional.all_sum_reduce(own, P, axes_keep=()) ** 2 / 20 / P.size
+
+
+SEARCHES = {
+    "zoom": lambda: optax.scale_by_zoom_linesearch(20, initial_guess_strategy="one"),
+    "backtracking": lambda: optax.scale_by_backtracking_linesearch(20, store_grad=True),
+}
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_lbfgs_with_a_line_search(name: str) -> None:
+    """Steps, values and gradients from the state as on whole tensors; a keyword goes to the loss."""
+    search, its = SEARCHES[name](), specs_of_two()
+
+    def steps(optimiser: Any, from_state: Any, loss: Any) -> Any:
+        def step(params: Any, state: Any) -> Any:
+            value, gradient = from_state(params, weight=2.0, state=state)
+            updates, state = optimiser.update(
+                gradient, state, params, value=value, grad=gradient, value_fn=loss, weight=2.0
+            )
+            return optax.apply_updates(params, updates), state, value
+
+        return step
+
+    optimiser = dj.optim.lbfgs(its, linesearch=search)
+    ours = dj.jit(steps(optimiser, dj.optim.value_and_grad_from_state(part_of_loss), part_of_loss))
+    theirs = jax.jit(steps(optax.lbfgs(linesearch=search), optax.value_and_grad_from_state(whole_loss), whole_loss))
+    params, whole = cut(drawn(0), its), {name: drawn(0)[name] for name in its}
+    state, whole_state = optimiser.init(params), optax.lbfgs(linesearch=search).init(whole)
+    values = []
+    for _ in range(6):
+        params, state, value = ours(params, state)
+        whole, whole_state, want = theirs(whole, whole_state)
+        np.testing.assert_allclose(value, want, 1e-12)
+        np.testing.assert_allclose(state[2].learning_rate, whole_state[2].learning_rate, 1e-12)
+        values.append(float(value))
+    compare(params, cut(whole, its), 1e-12)
+    compare(state[2].grad, cut(whole_state[2].grad, its), 1e-12)
+    assert values[-1] < values[1] < values[0]
+
+
+@pytest.mark.simulated(2)
+def test_a_search_that_meets_no_numbers() -> None:
+    """Steps out of the domain, on one worker: all take back as much, and end where plain optax does."""
+    P = dj.Partition()
+    spec = dj.TensorSpec((3,), P.create_cartesian_topology_partition([2]))
+    theirs = optax.chain(optax.sgd(1.0), optax.scale_by_zoom_linesearch(20))
+    ours = optax.chain(optax.sgd(1.0), dj.optim.line_search(optax.scale_by_zoom_linesearch(20), spec))
+
+    def loss(x: Any, a: Any) -> Any:
+        return jnp.sum(-a * jnp.log(x) + x**2)
+
+    def steps(jit: Any, optimiser: Any, value_and_grad: Any, x: Any, a: Any) -> Any:
+        @jit
+        def step(x: Any, state: Any, a: Any) -> Any:
+            value, gradient = value_and_grad(x, a)
+            updates, state = optimiser.update(
+                gradient, state, x, value=value, grad=gradient, value_fn=lambda x: loss(x, a)
+            )
+            return optax.apply_updates(x, updates), state
+
+        state = optimiser.init(x)
+        for _ in range(4):
+            x, state = step(x, state, a)
+        return x
+
+    x, a, mine = jnp.array([0.1, 3.0, 10.0]), jnp.array([30.0, 2.0, 1.0]), slice(*spec.box[0])
+    want = steps(jax.jit, theirs, jax.value_and_grad(loss), x, a)
+    np.testing.assert_allclose(steps(dj.jit, ours, dj.value_and_grad(loss), x[mine], a[mine]), want[mine], 1e-12)
+
+
+@pytest.mark.simulated(3)
+def test_loops_end_together() -> None:
+    """Workers that would leave a loop after different passes, because their numbers differ, leave with the first."""
+    P = dj.Partition()
+
+    def passes(step: Any, block: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda carried: carried[0] < 1,
+            lambda carried: (carried[0] + step, carried[1] + 1, 2 * carried[2]),
+            (step, 0, block),
+        )
+
+    step, block = jnp.array([0.3, 0.5, 0.1])[P.rank], jnp.ones(P.rank + 1)
+    far, count, block = dj.jit(in_step(jax.jit(passes), P))(step, block)
+    assert (count, float(far)) == (3, 0.3 + 0.3 + 0.3 + 0.3)
+    np.testing.assert_array_equal(block, np.full(P.rank + 1, 8.0))
+
+
+@pytest.mark.simulated(4)
+def test_what_does_not_fit_is_refused_on_every_worker() -> None:
+    its, tree = specs(), cut(drawn(0))
+    wrong = {**tree, "bias": tree["bias"][:1] if dj.Partition().rank == 1 else tree["bias"]}
+    ratio, units = dj.optim.scale_by_trust_ratio(its), dj.optim.adaptive_grad_clip(0.1, its, axis=1)
+    some = dj.Partition().create_partition_inclusive([0, 1])
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: dj.optim.global_norm(wrong, its), r"\['bias'\], has shape \(1,\), but its spec"),
+        (lambda: dj.optim.global_norm(tree, {"bias": its["bias"]}), r"`specs` must have a TensorSpec .* has None at"),
+        (lambda: dj.optim.clip_by_global_norm(1.0, its).update(wrong, None), r"\['bias'\], has shape \(1,\)"),
+        (lambda: ratio.update(tree, None), r"`params` \(=None\) must be this worker's parameters"),
+        (lambda: units.update(tree, None, tree), r"`axis` \(=1\) must name dimensions of each tensor"),
+        (lambda: dj.optim.scale_by_lbfgs(its, 0), r"`memory_size` \(=0\) must be 1 or more"),
+        (lambda: dj.optim.global_norm(tree, its, partition=some), "must hold the workers of all specs"),
+    ]
+    for program, sentence in refused:
+        with pytest.raises(dj.DistDLError, match=sentence):
+            program()
