@@ -53,12 +53,12 @@ def line_search(
         dtype = jnp.finfo(dtypes[0]).dtype if dtypes else jnp.result_type(float)
         return jnp.zeros((), dtype), jax.tree.map(lambda x: jnp.zeros(x.size, x.dtype), params)
 
-    def kept(state: Any, grad: Any) -> Any:
-        return state._replace(grad=grad) if hasattr(state, "grad") else state
+    def with_gradient(state: Any, grad: Callable[[], Any]) -> Any:
+        """The state with another gradient in it, where it keeps one."""
+        return state if state.grad is None else state._replace(grad=grad())
 
     def init(params: Any) -> Any:
-        state = search.init(start(params))
-        return kept(state, None if state.grad is None else jax.tree.map(jnp.zeros_like, params))
+        return with_gradient(search.init(start(params)), lambda: jax.tree.map(jnp.zeros_like, params))
 
     def update(
         updates: Any,
@@ -79,7 +79,7 @@ def line_search(
             slope = whole.inner(jax.tree.map(jnp.conj, updates), grad)
             return search.update(
                 (jnp.ones_like(at), zeros),
-                kept(state, None if state.grad is None else (jnp.zeros_like(at), jax.tree.map(jnp.ravel, state.grad))),
+                with_gradient(state, lambda: (jnp.zeros_like(at), jax.tree.map(jnp.ravel, state.grad))),
                 (at, zeros),
                 value=value,
                 grad=_finite(slope.astype(at.dtype), grad),
@@ -88,15 +88,7 @@ def line_search(
             )
 
         _, found = in_step(searched, whole.workers)(updates, state, params, value, grad)
-        if found.grad is not None:
-            slope, gradient = found.grad
-            # What was no number was left out of the search.
-            gradient = jax.tree.map(
-                lambda g, x: jnp.where(jnp.isfinite(slope), g, jnp.nan).astype(g.dtype).reshape(x.shape),
-                gradient,
-                params,
-            )
-            found = found._replace(grad=gradient)
+        found = with_gradient(found, lambda: _restored(found.grad[0], found.grad[1], params))
         scaled = jax.tree.map(lambda u: (found.learning_rate * u).astype(u.dtype), updates)
         return scaled, found
 
@@ -160,6 +152,12 @@ def _along(
         return found.astype(distance.dtype), sum(jax.tree.leaves(products), slope * along)
 
     return value
+
+
+def _restored(slope: Array, gradient: Any, params: Any) -> Any:
+    """The gradient in the shapes of the parameters; what was no number, and so left out, is none again."""
+    good = jnp.isfinite(slope)
+    return jax.tree.map(lambda g, x: jnp.where(good, g, jnp.nan).astype(g.dtype).reshape(x.shape), gradient, params)
 
 
 def _finite(slope: Array, gradient: Any) -> tuple[Array, Any]:

@@ -1,5 +1,6 @@
 """What `dj.optim.check` says of optax's optimisers, and that its list is right."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -84,3 +85,24 @@ def test_a_rule_of_ones_own() -> None:
     assert dj.optim.check(optax.GradientTransformationExtraArgs(own.init, asks)) == ()
     spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
     assert dj.optim.check(optax.chain(dj.optim.clip_by_global_norm(1.0, spec), optax.sgd(0.1))) == ()
+
+
+def test_without_optax_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes a transformation of optax's says so; nothing else needs it."""
+    monkeypatch.setitem(sys.modules, "optax", None)
+    spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
+    makers: dict[str, Callable[[], Any]] = {
+        "clip_by_global_norm": lambda: dj.optim.clip_by_global_norm(1.0, spec),
+        "adaptive_grad_clip": lambda: dj.optim.adaptive_grad_clip(1.0, spec),
+        "scale_by_trust_ratio": lambda: dj.optim.scale_by_trust_ratio(spec),
+        "scale_by_lbfgs": lambda: dj.optim.scale_by_lbfgs(spec),
+        "lbfgs": lambda: dj.optim.lbfgs(spec),
+        "line_search": lambda: dj.optim.line_search(None, spec),
+        "value_and_grad_from_state": lambda: dj.optim.value_and_grad_from_state(jnp.sum),
+        "check": lambda: dj.optim.check(None),
+    }
+    for name, make in makers.items():
+        with pytest.raises(dj.SetupError, match=rf"dj\.optim\.{name} needs optax, which is not installed: pip install"):
+            make()
+    ours = partition_of(0, 1)
+    assert float(dj.optim.global_norm(jnp.array([3.0, 4.0, 0.0, 0.0]), spec, partition=ours)) == 5.0
