@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launcher.settings import long_run
 from programs import ROOT, run, run_all, run_alone, simulate_all
 
 EXAMPLES = ROOT / "examples"
@@ -174,11 +175,11 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "start",
-    [run, lambda size, *args, **options: run_alone(*args, "--simulate", size, **options)],
-    ids=["mpi", "simulated"],
-)
+def simulated(size: int, *arguments: object, limit: float) -> tuple[int, str]:
+    return run_alone(*arguments, "--simulate", size, limit=limit)
+
+
+@pytest.mark.parametrize("start", [run, simulated] if long_run() else [run])
 def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[int, str]]) -> None:
     """Step by step: the objective, and the conductivity at the end; the example checks both, and that it gets there."""
     status, output = start(2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120)
