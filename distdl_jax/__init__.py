@@ -18,6 +18,7 @@ from distdl_jax.gathering import gather, scatter
 from distdl_jax.jit import check, jit
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_reduce import all_reduce
 from distdl_jax.primitives.replicated import replicated
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 
@@ -31,6 +32,7 @@ __all__ = [
     "SetupError",
     "ShapeDtype",
     "TensorSpec",
+    "all_reduce",
     "check",
     "functional",
     "gather",

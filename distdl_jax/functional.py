@@ -5,6 +5,8 @@
 
 from distdl_jax.primitives import (
     all_gather,
+    all_max,
+    all_reduce,
     all_sum_reduce,
     broadcast,
     halo_exchange,
@@ -15,6 +17,8 @@ from distdl_jax.primitives import (
 
 __all__ = [
     "all_gather",
+    "all_max",
+    "all_reduce",
     "all_sum_reduce",
     "broadcast",
     "halo_exchange",

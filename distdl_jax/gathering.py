@@ -66,11 +66,15 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
 @dataclass(frozen=True)
 class _LeafPlan(Plan):
-    """What `gather` and `scatter` share: one leaf, of which `inputs` are what the workers hold, and its `movement`."""
+    """What `gather` and `scatter` share: one leaf, of which `inputs` are what the workers hold.
 
-    spec: TensorSpec
+    `tensor` is what `spec` says, without this worker's part in it.
+    """
+
+    tensor: tuple[Any, ...]
     root: int
     inputs: ShapeDtypes = field(hash=False)
+    spec: TensorSpec = field(compare=False)
 
     @cached_property
     def workers(self) -> Workers:
@@ -154,7 +158,7 @@ class ScatterPlan(_LeafPlan):
 
 def plan_gather(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
     """How one leaf of `gather`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
-    plan = GatherPlan(spec, root, taking_part(held, spec.partition.ranks, (root,)))
+    plan = GatherPlan(_told(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
     for worker, shape in spec.block_shapes.items():
         _check_shape(name, held[worker].shape, shape, spec, worker)
     return _complete(plan, name)
@@ -162,7 +166,7 @@ def plan_gather(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = 
 
 def plan_scatter(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
     """How one leaf of `scatter`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
-    plan = ScatterPlan(spec, root, taking_part(held, spec.partition.ranks, (root,)))
+    plan = ScatterPlan(_told(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
     _check_shape(name, held[root].shape, spec.global_shape, spec, root)
     return _complete(plan, name)
 

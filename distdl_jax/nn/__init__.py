@@ -14,6 +14,7 @@ from distdl_jax.nn.conv_one_algorithm import (
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
+    AllReduce,
     AllSumReduce,
     Broadcast,
     DistributedTranspose,
@@ -37,6 +38,7 @@ from distdl_jax.nn.sequential import Sequential
 
 __all__ = [
     "AllGather",
+    "AllReduce",
     "AllSumReduce",
     "Broadcast",
     "DistributedAvgPool1d",

@@ -13,6 +13,7 @@ from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
+from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, plan_halo_exchange
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
@@ -137,6 +138,37 @@ class AllSumReduce(ParameterFreeLayer):
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
         return plan_all_sum_reduce(x, self.P_x, self.axes_reduce)
+
+
+@dataclass(frozen=True)
+class AllReduce(ParameterFreeLayer):
+    """The reduction of each team's subtensors, on all of the team: `functional.all_reduce` with its arguments bound.
+
+    On P_x, p_0 x ... x p_{D-1}; the operations and their derivatives are in the table of `functional.all_reduce`.
+
+    **Arguments:**
+
+    - `P_x`, `op`: the partition, and one of "sum", "mean", "max", "min", "prod".
+    - `axes_reduce`: dimensions to reduce along. Default: all.
+
+    It is called with this worker's subtensor; outside P_x with anything, which comes back.
+
+    **Raises:** as `functional.all_reduce`, when it is called.
+
+    Source: Hewett and Grady (2020), all-sum-reduce, and what follows from it.
+    """
+
+    P_x: Partition
+    op: Operation = "sum"
+    axes_reduce: tuple[int, ...] | int | None = None
+
+    def _apply(self, x: Array) -> Array:
+        """The reduction over this worker's team; outside P_x, `x`."""
+        return functional.all_reduce(x, self.P_x, self.op, self.axes_reduce)
+
+    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
+        """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
+        return plan_all_reduce(x, self.P_x, self.op, self.axes_reduce)
 
 
 @dataclass(frozen=True)

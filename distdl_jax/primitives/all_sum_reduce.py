@@ -51,17 +51,18 @@ class AllSumPlan(MovementPlan):
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self._team_of))
+        return tuple(sorted(self.team_of))
 
     @cached_property
-    def _team_of(self) -> dict[int, Workers]:
+    def team_of(self) -> dict[int, Workers]:
+        """From each worker to its team."""
         return {worker: team for team in self.teams for worker in team}
 
     def output(self, worker: int) -> ShapeDtype:
         return self.inputs[worker]
 
     def part(self, worker: int) -> AllSum | None:
-        team = self._team_of.get(worker, ())
+        team = self.team_of.get(worker, ())
         return AllSum(team, is_differentiable(self.inputs[worker].dtype)) if len(team) > 1 else None
 
 

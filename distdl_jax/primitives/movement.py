@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from distdl_jax.backends.base import World
@@ -40,6 +41,23 @@ class Movement(Protocol):
 
     def batched(self, n: int) -> Movement:
         """The same movement of `n` tensors, stacked in front."""
+
+
+@runtime_checkable
+class NonlinearMovement(Movement, Protocol):
+    """A movement that is not linear: its derivative depends on where it is taken.
+
+    Backward, its adjoint moves what `before_adjoint` makes of the cotangent, and `after_adjoint` has the last word.
+    """
+
+    def kept(self, x: Array, y: Array) -> Array:
+        """What the derivative needs of the input and the output: it is batched where x is."""
+
+    def before_adjoint(self, kept: Array, dy: Array) -> Array:
+        """What is to move, from the cotangent of the output."""
+
+    def after_adjoint(self, kept: Array, moved: Array, dtype: np.dtype) -> Array:
+        """The cotangent of the input, of its `dtype`, from what has moved."""
 
 
 to_be_transposed = jax.make_user_context(False)
@@ -86,16 +104,30 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Array, Array]:
     return y, tie(jnp.zeros(0, y.dtype), y)
 
 
-def _forward(world: World, part: Movement, x: Array) -> tuple[tuple[Array, Array], Array]:
-    # Nothing of `x` is kept but that it is there: where it is batched or differentiated, so is what is kept. (An empty
-    # slice of `x` would not do: JAX makes a constant of it where `x` is empty.)
-    return _move(world, part, x), tie(jnp.zeros(0, x.dtype), x)
+def _forward(world: World, part: Movement, x: Array) -> tuple[tuple[Array, Array], tuple[Array, Array | None]]:
+    # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
+    # would not do: JAX makes a constant of it where `x` is empty.)
+    trace_of_x = tie(jnp.zeros(0, x.dtype), x)
+    if not isinstance(part, NonlinearMovement):
+        return _move(world, part, x), (trace_of_x, None)
+    # Computed once: XLA might compute x again for what is kept, an ulp apart.
+    x = lax.optimization_barrier(x)
+    y, anchor = _move(world, part, x)
+    return (y, anchor), (trace_of_x, part.kept(x, y))
 
 
-def _backward(world: World, part: Movement, trace_of_x: Array, cotangents: tuple[Array, Array]) -> tuple[Array]:
+def _backward(
+    world: World, part: Movement, of_x: tuple[Array, Array | None], cotangents: tuple[Array, Array]
+) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
+    trace_of_x, kept = of_x
     dy = tie(cotangents[0], cotangents[1], trace_of_x)
+    if isinstance(part, NonlinearMovement):
+        assert kept is not None
+        moved, anchor = _move(world, part.adjoint(), reverse_only(part.before_adjoint(kept, dy)))
+        note_anchor(anchor)
+        return (part.after_adjoint(kept, moved, dy.dtype),)
     adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
     dx, anchor = _move(world, adjoint, reverse_only(dy))
     note_anchor(anchor)

@@ -21,7 +21,7 @@ from matrix.case import Case as Case
 from matrix.case import Operator
 from matrix.painting import is_shape, painted
 from matrix.partitions import On, Shape, blocks, held, on
-from matrix.team_cases import gather, replicated, scatter
+from matrix.team_cases import all_reduce, gather, replicated, scatter
 
 
 def broadcast(
@@ -261,6 +261,11 @@ PRIMITIVES = (
     sum_reduce(on(2, 2), on(2, 2), _BLOCK, silent=True),
     all_sum_reduce(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     all_sum_reduce(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
+    all_reduce(on(2, 2, ranks=(3, 1, 2, 0)), "max", (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    all_reduce(on(1, 3, ranks=(3, 0, 2)), "max", (0, 1), _BLOCK),
+    all_reduce(on(2, 2), "min", (1,), _BLOCK),
+    all_reduce(on(2, 2), "mean", (0, 1), _BLOCK),
+    all_reduce(on(2, 2, ranks=(3, 1, 2, 0)), "prod", (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     replicated(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     replicated(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
     gather((3, 2), on(2, 2, 1, ranks=(3, 1, 2, 0)), (0,), 2),
@@ -307,6 +312,7 @@ PRIMITIVES = (
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
+    all_reduce(on(3), "max", (0,), _BLOCK, world=3),
     replicated(on(3), (0,), _BLOCK, world=3),
     gather((), on(3), (0,), 1, world=3),
     scatter((5,), on(3, ranks=(2, 0, 1)), (), 1, world=3),
@@ -320,6 +326,9 @@ PRIMITIVES = (
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
     all_sum_reduce(on(1, 1), (0, 1), {0: (2, 3)}, world=1),
+    all_reduce(on(1, 1), "max", (0, 1), {0: (2, 3)}, world=1),
+    all_reduce(on(1, 1), "mean", (0, 1), {0: (2, 3)}, world=1),
+    all_reduce(on(1, 1), "prod", (0, 1), {0: (2, 3)}, world=1),
     replicated(on(1, 1), (0, 1), {0: (2, 3)}, world=1),
     gather((2, 3), on(1, 1, 1), (0,), 0, world=1),
     scatter((2, 3), on(1, 1, 1), (0,), 0, world=1),
@@ -338,6 +347,7 @@ PRIMITIVES = (
     broadcast(on(1, ranks=(5,)), on(12), _BLOCK, world=12),
     sum_reduce(on(2, 6), on(1, 1, ranks=(3,)), _BLOCK, world=12),
     all_sum_reduce(on(2, 3, 2), (0, 2), _BLOCK, world=12),
+    all_reduce(on(2, 3, 2), "max", (0, 2), _BLOCK, world=12),
     replicated(on(2, 3, 2), (0, 2), _BLOCK, world=12),
     scatter((7,), on(2, 3, 2), (0, 2), 5, world=12),
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Blocks = list[Any]
@@ -60,14 +61,22 @@ def all_sum_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
 
 
 def replicated(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
-    """Every worker keeps its copy; the gradient is summed over all copies, and so are cotangents of that."""
+    """Every worker keeps its copy of one variable: its gradients, and what it moves by, are summed over the copies."""
 
-    @jax.custom_vjp
+    @jax.custom_jvp
     def copies(blocks: Blocks) -> Blocks:
         return blocks
 
-    copies.defvjp(lambda blocks: (copies(blocks), None), lambda _, dys: (all_sum_reduce(dys, P_x, axes),))
+    copies.defjvp(lambda primals, tangents: (copies(*primals), all_sum_reduce(*tangents, P_x, axes)))
     return copies(blocks)
+
+
+def all_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int], op: str) -> Blocks:
+    """Every worker gets jnp's reduction over those that agree with it outside `axes`, and shares JAX's derivative."""
+    reduced = getattr(jnp, op)
+    return on_teams(
+        blocks, P_x, axes, lambda team: [reduced(jnp.stack([blocks[w] for w in team.flat]), axis=0)] * team.size
+    )
 
 
 def repartition(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = True) -> Blocks:

@@ -1,10 +1,11 @@
-"""Operators on values that several workers hold copies of: a replicated value is one variable, so it is not linear."""
+"""Operators within teams, some of which are not linear: reductions, and values that several workers hold copies of."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 import distdl_jax as dj
+from distdl_jax import nn
 from distdl_jax.gathering import plan_gather, plan_scatter
 from distdl_jax.primitives.replicated import plan_replicated
 from matrix import reference
@@ -23,6 +24,25 @@ def replicated(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape]
         operator,
         lambda xs: reference.replicated(xs, P_x.grid, axes),
         lambda P, held: plan_replicated(held, P_x.partition(P), axes),
+        linear=False,
+    )
+
+
+def all_reduce(P_x: On, op: str, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
+    def layer(P: dj.Partition) -> nn.AllReduce:
+        return nn.AllReduce(P_x.partition(P), op, tuple(axes))
+
+    ordered = op in ("max", "min")
+    return Case(
+        f"all_{op} {P_x} along {tuple(axes)}",
+        world,
+        held(P_x, shapes, world),
+        layer,
+        lambda xs: reference.all_reduce(xs, P_x.grid, axes, op),
+        lambda P, held: layer(P).plan(held),
+        any_dtype=ordered,
+        any_complex=not ordered,
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
         linear=False,
     )
 

@@ -1,0 +1,245 @@
+"""All-reduce: the sum, mean, largest, smallest or product of a team's subtensors, on every worker of the team."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.broadcasting import reduction_axes
+from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_gather import GatherPlan
+from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import is_differentiable
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.team_operations import accumulation_dtype, allreduce_in_team
+
+Operation = Literal["sum", "mean", "max", "min", "prod"]
+
+
+@dataclass(frozen=True)
+class Extremum:
+    """One worker's part of the largest (or smallest) of what `team` hold, element by element."""
+
+    team: Workers
+    differentiable: bool
+    largest: bool
+
+    def adjoint(self) -> AllSum:
+        return AllSum(self.team, self.differentiable)
+
+    def batched(self, n: int) -> Extremum:
+        return self
+
+    def run(self, world: World, x: Array) -> Array:
+        with jax.named_scope("all_max" if self.largest else "all_min"):
+            order, back = _order(np.dtype(x.dtype), self.largest)
+            return back(allreduce_in_team(world, self.team, order(x), "max"))
+
+    def kept(self, x: Array, y: Array) -> Array:
+        """Where this worker has the largest."""
+        return x == y
+
+    def before_adjoint(self, kept: Array, dy: Array) -> Array:
+        """What is summed over the team: the cotangents, and how many workers share them, in one message."""
+        wide = accumulation_dtype(np.dtype(dy.dtype))
+        return jnp.stack([dy.astype(wide), kept.astype(wide)])
+
+    def after_adjoint(self, kept: Array, sums: Array, dtype: np.dtype) -> Array:
+        """This worker's share of the sum: as JAX's own maximum, also where a NaN has none."""
+        return (sums[0] * kept / sums[1]).astype(dtype)
+
+
+def _order(dtype: np.dtype, largest: bool) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """From values to integers (or booleans) whose maximum is the extremum's, and back. A NaN is above everything."""
+    if not is_differentiable(dtype):
+        # `~` turns the order around, and overflows nowhere.
+        return (jnp.asarray, jnp.asarray) if largest else (jnp.bitwise_not, jnp.bitwise_not)
+    integer = np.dtype(f"int{8 * dtype.itemsize}")
+
+    def mirrored(bits: Array) -> Array:
+        return jnp.where(bits < 0, bits ^ np.iinfo(integer).max, bits)
+
+    def order(x: Array) -> Array:
+        x = x if largest else -x
+        return mirrored(lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x).astype(dtype), integer))
+
+    def back(bits: Array) -> Array:
+        x = lax.bitcast_convert_type(mirrored(bits), dtype)
+        return x if largest else -x
+
+    return order, back
+
+
+@dataclass(frozen=True)
+class ExtremumPlan(AllSumPlan):
+    """The largest, or the smallest, of what each of `teams` holds."""
+
+    largest: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for worker, held in self.inputs.items():
+            if jnp.issubdtype(held.dtype, jnp.complexfloating):
+                raise PlanError(f"On worker {worker}: `x` is {held}, but complex numbers have no largest or smallest.")
+
+    def part(self, worker: int) -> Extremum | None:  # type: ignore[override]
+        part = super().part(worker)
+        return None if part is None else Extremum(part.team, part.differentiable, self.largest)
+
+
+@dataclass(frozen=True)
+class _FurtherPlan(Plan):
+    """A reduction that computes before or after it moves; `sums` says who reduces what."""
+
+    sums: AllSumPlan
+
+    @property
+    def workers(self) -> Workers:
+        return self.sums.workers
+
+    @abstractmethod
+    def run(self, world: World, x: Array) -> Array:
+        """What this worker, which holds `x`, holds afterwards."""
+
+
+@dataclass(frozen=True)
+class MeanPlan(_FurtherPlan):
+    """The mean of what each team holds, summed in at least float32; of integers and booleans, in JAX's float."""
+
+    def output(self, worker: int) -> ShapeDtype:
+        held = self.sums.inputs[worker]
+        return ShapeDtype(held.shape, np.dtype(jnp.result_type(held.dtype, float)))
+
+    def run(self, world: World, x: Array) -> Array:
+        if world.rank not in self.workers:
+            return x
+        dtype = self.output(world.rank).dtype
+        wide = accumulation_dtype(dtype)
+        held = {worker: ShapeDtype(held.shape, wide) for worker, held in self.sums.inputs.items()}
+        total = AllSumPlan(self.sums.teams, held).run(world, x.astype(wide))
+        return (total / len(self.sums.team_of[world.rank])).astype(dtype)
+
+
+@dataclass(frozen=True)
+class ProductPlan(_FurtherPlan):
+    """The product of what each team holds, of all of its subtensors side by side: its derivative is exact at 0, too."""
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.sums.inputs[worker]
+
+    def gathered(self, worker: int) -> GatherPlan:
+        """How the worker's team brings its subtensors, as rows, together on all of its workers."""
+        team, held = self.sums.team_of[worker], self.sums.inputs[worker]
+        rows = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, held.size),)))
+        row = ShapeDtype((1, held.size), held.dtype)
+        return GatherPlan("all_reduce", dict.fromkeys(team, row), held.dtype, rows, (0,), gathers=True)
+
+    def run(self, world: World, x: Array) -> Array:
+        if world.rank not in self.workers or len(self.sums.team_of[world.rank]) == 1:
+            return x
+        rows = self.gathered(world.rank).run(world, x.reshape(1, -1))
+        wide = rows.astype(accumulation_dtype(np.dtype(x.dtype)))
+        return jnp.prod(wide, axis=0).astype(x.dtype).reshape(x.shape)
+
+
+def plan_all_reduce(
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    op: Operation = "sum",
+    axes_reduce: int | Sequence[int] | None = None,
+    axes_keep: int | Sequence[int] | None = None,
+) -> Any:
+    """The plan of `all_reduce`, from what the workers of P_x hold, or those of some of its teams; it is theirs."""
+    _check_op(op)
+    teams = teams_of(P_x, _axes(P_x, axes_reduce, axes_keep), shape_dtypes)
+    inputs = {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
+    if op in ("max", "min"):
+        return ExtremumPlan(teams, inputs, op == "max")
+    sums = AllSumPlan(teams, inputs)
+    return {"sum": sums, "mean": MeanPlan(sums), "prod": ProductPlan(sums)}[op]
+
+
+def all_reduce(
+    x: Array,
+    P_x: Partition,
+    op: Operation = "sum",
+    axes_reduce: int | Sequence[int] | None = None,
+    axes_keep: int | Sequence[int] | None = None,
+) -> Array:
+    """Reduce the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
+
+    With P_x of shape p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes_reduce` form one team,
+    and each of them gets the reduction over its team.
+
+    | `op` | y | the cotangent of x, with s the sum of the team's cotangents of y |
+    |---|---|---|
+    | "sum" | the sum | s |
+    | "mean" | the sum over the number of workers in the team | s over that number |
+    | "max", "min" | the largest, the smallest; NaN where there is one | s, shared equally by those that tie; else 0 |
+    | "prod" | the product | s times the product of the others' x, exact at 0 |
+
+    **Arguments:**
+
+    - `x`: this worker's subtensor: any shape and dtype, the same within a team; for "max" and "min" not complex. Half
+      precisions are summed and multiplied in float32 and rounded once. The sum of booleans is their "or", their mean,
+      and that of integers, is of JAX's float. Zero-volume outside P_x.
+    - `P_x`: the partition.
+    - `op`: the operation. "prod" holds the subtensors of all of the team while it multiplies, the others one more.
+    - `axes_reduce`, `axes_keep`: dimensions to reduce along, or to keep, one of the two. Default: along all.
+
+    **Returns:** an array of x's shape, and its dtype but for a mean; outside P_x, `x` itself.
+
+    **Raises:** `InvalidArgumentError`, on every worker, for another `op`, or a dimension that is not one of P_x's;
+    `PlanError`, on every worker of a team, if shapes or dtypes differ within it, or numbers have no order.
+
+    Source: Hewett and Grady (2020), all-sum-reduce, and what follows from it.
+    """
+    check_partitions(P_x=P_x)
+    _check_op(op)
+    axes = _axes(P_x, axes_reduce, axes_keep)
+    if not P_x.active:
+        return x
+    team = P_x.create_allreduction_partition(axes)
+    purpose = f"all_reduce ({op}) on {P_x.describe()}"
+    shape_dtypes = exchange_shape_dtypes(P_x.world, team.ranks, purpose, "x", x)
+    return plan_all_reduce(shape_dtypes, P_x, op, axes).run(P_x.world, x)
+
+
+def all_max(
+    x: Array,
+    P_x: Partition,
+    axes_reduce: int | Sequence[int] | None = None,
+    axes_keep: int | Sequence[int] | None = None,
+) -> Array:
+    """The largest of the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
+
+    It is `all_reduce` with "max". The subgradient is that of `jnp.max`: workers that tie share the cotangent equally.
+    A softmax over features that are split, say, subtracts it, without a derivative: `jax.lax.stop_gradient`.
+
+    **Arguments, returns, raises:** as `all_reduce`. Of an x with dimensions of its own take `jnp.max` first: over an
+    empty block with `initial=-jnp.inf`.
+    """
+    return all_reduce(x, P_x, "max", axes_reduce, axes_keep)
+
+
+def _check_op(op: Any) -> None:
+    if op not in get_args(Operation):
+        raise InvalidArgumentError(f"`op` (={op!r}) must be one of {', '.join(map(repr, get_args(Operation)))}.")
+
+
+def _axes(P_x: Partition, axes_reduce: Any, axes_keep: Any) -> tuple[int, ...]:
+    if axes_reduce is None and axes_keep is None:
+        return tuple(range(P_x.dim))
+    return reduction_axes(P_x.shape, axes_reduce, axes_keep)
