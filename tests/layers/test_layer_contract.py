@@ -25,6 +25,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Broadcast": lambda P: nn.Broadcast(P_x=on(P, 1, 2), P_y=on(P, 2, 2), transpose_src=False),
     "SumReduce": lambda P: nn.SumReduce(P_x=on(P, 2, 2), P_y=on(P, 1, 2), preserve_batch=True),
     "AllSumReduce": lambda P: nn.AllSumReduce(P_x=on(P, 2, 2), axes_reduce=(0,)),
+    "AllReduce": lambda P: nn.AllReduce(P_x=on(P, 2, 2), op="max", axes_reduce=(0,)),
     "Repartition": lambda P: nn.Repartition(P_x=on(P, 2, 2), P_y=on(P, 1, 4), preserve_batch=False),
     "HaloExchange": lambda P: nn.HaloExchange(P_x=on(P, 2, 2), halo=((1, 1), (0, 1)), periodic=(True, False)),
     "AllGather": lambda P: nn.AllGather(P_x=on(P, 2, 2), axes=(1,)),

@@ -78,10 +78,9 @@ def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool
 
 
 @cache
-def reference(size: int, every_partition: bool, of_linear: bool = False) -> Reference:
-    """The reference of the cases of a world; of those that are linear, if need be."""
-    cases = of_world(size, every_partition=every_partition)
-    return Reference(tuple(case for case in cases if case.linear or not of_linear))
+def reference(size: int, every_partition: bool) -> Reference:
+    """The reference of the cases of a world."""
+    return Reference(of_world(size, every_partition=every_partition))
 
 
 def compare(got: Results, want: Results, tolerance: float) -> None:

@@ -6,7 +6,7 @@ comes from the library: numpy's broadcasting finds the sources of a broadcast, `
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -61,22 +61,30 @@ def all_sum_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
 
 
 def replicated(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
-    """Every worker keeps its copy of one variable: its gradients, and what it moves by, are summed over the copies."""
+    """Every worker keeps its copy; the gradient is summed over all copies, and so are cotangents of that."""
 
-    @jax.custom_jvp
+    @jax.custom_vjp
     def copies(blocks: Blocks) -> Blocks:
         return blocks
 
-    copies.defjvp(lambda primals, tangents: (copies(*primals), all_sum_reduce(*tangents, P_x, axes)))
+    copies.defvjp(lambda blocks: (copies(blocks), None), lambda _, dys: (all_sum_reduce(dys, P_x, axes),))
     return copies(blocks)
 
 
 def all_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int], op: str) -> Blocks:
     """Every worker gets jnp's reduction over those that agree with it outside `axes`, and shares JAX's derivative."""
-    reduced = getattr(jnp, op)
-    return on_teams(
-        blocks, P_x, axes, lambda team: [reduced(jnp.stack([blocks[w] for w in team.flat]), axis=0)] * team.size
-    )
+    reduced = getattr(jnp, op) if op not in ("max", "min") else partial(_extremum, getattr(jnp, op))
+    return on_teams(blocks, P_x, axes, lambda team: [reduced(jnp.stack([blocks[w] for w in team.flat]), 0)] * team.size)
+
+
+def _extremum(of: Callable[[Any, int], Any], x: Any, axis: int) -> Any:
+    """As jnp, but for its derivative in float64: XLA may compute x twice, an ulp apart; then jnp finds no x that is y."""
+    if x.dtype != np.float64:
+        return of(x, axis)
+    y = jax.lax.stop_gradient(of(x, axis))
+    attained = jax.lax.stop_gradient(abs(x - y) <= 1e-12 * abs(y))
+    shares = attained / attained.sum(axis)
+    return y + (shares * (x - jax.lax.stop_gradient(x))).sum(axis)
 
 
 def repartition(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = True) -> Blocks:

@@ -35,14 +35,12 @@ class Transformation(NamedTuple):
     """`lead` are the dimensions that the operator's input has in front.
 
     `costly` ones, with a loop, a branch or a vmap, run on one choice of partitions for each operator, and on all in a
-    long run of the tests; the last in the list, which nests most of them, runs on all. `of_linear`: it is for linear
-    operators alone.
+    long run of the tests; the last in the list, which nests most of them, runs on all.
     """
 
     function: Callable[[Operator, Any, Any, Array], dict[str, Any]]
     lead: tuple[int, ...] = ()
     costly: bool = False
-    of_linear: bool = False
 
 
 def bent(x: Any) -> Any:

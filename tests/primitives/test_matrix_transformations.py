@@ -24,7 +24,7 @@ def test_case_names_are_unique() -> None:
 
 def check(name: str, world_size: int) -> None:
     transformation = TRANSFORMATIONS[name]
-    want = reference(world_size, LONG > 1 or not transformation.costly, transformation.of_linear)
+    want = reference(world_size, every_partition=LONG > 1 or not transformation.costly)
     got = transformed(want.cases, transformation, jit=name != "eager")
     compare(got, want.results(transformation, dj.Partition().rank), TOLERANCE)
 

@@ -1,0 +1,122 @@
+"""All-reduce beyond the matrix: numbers without an order or with ties, and how halves are rounded."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import partition_of, refusal
+
+import distdl_jax as dj
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_reduce import plan_all_reduce
+
+pytestmark = [pytest.mark.primitives]
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, -np.nan, 6e-8, -6e-8]
+
+
+@pytest.mark.world(2)
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extrema_are_those_of_jnp(op: str) -> None:
+    """Of every dtype: infinities, NaN on any worker, both zeros, the ends of the integers; value for value as jnp."""
+    P = dj.Partition()
+    rng = np.random.default_rng(0)
+    draws = {dtype: rng.choice(SPECIAL, (P.size, 200)) for dtype in ("float16", "bfloat16", "float32", "float64")}
+    for dtype in ("int8", "uint8", "int32", "uint64"):
+        ends = np.iinfo(dtype)
+        draws[dtype] = rng.choice(np.array([ends.min, ends.max, 0, 1, 100], dtype), (P.size, 50))
+    draws["bool"] = rng.integers(0, 2, (P.size, 20))
+
+    def reduced(xs: dict[str, Any]) -> dict[str, Any]:
+        return {dtype: dj.all_reduce(x, P, op) for dtype, x in xs.items()}
+
+    whole = {dtype: jnp.asarray(draw).astype(dtype) for dtype, draw in draws.items()}
+    got = jax.jit(reduced)({dtype: draw[P.rank] for dtype, draw in whole.items()})
+    for dtype, y in got.items():
+        want = getattr(jnp, op)(whole[dtype], axis=0)
+        assert y.dtype == jnp.dtype(dtype)
+        a, b = ((np.float32(x) if dtype == "bfloat16" else np.asarray(x)) for x in (y, want))
+        np.testing.assert_array_equal(a, b, err_msg=dtype)
+
+
+@pytest.mark.world(2)
+@pytest.mark.simulated(3)
+def test_ties_share_the_cotangent_as_in_jnp() -> None:
+    """Gradients of a loss of the maximum of numbers with many ties, on workers and in jnp; and of its gradient."""
+    P = dj.Partition()
+    x, weight = (np.random.default_rng(n).integers(0, 3, (P.size, 30)).astype(float) for n in (1, 2))
+
+    def part(mine: jax.Array) -> jax.Array:
+        return jnp.sum(weight[P.rank] * jnp.sin(dj.functional.all_max(mine, P)))
+
+    def whole(x: jax.Array) -> jax.Array:
+        return jnp.sum(weight * jnp.sin(jnp.max(x, axis=0)))
+
+    def twice(gradient: Any) -> Any:
+        return jax.jit(jax.grad(lambda x: jnp.sum(gradient(x) ** 2)))
+
+    np.testing.assert_allclose(jax.jit(jax.grad(part))(x[P.rank]), jax.grad(whole)(x)[P.rank], atol=1e-14)
+    np.testing.assert_allclose(twice(jax.grad(part))(x[P.rank]), twice(jax.grad(whole))(x)[P.rank], atol=1e-13)
+
+
+@pytest.mark.simulated(3)
+def test_products_are_differentiated_exactly_at_zero() -> None:
+    """One zero among the factors, and two."""
+    P = dj.Partition()
+    x = np.array([[2.0, 0.0, 0.0], [3.0, 5.0, 0.0], [-4.0, 7.0, 9.0]])
+    gradient = jax.grad(lambda mine: jnp.sum(dj.all_reduce(mine, P, "prod")) / 3)(jnp.asarray(x[P.rank]))
+    np.testing.assert_array_equal(gradient, np.array([[-12.0, 35.0, 0.0], [-8.0, 0, 0], [6.0, 0, 0]])[P.rank])
+
+
+@pytest.mark.simulated(4)
+def test_means_round_once_and_of_integers_are_floats() -> None:
+    P = dj.Partition()
+    assert float(dj.all_reduce(jnp.int32(P.rank), P, "mean")) == 1.5
+    assert dj.all_reduce(jnp.array([True, P.rank == 0]), P, "mean").tolist() == [1.0, 0.25]
+    half = dj.all_reduce(jnp.float16(2048 if P.rank == 0 else 1), P, "mean")
+    assert half.dtype == jnp.float16 and float(half) == float(np.float16(2051 / 4))
+    huge = dj.all_reduce(jnp.float16(60000), P, "mean")  # the sum would overflow
+    assert float(huge) == float(np.float16(60000))
+
+
+@pytest.mark.simulated(4)
+def test_teams_and_workers_outside() -> None:
+    """By default all of P_x is one team; outside it everything comes back as it is."""
+    P = dj.Partition()
+    pair = P.create_partition_inclusive([3, 1])
+    x = jnp.float32(P.rank)
+    assert float(dj.all_reduce(x, pair, "max")) == (P.rank if P.rank in (0, 2) else 3)
+    grid = P.create_cartesian_topology_partition([2, 2])
+    assert float(dj.all_reduce(x, grid, "max", axes_keep=0)) == 2 * (P.rank // 2) + 1
+    assert float(dj.all_reduce(x, grid, axes_reduce=0)) == 2 * (P.rank % 2) + 2
+    empty = dj.all_reduce(jnp.zeros((0, 3)), P, "max")
+    assert empty.shape == (0, 3)
+
+
+@pytest.mark.simulated(2)
+def test_what_does_not_fit_is_refused_on_all_workers() -> None:
+    P = dj.Partition()
+    with pytest.raises(dj.PlanError, match=r"On worker 0: `x` is complex64\[2\], but complex numbers have no largest"):
+        dj.functional.all_max(jnp.ones(2, "complex64"), P)
+    for op in ("max", "mean", "prod"):
+        with pytest.raises(dj.PlanError, match="`x` must have the same shape and dtype on all workers"):
+            dj.all_reduce(jnp.ones(2 + P.rank), P, op)
+
+
+def test_arguments_are_named() -> None:
+    for call, sentence in (
+        (lambda P: dj.all_reduce(1.0, P, "product"), "`op` (='product') must be one of 'sum', 'mean', 'max', 'min'"),
+        (lambda P: dj.all_reduce(1.0, P, "max", 0, 0), "Exactly one of `axes_reduce` (=0) and `axes_keep` (=0)"),
+        (lambda P: dj.functional.all_max(1.0, P, 2), "`axes_reduce` (=(2,)) names dimension 2"),
+    ):
+        assert sentence in refusal(3, call, dj.InvalidArgumentError)
+
+
+def test_plans_know_the_dtypes() -> None:
+    held = {worker: ShapeDtype((2,), np.dtype("int8")) for worker in range(3)}
+    P = partition_of(1, 3)
+    assert plan_all_reduce(held, P, "mean").outputs == {w: ShapeDtype((2,), np.dtype(float)) for w in range(3)}
+    assert plan_all_reduce(held, P, "min").outputs == plan_all_reduce(held, P, "prod").outputs == held
