@@ -78,7 +78,7 @@ def all_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int], op: str) -> Block
 
 
 def _extremum(of: Callable[[Any, int], Any], x: Any, axis: int) -> Any:
-    """As jnp, but for its derivative in float64: XLA may compute x twice, an ulp apart, and jnp then finds no maximum."""
+    """As jnp, but for its derivative in float64: XLA may compute x twice, an ulp apart, and then jnp finds none."""
     if x.dtype != np.float64:
         return of(x, axis)
     y = jax.lax.stop_gradient(of(x, axis))
