@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +21,10 @@ from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
+from distdl_jax.watchdog.agreed import MOST_SIGNATURES, Agreed, signature
+from distdl_jax.watchdog.calls import CallLog
 from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.needs import takes_all
 from distdl_jax.watchdog.status import worker_status
 
 
@@ -75,8 +79,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     True
     """
     name = _name_of(fun)
-    with worker_status().call(f"check of {name}"):
-        worker_status().tracing = True
+    with worker_status().call(f"check of {name}"), worker_status().traced():
         traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
         with _unchecked():
             traced = traceable.trace(*args, **kwargs)
@@ -93,19 +96,22 @@ class CheckedFunction:
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._name = _name_of(fun)
         self._inner = jax.jit(fun, **_of_the_inner_jit(options))
+        self._counts_in: CallLog | None = None  # where its calls count: nowhere if one trace counts, another doesn't
+        self._is_traced = False
+        self._agreed: dict[Hashable, tuple[Agreed, ...]] = {}  # by signature
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
             if _enclosing.compared:
                 return fun(*args, **kwargs)
-            # Lowered, or inside a plain jax.jit, it is traced outside any call; what others do says nothing then.
-            worker_status().tracing = worker_status().in_call
-            try:
+            key = signature(args, kwargs)
+            with worker_status().traced(self._agreed.get(key)) as agreements:
                 with _unchecked():
                     traced = self._inner.trace(*args, **kwargs)
-                _compare(self._name, traced.jaxpr.jaxpr)
-            finally:
-                worker_status().tracing = False
+                log = _compare(self._name, traced.jaxpr.jaxpr)
+                if not agreements.alone:
+                    self._count_in(log)
+            self._remember(key, tuple(agreements.made))
             return self._inner(*args, **kwargs)
 
         self._jitted = jax.jit(compared, **options)
@@ -113,8 +119,19 @@ class CheckedFunction:
         update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with worker_status().call(self._name):
+        with worker_status().call(self._name, self._counts_in):
             return self._jitted(*args, **kwargs)
+
+    def _count_in(self, log: CallLog | None) -> None:
+        counts = log if not self._is_traced or log is self._counts_in else None
+        self._counts_in, self._is_traced = counts, True
+
+    def _remember(self, key: Hashable | None, agreed: tuple[Agreed, ...]) -> None:
+        if key is not None:
+            self._agreed.pop(key, None)
+            self._agreed[key] = agreed
+            if len(self._agreed) > MOST_SIGNATURES:
+                del self._agreed[next(iter(self._agreed))]
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self.__call__, instance)
@@ -147,29 +164,49 @@ def _unchecked() -> Iterator[None]:
         _enclosing.compared = before
 
 
-def _compare(name: str, jaxpr: Any) -> None:
-    """Raise on all workers where the programs of the function don't complete together."""
+@dataclass(frozen=True)
+class _Told:
+    """What a worker tells of its program: whether it has 64-bit numbers, its operations, how many calls were before."""
+
+    x64: bool
+    program: Program
+    calls: int = field(compare=False)
+
+
+def _compare(name: str, jaxpr: Any) -> CallLog | None:
+    """Raise on all workers where the programs of the function don't complete together. Where all must call it: the log
+    that its calls count in."""
     world = first_world()
     world.check_devices()
     if world.size == 1:
-        return
-    start = perf_counter()
-    mine = (bool(jax.config.jax_enable_x64), read_program(world.transport, jaxpr))  # type: ignore[attr-defined, unused-ignore]
+        return None
+    start, log_of_calls = perf_counter(), world.calls
+    before = 0 if log_of_calls is None else log_of_calls.number - log_of_calls.inside
+    mine = _Told(bool(jax.config.jax_enable_x64), read_program(world.transport, jaxpr), before)  # type: ignore[attr-defined, unused-ignore]
 
-    def decide(told: dict[int, tuple[bool, Program]]) -> str | None:
-        programs = {worker: program for worker, (_, program) in told.items()}
+    def decide(told: dict[int, _Told]) -> tuple[str | None, int | None]:
+        programs = {worker: theirs.program for worker, theirs in told.items()}
         world.remember(name, programs)
-        wide = {worker for worker, (x64, _) in told.items() if x64}
+        number = max(theirs.calls for theirs in told.values()) + 1 if takes_all(programs) else None
+        wide = {worker for worker, theirs in told.items() if theirs.x64}
         if 0 < len(wide) < len(told):
             narrow = min(set(told) - wide)
-            return f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}."
+            return (
+                f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}.",
+                0,
+            )
         mismatch = find_mismatch(programs)
-        return None if mismatch is None else mismatch_text(name, mismatch)
+        return (None if mismatch is None else mismatch_text(name, mismatch)), number
 
-    problem = world.agree(tuple(range(world.size)), f"the plan of {name}", mine, decide)
+    problem, number = world.agree(tuple(range(world.size)), f"the plan of {name}", mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
         raise PlanError(problem)
+    alone = (agreements := worker_status().agreements) is not None and agreements.alone
+    if log_of_calls is None or number is None or alone:
+        return None
+    worker_status().agreed_on(log_of_calls, number, name)
+    return log_of_calls
 
 
 def _report(name: str, programs: dict[int, Program]) -> Report:

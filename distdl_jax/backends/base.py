@@ -13,6 +13,7 @@ from jax import Array
 from distdl_jax.plans.decomposition import Workers as Workers
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Operation, Program
+from distdl_jax.watchdog.calls import CallLog
 
 Reduction = Literal["sum", "max"]
 
@@ -34,6 +35,10 @@ class World(Protocol):
     @property
     def transport(self) -> Transport:
         """What carries arrays between the workers while compiled programs run."""
+
+    @property
+    def calls(self) -> CallLog | None:
+        """Where calls of checked functions count, for a watchdog that compares the workers; None without one."""
 
     def agree(
         self,

@@ -1,38 +1,87 @@
-"""The clock of one worker: when it has waited so long that it asks to end the job."""
+"""Two clocks: the time in which a watch could look, and how long one worker has been waiting by it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from distdl_jax.watchdog.deadlock import Kind
 
 PATIENCE = 1.0
 """Seconds for which a worker waits before it says so."""
 
-BETWEEN_QUESTIONS = 10.0
-"""Seconds before a worker that was told to wait longer asks again."""
+LONGEST_PATIENCE = 10.0
+"""The same for a program, where programs have taken long before."""
+
+LONGEST_TURN = 1.0
+"""A pause between two turns counts as so many seconds at most: in a longer one the job was suspended, or stood."""
+
+ASKED_AT = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0)
+"""After which parts of the limit a worker that waits asks whether it may."""
 
 
-class Clock:
-    """Told how long the worker has waited, and what time it is, it says what is to be done.
+class AwakeClock:
+    """Seconds in which the watch took its turns: differences of wall time would count a suspended job as waiting."""
 
-    - `limit`: seconds; 0 for never.
+    def __init__(self, now: float) -> None:
+        self._before = now
+        self.seconds = 0.0
+
+    def turn(self, now: float) -> float:
+        """One more turn, at `now`."""
+        self.seconds += min(max(now - self._before, 0.0), LONGEST_TURN)
+        self._before = now
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait that goes on: in which episode, since when, how many seconds of it don't count, and the limit.
+
+    - `asked`: how many of the questions of `ASKED_AT` were asked since it began to count.
+    - `unanswered`: since when the coordinator has been silent that owes an answer.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._asked_at: float | None = None
-        self._not_before = 0.0
+    kind: Kind
+    episode: int
+    began: float
+    limit: float
+    allowed: float = 0.0
+    asked: int = 0
+    unanswered: float | None = None
 
-    def look(self, waited: float, now: float) -> Literal["ask", "give up"] | None:
-        """To ask worker 0 whether to end the job; or, where it does not answer, to end it."""
-        if not self._limit or waited < self._limit:
-            return None
-        if self._asked_at is None:
-            if now <= self._not_before:
-                return None
-            self._asked_at = now
-            return "ask"
-        return "give up" if now - self._asked_at > 2 * BETWEEN_QUESTIONS else None
+    def seconds(self, now: float) -> float:
+        """For how long it has lasted."""
+        return now - self.began
 
-    def wait_longer(self, now: float) -> None:
-        """The answer: not yet."""
-        self._asked_at, self._not_before = None, now + BETWEEN_QUESTIONS
+    def allow(self, seconds: float, limit: float, now: float) -> Wait:
+        """The coordinator's answer."""
+        counted = self.seconds(now) - seconds
+        asked = max(1, sum(counted >= part * limit for part in ASKED_AT[:-1]))
+        return replace(self, allowed=seconds, limit=limit, asked=asked, unanswered=None)
+
+    def noted(self, now: float) -> Wait:
+        """The coordinator is there, and will answer."""
+        return replace(self, unanswered=now)
+
+    def wakes_at(self) -> tuple[float, float]:
+        """When the next question is due, and when it is to be given up; never where there is no limit."""
+        never = float("inf")
+        if not self.limit:
+            return never, never
+        asks = self._next_question() if self.asked < len(ASKED_AT) else never
+        ends = max(self.unanswered, self.began + self.allowed) + self.limit if self.unanswered is not None else never
+        return asks, ends
+
+    def look(self, now: float) -> Literal["ask", "give up"] | None:
+        """Whether to ask the coordinator, or, if that has been silent for as long as the limit, to end the job."""
+        asks, ends = self.wakes_at()
+        # The last question is asked once: the coordinator comes back to it.
+        return "give up" if now >= ends else "ask" if now >= asks else None
+
+    def _next_question(self) -> float:
+        return self.began + self.allowed + ASKED_AT[self.asked] * self.limit
+
+    def after_asking(self, now: float) -> Wait:
+        """It has asked."""
+        return replace(self, asked=self.asked + 1, unanswered=self.unanswered if self.unanswered is not None else now)

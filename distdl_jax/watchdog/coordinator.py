@@ -1,181 +1,258 @@
 """Worker 0's part: from what all workers have told, whether they can go on, and what they are to do if not.
 
-Messages and the time go in, messages come out: there is no clock and no communication in here. What cannot be decided
-from the states alone (`deadlock`) is left to the workers' clocks.
+Pure: a state and an event go in, a state and messages come out. What is certain from the workers' states (`deadlock`)
+is concluded at once, after those concerned have confirmed it. The rest is the clock's, whose time the user sets: a
+worker that has waited so long asks, and the coordinator calls the roll.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distdl_jax.programs.ir import Program
-from distdl_jax.programs.matching import find_stops
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.deadlock import Deadlock, State, find_deadlock, workers_text
+from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock
 from distdl_jax.watchdog.messages import (
+    Allowance,
     Answer,
     CannotAgree,
     EndJob,
     Fail,
+    Noted,
+    Posts,
     Question,
+    Replay,
     StateChanged,
+    StillWaiting,
     ToCoordinator,
     ToReporter,
-    WaitedTooLong,
-    WaitLonger,
 )
+from distdl_jax.watchdog.needs import Needs, Plans, in_every, needs_of
+from distdl_jax.watchdog.roll import Roll, limit_of, time_is_up
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
 
-SETTLED = 0.5
-"""Seconds for which a deadlock must have held before it is decided: what is on its way may change it."""
+PAUSES = (1.0, 60.0)
+"""Seconds before those whom a suspicion is about are asked again: at first, and at most."""
 
-LATE = 60.0
-"""Seconds after which a program is taken to wait for a worker that has left."""
+VERSIONS = 16
+"""How many plans of one function are kept: one for each way in which it was traced."""
 
-Posts = list[tuple[int, ToReporter]]
-"""Messages, each after the worker that is to get it."""
+RUNNING = State("running")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Inquiry:
     """The question to those whom a deadlock is about, whether they still wait as they had said.
 
-    When all have answered that they do, they all did at one time: when the first of them was asked.
+    All who say that they do were waiting at one time: when the first of them was asked.
     """
 
-    deadlock: Deadlock
     number: int
-    began: float
-    said: dict[int, State]
-    answered: set[int] = field(default_factory=set)
-    decided: bool = False
-
-    def still_holds(self, deadlock: Deadlock, states: Mapping[int, State]) -> bool:
-        """Whether it is about `deadlock`, and nobody has said something else since."""
-        return deadlock == self.deadlock and all(states[worker] == state for worker, state in self.said.items())
+    said: Mapping[int, State]
+    answers: Mapping[int, Answer]
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all have answered."""
-        return self.answered.issuperset(self.said)
+        return len(self.answers) == len(self.said)
+
+    def is_about(self, said: Mapping[int, State]) -> bool:
+        """Whether these workers, as they are, are asked."""
+        return self.said.keys() == said.keys() and all(s.is_as(self.said[worker]) for worker, s in said.items())
+
+    def view(self, plans: Plans) -> View:
+        """What is certain by now: of those who have moved, nothing."""
+        states = {
+            worker: answer.state if answer.state.is_as(self.said[worker]) else replace(answer.state, kind="running")
+            for worker, answer in self.answers.items()
+        }
+
+        def coming(sender: int, receiver: int) -> bool:
+            a, b = self.answers.get(sender), self.answers.get(receiver)
+            return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
+
+        return View(states, plans, {worker: a.detail.window for worker, a in self.answers.items()}, coming)
 
 
+@dataclass(frozen=True)
 class Coordinator:
     """What decides for one world of `size` workers.
 
-    - `programs`: what the workers' programs of each checked function communicate, by its name; for reports.
+    - `states`: what each worker has told. `is_news`: whether nobody has looked at it since.
+    - `plans`, `programs`: what each worker's part in a function needs, and what it communicates, for reports.
+    - `epoch`: how many failures all workers were told of. `ends`: whether the job was ended.
     """
 
-    def __init__(self, size: int, limits: TimeLimits) -> None:
-        self.programs: dict[str, Mapping[int, Program]] = {}
-        self._size = size
-        self._limits = limits
-        self._states: dict[int, State] = {}
-        self._since: dict[int, float] = {}  # when its state became of the kind that it is
-        self._inquiry: Inquiry | None = None
-        self._inquiries = 0
-        self._ends = False
+    size: int
+    limits: TimeLimits
+    states: Mapping[int, State] = field(default_factory=dict)
+    is_news: bool = False
+    plans: Plans = field(default_factory=dict)
+    programs: Mapping[str, Mapping[int, Program]] = field(default_factory=dict)
+    epoch: int = 0
+    ends: bool = False
+    questions: int = 0
+    inquiry: Inquiry | None = None
+    look_at: float = float("inf")
+    pause: float = PAUSES[0]
+    concluded: tuple[tuple[int, str, int], ...] = ()
+    roll: Roll = field(default=Roll())
+    versions: Mapping[str, tuple[Mapping[int, Program], ...]] = field(default_factory=dict)
 
-    def hear(self, message: ToCoordinator, now: float) -> Posts:
+    def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
+        """Keep a plan of the function `name`, which all workers have agreed on."""
+        known = self.versions.get(name, ())
+        if programs in known:
+            return replace(self, programs={**self.programs, name: programs})
+        known = (*known, programs)
+        # Of too many, nothing is certain but whom they talk to.
+        part = {w: in_every(needs_of(w, version.get(w, ())) for version in known) for w in range(self.size)}
+        if len(known) > VERSIONS:
+            nothing = Needs(fixed=False)
+            part = {worker: replace(nothing, talks=needs.talks) for worker, needs in part.items()}
+            known = known[1:]
+        return replace(
+            self,
+            plans={**self.plans, name: part},
+            programs={**self.programs, name: programs},
+            versions={**self.versions, name: known},
+        )
+
+    def hear(self, message: ToCoordinator, now: float) -> tuple[Coordinator, Posts]:
         """Take in what a worker tells."""
+        if self.ends:
+            return self, []
         match message:
             case StateChanged(worker, state):
-                if self._state_of(worker).kind != state.kind:
-                    self._since[worker] = now
-                self._states[worker] = state
-            case Answer(worker, question):
-                if self._inquiry is not None and self._inquiry.number == question:
-                    self._inquiry.answered.add(worker)
-            case CannotAgree(epoch, text):
-                return self._to_all(Fail(epoch, text))
-            case WaitedTooLong(worker, seconds):
-                return self._end_or_wait(worker, seconds)
-        return []
+                return replace(self, states={**self.states, worker: state}, is_news=True), []
+            case Answer(worker, question, state):
+                heard = replace(self, states={**self.states, worker: state}, is_news=True)
+                return heard._take_answer(message, question, now)
+            case CannotAgree(epoch, text, about):
+                return self._fail(text, about) if epoch == self.epoch else (self, [])
+            case StillWaiting(worker, kind, episode):
+                roll, is_new = self.roll.with_asker(message)
+                posts: Posts = [(worker, Noted(kind, episode))]
+                known = replace(self, roll=roll)
+                return known._call_the_roll(posts, now) if is_new else (known, posts)
 
-    def decide(self, epoch: int, now: float) -> Posts:
-        """What follows from the states, if anything: workers are asked again, or all fail, or the job ends."""
-        found = find_deadlock(self._states) or self._waits_for_the_gone(now)
-        inquiry = self._inquiry
+    def tick(self, now: float) -> tuple[Coordinator, Posts]:
+        """What follows by now: workers are asked again, or all fail, or the job ends."""
+        if self.ends:
+            return self, []
+        known = self
+        posts: Posts = []
+        if self.roll.is_called and self.roll.is_over(self.size, now, self.limits.waiting):
+            known, posts = self._end_roll(now)
+        if not known.ends and (known.is_news or now >= known.look_at):
+            known, more = known._seek(now)
+            posts = posts + more
+        return known, posts
+
+    def wakes_at(self) -> float:
+        """When it will have something to say, if nothing happens before."""
+        return min(self.look_at, self.roll.ends_at(self.size, self.limits.waiting))
+
+    # --- what is certain ---
+
+    def _seek(self, now: float) -> tuple[Coordinator, Posts]:
+        """Ask those whom a suspicion is about."""
+        known = replace(self, is_news=False, look_at=float("inf"))
+        found = find_deadlock(View(self.states, self.plans))
         if found is None:
-            self._inquiry = None
-            return []
-        if inquiry is None or not inquiry.still_holds(found, self._states):
-            return self._inquire(found, now)
-        if not inquiry.complete or now - inquiry.began <= SETTLED or inquiry.decided or self._ends:
-            return []
-        inquiry.decided = True
-        if any(state.kind == "agreeing" for state in self._states.values()):
-            return self._to_all(Fail(epoch, found.text))
-        return self._end_all(found.text)
+            return replace(known, inquiry=None, pause=PAUSES[0]), []
+        if set(known._key(found)) <= set(self.concluded):
+            return replace(known, inquiry=None), []
+        said = {worker: self.states.get(worker, RUNNING) for worker in known._concerned(found)}
+        asked = self.inquiry
+        if asked is not None and not asked.is_complete and asked.is_about(said):
+            return known, []  # the answers are on their way
+        if asked is not None and asked.is_complete and now < self.look_at < float("inf"):
+            return replace(known, look_at=self.look_at), []
+        number = self.questions + 1
+        posts: Posts = [(worker, Question(number)) for worker in sorted(said)]
+        return replace(known, questions=number, inquiry=Inquiry(number, said, {})), posts
 
-    def _state_of(self, worker: int) -> State:
-        return self._states.get(worker, State("running"))
+    def _concerned(self, found: Deadlock) -> list[int]:
+        """Who has to confirm it: those that wait, and those they wait for, but who has ended with an error."""
+        failed = {worker for worker, state in self.states.items() if state.kind == "left" and state.status}
+        return sorted({*found.waiting, *found.about} - failed)
+
+    def _take_answer(self, answer: Answer, question: int, now: float) -> tuple[Coordinator, Posts]:
+        known = replace(self, roll=self.roll.with_answer(answer))
+        inquiry = known.inquiry
+        if inquiry is None or inquiry.number != question:
+            return known, []
+        inquiry = replace(inquiry, answers={**inquiry.answers, answer.worker: answer})
+        known = replace(known, inquiry=inquiry)
+        if not inquiry.is_complete:
+            return known, []
+        view = inquiry.view(known.plans)
+        failed = {worker: s for worker, s in known.states.items() if s.kind == "left" and s.status}
+        found = find_deadlock(replace(view, states={**view.states, **failed}))
+        if found is None:
+            pause = min(2 * known.pause, PAUSES[1])
+            return replace(known, look_at=now + known.pause, pause=pause), []
+        known = replace(known, inquiry=None, pause=PAUSES[0], concluded=known._key(found))
+        return known._conclude(found)
+
+    def _conclude(self, found: Deadlock) -> tuple[Coordinator, Posts]:
+        if found.call and all(self.states[worker].calls.agreed_before for worker in found.waiting):
+            return self, self._to_all(Replay(found.call))
+        if all(self.states[worker].kind == "agreeing" for worker in found.waiting):
+            return self._fail(found.text, found.about)
+        return self._end(found.text, found.about)
+
+    def _key(self, found: Deadlock) -> tuple[tuple[int, str, int], ...]:
+        states = ((worker, self.states.get(worker, RUNNING)) for worker in found.waiting)
+        return tuple((worker, state.kind, state.episode) for worker, state in states)
+
+    # --- the clock ---
+
+    def _call_the_roll(self, posts: Posts, now: float) -> tuple[Coordinator, Posts]:
+        number = self.questions + 1
+        known = replace(self, questions=number, roll=self.roll.called(number, self.size, now))
+        return known, posts + self._to_all(Question(number))
+
+    def _end_roll(self, now: float) -> tuple[Coordinator, Posts]:
+        """What follows when all have said what they do, who can."""
+        roll, allowed = self.roll.closed(now)
+        known = replace(self, roll=roll)
+        posts: Posts = []
+        for asker in self.roll.askers:
+            state = self.states.get(asker.worker, RUNNING)
+            is_over = asker.worker in self.roll.answers and not _is_in(state, asker)
+            if is_over:
+                continue
+            seconds = allowed[asker.worker, asker.kind]
+            limit = limit_of(asker, self.states, self.plans, self.limits)
+            if limit is None:
+                seconds, limit = asker.seconds, self.limits.waiting
+            if asker.seconds - seconds >= limit:
+                text, about = time_is_up(
+                    asker, limit, self.states, self.plans, self.programs, self.roll, self.size, now
+                )
+                return known._end(text, about)
+            posts.append((asker.worker, Allowance(asker.kind, asker.episode, seconds, limit)))
+        return known, posts
+
+    # --- the end ---
 
     def _to_all(self, message: ToReporter) -> Posts:
-        return [(worker, message) for worker in range(self._size)]
+        return [(worker, message) for worker in range(self.size)]
 
-    def _end_all(self, text: str) -> Posts:
-        self._ends = True
-        return self._to_all(EndJob(text))
+    def _fail(self, text: str, about: tuple[int, ...]) -> tuple[Coordinator, Posts]:
+        return replace(self, epoch=self.epoch + 1), self._to_all(Fail(self.epoch, text, about))
 
-    def _inquire(self, found: Deadlock, now: float) -> Posts:
-        self._inquiries += 1
-        said = {worker: self._states[worker] for worker in found.waiting}
-        self._inquiry = Inquiry(found, self._inquiries, now, said)
-        return [(worker, Question(self._inquiries)) for worker in found.waiting]
+    def _end(self, text: str, about: tuple[int, ...]) -> tuple[Coordinator, Posts]:
+        return replace(self, ends=True), self._to_all(EndJob(text, about))
 
-    def _waits_for_the_gone(self, now: float) -> Deadlock | None:
-        gone = tuple(sorted(worker for worker, state in self._states.items() if state.kind == "left"))
-        if not gone:
-            return None
-        for worker, state in sorted(self._states.items()):
-            if state.kind == "executing" and now - max(self._since[w] for w in (worker, *gone)) > LATE:
-                text = f"{workers_text(gone).capitalize()} ended long ago, but worker {worker} {state.describe()}."
-                return Deadlock(text, (worker,))
-        return None
 
-    def _end_or_wait(self, worker: int, waited: float) -> Posts:
-        """What follows when a worker's clock has run out."""
-        if self._ends:
-            return []
-        kinds = {self._state_of(w).kind for w in range(self._size)}
-        # A program in which all workers are may simply be long, a scan over a whole training, say.
-        is_long = kinds == {"executing"} and waited < self._limits.program
-        if "compiling" in kinds or is_long:
-            return self._to_all(WaitLonger())
-        text = (
-            f"Worker {worker} has waited for {waited:.0f} s; the limit is {self._limits.waiting:.0f} s "
-            "(DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)."
-        )
-        return self._end_all("\n".join([text, *self._where_all_are()]))
-
-    def _where_all_are(self) -> list[str]:
-        """What each worker does, and where in the plan those must be that wait, given who is not in the call."""
-        lines = [f"Worker {worker} {self._state_of(worker).describe()}." for worker in range(min(self._size, 64))]
-        busy = {worker: state for worker, state in self._states.items() if state.kind == "executing" and state.calls}
-        if not busy:
-            return lines
-        call, name = max((state.calls, state.name_of(state.calls)) for state in busy.values())
-        programs = self.programs.get(name or "")
-        absent = frozenset(w for w in range(self._size) if self._state_of(w).calls < call)
-        if programs is None:
-            return lines
-        if not absent:
-            return [
-                *lines,
-                f"All workers are in {name}, whose plan was found to complete: they must have taken different branches "
-                "of a cond, or left a while loop after different numbers of passes (a condition that is NaN on one "
-                "worker, say). Its condition must be the same on all workers: all_sum_reduce what it depends on.",
-            ]
-        lines.append(f"{workers_text(tuple(sorted(absent))).capitalize()} did not come to call {call}, of {name}.")
-        for stop in find_stops(programs, absent):
-            if stop.operation is not None:
-                place = stop.operation.place
-                lines.append(
-                    f"Worker {stop.worker} waits in operation {stop.place} of {stop.total} of its plan: "
-                    f"{stop.operation}, {place.layer} at {place.line}."
-                )
-        return lines
+def _is_in(state: State, asker: StillWaiting) -> bool:
+    """Whether the worker is in the episode still. In an agreement it may be in a program, too, of which it asks."""
+    if state.kind == asker.kind:
+        return state.episode == asker.episode
+    return state.kind == "agreeing" and asker.kind == "executing"

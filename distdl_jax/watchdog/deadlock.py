@@ -1,17 +1,20 @@
 """Whether workers that wait can ever go on: decided from what each of them says that it is doing.
 
-Nothing is concluded from the time that something takes, only from states that cannot change any more. What a worker has
-said may be over before it can say so (Python code that keeps the interpreter's lock stops its watchdog too); so those
-who are said to wait are asked again before anything is decided.
+Nothing is concluded from the time that something takes, only from states that cannot change any more: a worker that
+waits for one that has left, or that waits itself, and for nothing that is on its way. What a worker has said may be
+over by now; so the coordinator has those concerned say it again, and counts the messages between them, before it
+concludes anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.watchdog.calls import Calls, CallWindow
+from distdl_jax.watchdog.needs import Needs, Plans
 
 Kind = Literal["running", "agreeing", "executing", "compiling", "left"]
 
@@ -20,29 +23,32 @@ Kind = Literal["running", "agreeing", "executing", "compiling", "left"]
 class State:
     """What one worker is doing.
 
-    - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `purpose`, `since` a time
-      of its own clock), "executing" (in a compiled program), "left" (its program has ended, with `status`), or
-      "running" (anything else).
+    - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `purpose`), "executing" (in
+      a compiled program), "left" (its program has ended, with `status`), or "running" (anything else).
+    - `episode`: which of its agreements, or runs of programs, it is in.
     - `where`: its source line.
-    - `calls`: how many calls of checked functions it has begun; `names`: those of the last ones.
-    - `in_call`, `tracing`: whether it is in the last of them, and whether it traces it.
+    - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and of which
+      function; 0 and "" where that is not known.
     """
 
     kind: Kind
     where: str = ""
     purpose: str = ""
     waits_for: tuple[int, ...] = ()
-    since: float = 0.0
-    calls: int = 0
-    names: tuple[str, ...] = ()
-    in_call: bool = False
-    tracing: bool = False
+    episode: int = 0
+    calls: Calls = field(default=Calls())
+    program: int = 0
+    function: str = ""
     status: int = 0
 
-    def name_of(self, call: int) -> str | None:
-        """The function of the given call (from 1); None where it is not remembered."""
-        place = len(self.names) - (self.calls - call) - 1
-        return self.names[place] if 0 <= place < len(self.names) else None
+    @property
+    def waits(self) -> bool:
+        """Whether it may be waiting for others."""
+        return self.kind in ("agreeing", "executing")
+
+    def is_as(self, other: State | None) -> bool:
+        """Whether the worker has not moved between the two."""
+        return other is not None and (self.kind, self.episode) == (other.kind, other.episode)
 
     def describe(self) -> str:
         """What it is doing, after "worker 3 "."""
@@ -52,115 +58,214 @@ class State:
             case "executing":
                 return f"is in {self._describe_call()}"
             case "compiling":
-                return f"compiles ({self.where})"
+                return f"compiles ({self.where})" if self.where else "compiles"
             case "left":
-                ended = f"with exit status {self.status}" if self.status else "as if all were done"
-                return f"has ended its program {ended}, after {self.calls} calls"
+                ended = f" with exit status {self.status}" if self.status else ""
+                return f"has ended its program{ended}, after {self.calls.number} calls"
         return f"is at {self.where}, outside any operation" if self.where else "is outside any operation"
 
     def _describe_call(self) -> str:
-        if self.in_call:
-            return f"call {self.calls}, of {self.name_of(self.calls)}"
-        last = f"; its last call is {self.calls}, of {self.name_of(self.calls)}" if self.calls else ""
+        calls = self.calls
+        if calls.inside:
+            return f"call {calls.number}, of {calls.name}"
+        if self.function:
+            return f"the program of {self.function} ({self.where})"
+        last = f"; its last call is {calls.number}, of {calls.name}" if calls.number else ""
         return f"a compiled program ({self.where}{last})"
 
 
 class Deadlock(NamedTuple):
-    """Why some of the workers can never go on, and which workers that is said to be waiting (by world rank) it rests
-    on; all else that it rests on is for ever."""
+    """Why some of the workers can never go on.
+
+    - `waiting`: those that it takes to be waiting, which must have been so at one time (world ranks).
+    - `about`: whom it is about: all that it names as having gone another way.
+    - `call`: where workers trace a function anew in a call that others are past, the call.
+    """
 
     text: str
     waiting: tuple[int, ...]
+    about: tuple[int, ...]
+    call: int = 0
 
 
-def find_deadlock(states: Mapping[int, State]) -> Deadlock | None:
-    """What keeps some of the workers (by world rank) from ever going on; None where that is not certain."""
-    return _different_calls(states) or _gone(states) or _traced_by_some(states) or _agreements_in_a_cycle(states)
+def _nothing_coming(sender: int, receiver: int) -> bool:
+    return False
 
 
-def _different_calls(states: Mapping[int, State]) -> Deadlock | None:
-    known = [(worker, state) for worker, state in sorted(states.items()) if state.names]
+@dataclass(frozen=True)
+class View:
+    """What the conclusions are drawn from.
+
+    - `states`: by worker. `windows`: the last calls, where they were asked for.
+    - `plans`: what each worker's part in a function needs.
+    - `coming`: whether a message of an agreement may be on its way from one worker to another.
+    """
+
+    states: Mapping[int, State]
+    plans: Plans = field(default_factory=dict)
+    windows: Mapping[int, CallWindow] | None = None
+    coming: Callable[[int, int], bool] = _nothing_coming
+
+
+def find_deadlock(view: View) -> Deadlock | None:
+    """What keeps some of the workers from ever going on; None where that is not certain."""
+    return _failed(view) or _traced_by_some(view) or _standstill(view) or _different_calls(view)
+
+
+def _failed(view: View) -> Deadlock | None:
+    """A worker that has ended with an error, and one that waits: the job has failed already."""
+    for worker, left in sorted(view.states.items()):
+        if left.kind != "left" or not left.status:
+            continue
+        for waiting, state in sorted(view.states.items()):
+            if state.waits:
+                return _gone(worker, left, waiting, state)
+    return None
+
+
+def _gone(worker: int, left: State, waiting: int, state: State) -> Deadlock:
+    text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {ONE_PROGRAM}"
+    return Deadlock(text, (waiting,), (worker,) if left.status else (worker, waiting))
+
+
+# --- calls ---
+
+
+def _different_calls(view: View) -> Deadlock | None:
+    known = [(w, s) for w, s in sorted(view.states.items()) if s.kind != "running" and s.calls.digests]
+    if not any(state.waits for _, state in known):
+        return None
     for worker, state in known[1:]:
         first, reference = known[0]
-        for call in _calls_in_common(reference, state):
-            ours, theirs = reference.name_of(call), state.name_of(call)
-            if ours != theirs:
-                text = (
-                    f"The workers call different functions: call {call} is {ours} on worker {first} and {theirs} on "
-                    f"worker {worker}. {ONE_PROGRAM}"
-                )
-                return Deadlock(text, ())
-    return None
-
-
-def _calls_in_common(a: State, b: State) -> range:
-    start = max(a.calls - len(a.names), b.calls - len(b.names)) + 1
-    return range(start, min(a.calls, b.calls) + 1)
-
-
-def _gone(states: Mapping[int, State]) -> Deadlock | None:
-    gone = {worker: state for worker, state in states.items() if state.kind == "left"}
-    for waiting, state in sorted(states.items()):
-        for worker, left in sorted(gone.items()):
-            waits = (state.kind == "agreeing" and (worker in state.waits_for or left.status != 0)) or (
-                state.kind == "executing" and (left.status != 0 or state.calls > left.calls)
-            )
-            if waits:
-                text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {ONE_PROGRAM}"
-                return Deadlock(text, (waiting,))
-    return None
-
-
-def _traced_by_some(states: Mapping[int, State]) -> Deadlock | None:
-    for tracing, state in sorted(states.items()):
-        if state.kind != "agreeing" or not state.tracing:
+        if not state.calls.differs_from(reference.calls):
             continue
-        past = [worker for worker in state.waits_for if worker in states and _is_past(states[worker], state.calls)]
+        call = min(state.calls.number, reference.calls.number)
+        ours = theirs = ""
+        if view.windows is not None:
+            found = _first_difference(view, first, worker)
+            if found is None:
+                continue
+            call, ours, theirs = found
+        waiting = tuple(w for w, s in ((first, reference), (worker, state)) if s.waits)
+        if not waiting:
+            continue
+        return Deadlock(_different_text(call, first, ours, worker, theirs), waiting, (first, worker))
+    return None
+
+
+def different_functions(called: Mapping[int, Mapping[int, str]]) -> str | None:
+    """What is wrong where a call, by its number, is another function's on two workers."""
+    first, *others = sorted(called)
+    for worker in others:
+        for call, name in sorted(called[worker].items()):
+            if (other := called[first].get(call, name)) != name:
+                return _different_text(call, first, other, worker, name)
+    return None
+
+
+def _different_text(call: int, first: int, ours: str, second: int, theirs: str) -> str:
+    return (
+        f"The workers call different functions: call {call} is {ours} on worker {first} and {theirs} on worker "
+        f"{second}. {ONE_PROGRAM}"
+    )
+
+
+def _first_difference(view: View, first: int, second: int) -> tuple[int, str, str] | None:
+    """The first call that is another function's on each: its number, and both."""
+    assert view.windows is not None
+    a, b = view.windows.get(first, CallWindow()), view.windows.get(second, CallWindow())
+    for call in range(max(a.last - len(a.names), b.last - len(b.names)) + 1, min(a.last, b.last) + 1):
+        if (ours := a.name_of(call)) != (theirs := b.name_of(call)):
+            return call, str(ours), str(theirs)
+    return None
+
+
+def _traced_by_some(view: View) -> Deadlock | None:
+    """A worker that traces a function in a call that one for which it waits has passed."""
+    # First those who trace what was never agreed on: the others can go on.
+    for tracing, state in sorted(view.states.items(), key=lambda told: (told[1].calls.agreed_before, told[0])):
+        calls = state.calls
+        if state.kind != "agreeing" or not (calls.tracing and calls.inside and calls.passed < calls.number):
+            continue
+        past = tuple(w for w in state.waits_for if _is_past(view, tracing, w) and not view.coming(w, tracing))
         if past:
-            name = state.name_of(state.calls)
             text = (
-                f"Worker {tracing} traces {name} anew in call {state.calls} (at {state.where}), but "
-                f"{workers_text(tuple(past))} did not: the shapes, dtypes or static arguments of that call changed on "
+                f"Worker {tracing} traces {calls.name} anew in call {calls.number} (at {state.where}), but "
+                f"{workers_text(past)} did not: the shapes, dtypes or static arguments of that call changed on "
                 "some workers only. Every worker must see the same changes: bring the batch to one size on all "
                 "workers (a worker without samples passes an empty block of its usual dtype)."
             )
-            return Deadlock(text, (tracing,))
+            return Deadlock(text, (tracing,), (tracing, *past), calls.number)
     return None
 
 
-def _is_past(state: State, call: int) -> bool:
-    """Whether the worker will never trace the given call."""
-    if state.kind == "left" or state.calls > call:
-        return True
-    return state.calls == call and (state.kind == "executing" or not state.in_call)
-
-
-def _agreements_in_a_cycle(states: Mapping[int, State]) -> Deadlock | None:
-    for start in sorted(states):
-        path: list[int] = []
-        worker: int | None = start
-        while worker is not None and worker not in path:
-            path.append(worker)
-            state = states.get(worker)
-            waits_for = state.waits_for if state is not None and state.kind == "agreeing" else ()
-            worker = next((w for w in waits_for if _holds_up(w, path[-1], states)), None)
-        if worker is not None:
-            cycle = path[path.index(worker) :]
-            listed = "; ".join(f"worker {w} {states[w].describe()}" for w in cycle)
-            return Deadlock(f"The workers wait for each other in a cycle: {listed}. {ONE_PROGRAM}", tuple(cycle))
-    return None
-
-
-def _holds_up(worker: int, waiting: int, states: Mapping[int, State]) -> bool:
-    """Whether `waiting`, which is in an agreement, cannot go on before another one, that of `worker`, ends.
-
-    Who is in the same agreement has told the one that it waits for, though that one may not have looked yet.
-    """
-    theirs, ours = states.get(worker), states[waiting]
-    if theirs is None or theirs.kind != "agreeing":
+def _is_past(view: View, tracing: int, worker: int) -> bool:
+    """Whether the worker has passed the call that `tracing` is in, and both have made the same calls until then."""
+    ours = view.states[tracing].calls
+    theirs = view.states[worker].calls if worker in view.states else Calls()
+    if theirs.passed < ours.number or not ours.digests:
         return False
-    has_told = theirs.purpose == ours.purpose and theirs.waits_for == (waiting,)
-    return not (has_told and (len(ours.waits_for) > 1 or waiting < worker))
+    if (digest := theirs.digest_at(ours.number)) is not None:
+        return digest == ours.digests[-1]
+    if view.windows is None:
+        return True  # their calls must be looked at
+    a, b = view.windows.get(tracing, CallWindow()), view.windows.get(worker, CallWindow())
+    begins = max(a.last - len(a.names), b.last - len(b.names)) + 1
+    common = range(begins, ours.number + 1)
+    return bool(common) and a.last >= ours.number and all(a.name_of(call) == b.name_of(call) for call in common)
+
+
+# --- who waits for whom ---
+
+
+def _standstill(view: View) -> Deadlock | None:
+    """Workers that wait for each other, or for one that has left: the most of them of whom each waits for another."""
+    stuck = {worker for worker, state in view.states.items() if state.waits or state.kind == "left"}
+    reasons: dict[int, int] = {}
+    while True:
+        reasons = {w: reason for w in stuck if (reason := _held_up_by(view, w, stuck)) is not None}
+        still = {worker for worker in stuck if worker in reasons or view.states[worker].kind == "left"}
+        if still == stuck:
+            break
+        stuck = still
+    for start in sorted(reasons):
+        path = [start]
+        while (following := reasons.get(path[-1])) is not None and following not in path:
+            path.append(following)
+        if following is None:
+            *_, waiting, worker = path
+            return _gone(worker, view.states[worker], waiting, view.states[waiting])
+        cycle = path[path.index(following) :]
+        listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
+        text = f"The workers wait for each other in a cycle: {listed}. {ONE_PROGRAM}"
+        return Deadlock(text, tuple(sorted(cycle)), tuple(sorted(cycle)))
+    return None
+
+
+def _held_up_by(view: View, waiting: int, stuck: set[int]) -> int | None:
+    """One of `stuck` without which the worker can't go on; None where there is none, or where it is not certain."""
+    state = view.states[waiting]
+    if state.kind == "agreeing":
+        candidates = (w for w in state.waits_for if w in stuck)
+        held = (w for w in candidates if not view.coming(w, waiting) and not _has_told(view.states[w], waiting, state))
+        # Who has left explains more than who waits.
+        return min(held, key=lambda w: (view.states[w].kind != "left", w), default=None)
+    if state.kind == "executing" and state.program and state.program == state.calls.number:
+        part = view.plans.get(state.calls.name, {}).get(waiting, Needs())
+        absent = [w for w in part.needs & stuck if _never_comes(state, view.states[w])]
+        return min(absent, key=lambda w: (view.states[w].kind != "left", w), default=None)
+    return None
+
+
+def _never_comes(state: State, other: State) -> bool:
+    """Whether the other one, which goes no further, has not begun the program that the first one is in."""
+    return other.calls.passed < state.program and state.calls.agrees_with(other.calls)
+
+
+def _has_told(theirs: State, waiting: int, ours: State) -> bool:
+    """Whether a worker that is in the same agreement has told the one that waits for it, which has yet to look."""
+    same = theirs.kind == "agreeing" and theirs.purpose == ours.purpose and theirs.waits_for == (waiting,)
+    return same and (len(ours.waits_for) > 1 or waiting < min(ours.waits_for))
 
 
 def workers_text(workers: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What the main thread is doing, seen from another one: whether it is in a compiled program, or compiles one.
+"""What the thread that calls is doing, seen from another one: whether it is in a compiled program, or compiles one.
 
 The frames of a thread that runs must not be followed from another: it may leave them at any moment, and CPython 3.11
 then crashes. So only the innermost one is looked at; a whole stack is written by `faulthandler`, in one go.
@@ -7,26 +7,39 @@ then crashes. So only the innermost one is looked at; a whole stack is written b
 from __future__ import annotations
 
 import faulthandler
+import os
 import re
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from time import monotonic
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from distdl_jax.compat import activity, dispatched_by_this_thread
+import jax
+
+from distdl_jax.compat import activity
 from distdl_jax.watchdog.source_lines import is_library
+from distdl_jax.watchdog.status import WorkerStatus, worker_status
+
+_JIT = str(Path(__file__).parents[1] / "jit.py")
+_OF_JAX = str(Path(jax.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds for which the main thread has been in one run of a program, or in one compilation."""
+    """What the thread does: the number of the run of a program that goes on (0: none), for how long it has been seen,
+    and the token of that run where it goes on beside the thread; whether it compiles, and for how long it has so far.
+    """
 
-    executing_for: float = 0.0
-    compiling_for: float = 0.0
+    run: int = 0
+    seconds: float = 0.0
+    token: Any = None
+    compiles: bool = False
+    compiled: float = 0.0
 
 
 class Line(NamedTuple):
@@ -48,42 +61,49 @@ class _Mark:
 
 
 class Sampler:
-    """Looks at the main thread from time to time; made in the main thread."""
+    """Looks from time to time at the thread that calls, or at the main one as long as none has."""
 
-    def __init__(self) -> None:
-        self._dispatched = dispatched_by_this_thread()
-        self._pending: dict[int, tuple[Any, float]] = {}
-        self._kind: str | None = None
-        self._since = 0.0
+    def __init__(self, status: WorkerStatus) -> None:
+        self._status = status
+        self._pending: dict[int, tuple[Any, int, float]] = {}
+        self._runs = 0
+        self._in_call_of_xla: tuple[int, float] | None = None
         self._mark: Any = None
+        self._compiled = 0.0
+        self._looked_at = 0.0
 
-    def look(self) -> Sample:
-        """What the main thread does now, and since which of the looks before."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        dispatched_for = self._oldest_pending()
+    def look(self, now: float) -> Sample:
+        """What it does `now`, in seconds in which the watch was awake."""
+        since, self._looked_at = self._looked_at, now
+        frame = sys._current_frames().get(self._status.thread or threading.main_thread().ident or 0)
         kind = None if frame is None else activity(frame)
-        if kind is None or frame is None:
-            self._kind = None
-            return Sample(executing_for=dispatched_for)
-        if kind != self._kind or not self._is_marked(frame):
-            self._kind, self._since = kind, monotonic()
-            self._put_mark(frame)
-        seconds = monotonic() - self._since
         if kind == "compiling":
-            return Sample(compiling_for=seconds)
-        return Sample(executing_for=max(seconds, dispatched_for))
+            self._compiled += now - since
+        if kind != "executing" or frame is None:
+            self._in_call_of_xla = None
+        elif self._in_call_of_xla is None or not self._is_marked(frame):
+            self._runs += 1
+            self._in_call_of_xla = (self._runs, now)
+            self._put_mark(frame)
+        run, began, token = 0, now, None
+        if self._in_call_of_xla is not None:
+            run, began = self._in_call_of_xla
+        if (pending := self._oldest_pending(now)) is not None:
+            token, run, began = pending
+        return Sample(run, now - began, token, kind == "compiling", self._compiled)
 
-    def _oldest_pending(self) -> float:
-        """Seconds for which a program that communicates has been under way beside the main thread."""
-        now = monotonic()
-        for buffer in self._dispatched():
-            self._pending.setdefault(id(buffer), (buffer, now))
+    def _oldest_pending(self, now: float) -> tuple[Any, int, float] | None:
+        """The token, the number and the beginning of a program that communicates and goes on beside the thread."""
+        for buffer in self._status.tokens():
+            if id(buffer) not in self._pending:
+                self._runs += 1
+                self._pending[id(buffer)] = (buffer, self._runs, now)
         self._pending = {
-            key: (buffer, since)
-            for key, (buffer, since) in self._pending.items()
+            key: (buffer, run, began)
+            for key, (buffer, run, began) in self._pending.items()
             if not buffer.is_deleted() and not buffer.is_ready()
         }
-        return max((now - since for _, since in self._pending.values()), default=0.0)
+        return min(self._pending.values(), key=lambda pending: pending[1], default=None)
 
     def _put_mark(self, frame: FrameType) -> None:
         # To hold the frame itself would hold the arrays of its call; its address says little, for it is used again.
@@ -96,17 +116,58 @@ class Sampler:
         return frame.f_trace is self._mark or self._mark == id(frame)
 
 
+@cache
+def _stack_file() -> IO[str] | None:
+    """Where stacks are written: opened once, for there may be no descriptor left when it is needed."""
+    try:
+        return os.fdopen(os.memfd_create("stacks"), "w+")
+    except (AttributeError, OSError):
+        with suppress(OSError):
+            return tempfile.TemporaryFile("w+")
+    return None
+
+
+def prepare_to_write_stacks() -> None:
+    """Open what that takes."""
+    _stack_file()
+
+
+_writing_stacks = threading.Lock()
+
+
 def main_stack() -> list[Line]:
-    """The main thread's stack, the innermost line first; safe while it runs."""
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        threads = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\n", file.read(), flags=re.M)
-    main = threading.main_thread().ident or 0
-    for ident, lines in zip(threads[1::2], threads[2::2], strict=True):
-        if int(ident, 16) == main:
+    """The stack of the thread that calls, the innermost line first; safe while it runs. Empty where that fails."""
+    if (file := _stack_file()) is None:
+        return []
+    with _writing_stacks:
+        try:
+            file.seek(0)
+            file.truncate()
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            text = file.read()
+        except (OSError, ValueError):
+            return []
+    threads = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\n", text, flags=re.M)
+    called = worker_status().thread or threading.main_thread().ident or 0
+    for ident, lines in zip(threads[1::2], threads[2::2], strict=False):
+        if int(ident, 16) == called:
             return [Line(*found) for found in re.findall(r'^  File "(.*)", line (\S+) in (.*)$', lines, re.M)]
     return []
+
+
+def runs_its_call(stack: list[Line]) -> bool:
+    """Whether the program that a stack is in is that of the checked function that is called, not one inside its trace:
+    then there is nothing of anybody else's between the two."""
+    if not stack or not stack[0].file.endswith("jax/_src/interpreters/pxla.py"):
+        return False
+    for place, line in enumerate(stack):
+        if line.file == _JIT:
+            outer = stack[place + 1 :]
+            return line.function == "__call__" and not any(further.file == _JIT for further in outer)
+        if not line.file.startswith(_OF_JAX):
+            return False
+    return False
 
 
 def user_frames(stack: list[Line]) -> list[Line]:

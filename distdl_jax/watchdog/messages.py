@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from distdl_jax.watchdog.deadlock import State
+from distdl_jax.watchdog.calls import CallWindow
+from distdl_jax.watchdog.deadlock import Kind, State
 
 # --- to the coordinator ---
 
@@ -19,11 +21,28 @@ class StateChanged:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """What a worker tells when it is asked.
+
+    - `window`: its last calls.
+    - `sent`, `received`: how many messages of agreements it has sent to, and got from, each other worker.
+    - `compiled`: for how many seconds it has compiled so far.
+    """
+
+    window: CallWindow = field(default=CallWindow())
+    sent: Mapping[int, int] = field(default_factory=dict)
+    received: Mapping[int, int] = field(default_factory=dict)
+    compiled: float = 0.0
+
+
+@dataclass(frozen=True)
 class Answer:
-    """The worker has got the question, and has told its state before."""
+    """The answer to a question: what the worker does, and more."""
 
     worker: int
     question: int
+    state: State
+    detail: Detail
 
 
 @dataclass(frozen=True)
@@ -32,13 +51,16 @@ class CannotAgree:
 
     epoch: int
     text: str
+    about: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class WaitedTooLong:
-    """The worker's clock has run out."""
+class StillWaiting:
+    """The worker has waited for `seconds` in one `episode` of this kind: may it?"""
 
     worker: int
+    kind: Kind
+    episode: int
     seconds: float
 
 
@@ -54,15 +76,36 @@ class Question:
 
 @dataclass(frozen=True)
 class Fail:
-    """Raise `text`, unless this failure was raised already."""
+    """Raise `text`, in this epoch."""
 
     epoch: int
     text: str
+    about: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class WaitLonger:
-    """The job is not ended yet."""
+class Noted:
+    """The coordinator has heard that the worker waits, and looks into it."""
+
+    kind: Kind
+    episode: int
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """In this episode `seconds` do not count as waiting, and the limit is `limit`."""
+
+    kind: Kind
+    episode: int
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Who traces anew, in this call, what was agreed on before takes it as it was: others are past the call."""
+
+    call: int
 
 
 @dataclass(frozen=True)
@@ -70,15 +113,18 @@ class EndJob:
     """Say where you are; then the job ends."""
 
     text: str
+    about: tuple[int, ...] = ()
 
 
-ToCoordinator = StateChanged | Answer | CannotAgree | WaitedTooLong
-ToReporter = Question | Fail | WaitLonger | EndJob
+ToCoordinator = StateChanged | Answer | CannotAgree | StillWaiting
+ToReporter = Question | Fail | Noted | Allowance | Replay | EndJob
 Message = ToCoordinator | ToReporter
+Posts = list[tuple[int, ToReporter]]
+"""Messages, each after the worker that is to get it."""
 
 
 class Mailbox(Protocol):
-    """How messages travel between the reporters of one world. Nothing blocks but the barrier."""
+    """How messages travel between the reporters of one world. Nothing blocks."""
 
     def post(self, message: Message, to: int) -> None:
         """Send to a worker."""
@@ -86,5 +132,8 @@ class Mailbox(Protocol):
     def next(self) -> tuple[int, Message] | None:
         """A message that has arrived, and who sent it; None where there is none."""
 
-    def barrier(self) -> None:
-        """Wait until all workers are here; other threads go on."""
+    def begin_barrier(self) -> None:
+        """Tell all workers that this one is here."""
+
+    def has_met(self) -> bool:
+        """Whether all workers have begun the barrier."""

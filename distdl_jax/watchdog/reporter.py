@@ -1,196 +1,200 @@
-"""What one worker tells: what its program does, once it waits; and what it does when it is told to fail or to end.
+"""What one worker's reporter does: pure. It is told what can be seen of the worker, and what the coordinator says; it
+returns what it knows from then on, the messages to the coordinator, and orders to whoever carries them.
 
-A reporter decides nothing about other workers; that is the coordinator's part, which worker 0's reporter has beside it.
+A reporter decides nothing about other workers; that is the coordinator's part.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Mapping
-from dataclasses import replace
-from time import monotonic
-from typing import NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from distdl_jax.errors import PlanError
-from distdl_jax.programs.ir import Program
-from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
-from distdl_jax.watchdog.clock import PATIENCE, Clock
-from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.calls import Calls
+from distdl_jax.watchdog.clock import LONGEST_PATIENCE, PATIENCE, Wait
 from distdl_jax.watchdog.deadlock import Kind, State
-from distdl_jax.watchdog.flight_recorder import last_operations
-from distdl_jax.watchdog.main_thread import Sample, main_line, main_stack, stack_text, user_frames
 from distdl_jax.watchdog.messages import (
+    Allowance,
     Answer,
-    CannotAgree,
+    Detail,
     EndJob,
     Fail,
-    Mailbox,
-    Message,
+    Noted,
     Question,
+    Replay,
     StateChanged,
-    WaitedTooLong,
-    WaitLonger,
+    StillWaiting,
+    ToCoordinator,
+    ToReporter,
 )
-from distdl_jax.watchdog.status import Waiting, worker_status
-
-GRACE = 3.0
-"""Seconds that a worker has to raise what its reporter was told, before its reporter ends the job."""
-
-REPORTED_OPERATIONS = 12
-"""How many of a worker's last operations its report lists."""
 
 
-class Reporter:
-    """One worker's reporter in one world. `turn` runs in the watchdog's thread, the rest in the program's.
+@dataclass(frozen=True)
+class Agreement:
+    """One that the worker is in: its number, for what purpose, from which source line, for whom it still waits."""
 
-    - `epoch`: how many agreements have failed so far.
+    number: int
+    purpose: str
+    where: str
+    waits_for: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What can be seen of the worker.
+
+    - `calls`: those of checked functions. `agreement`: the one that it is in.
+    - `run`: the number of the run of a compiled program that goes on, 0 where there is none; `program`,
+      `function`: the call whose program that is, 0 where that is not known, and of which function.
+    - `compiles`: whether it compiles now. `where`: its line, if known.
+    - `left`: its exit status, once its program has ended.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int, size: int, limits: TimeLimits) -> None:
-        self.epoch = 0
-        self._mailbox = mailbox
-        self._rank = rank
-        self._size = size
-        self._status = worker_status()
-        self._clock = Clock(limits.waiting)
-        self._coordinator = Coordinator(size, limits) if rank == COORDINATOR else None
-        self._told = State("running")
-        self._told_at = 0.0
-        self._questions: list[int] = []
-        self._left: int | None = None
-        self._failure: tuple[int, str, float] | None = None
-        self._end: tuple[str, float] | None = None
+    calls: Calls = field(default=Calls())
+    agreement: Agreement | None = None
+    run: int = 0
+    program: int = 0
+    function: str = ""
+    compiles: bool = False
+    where: str = ""
+    left: int | None = None
 
-    # --- in the program's thread ---
+    def state(self) -> State:
+        """What the worker is doing."""
+        if self.left is not None:
+            return State("left", calls=self.calls, status=self.left)
+        if (agreement := self.agreement) is not None:
+            number, purpose, where, waits_for = (
+                agreement.number,
+                agreement.purpose,
+                agreement.where,
+                agreement.waits_for,
+            )
+            return State("agreeing", where, purpose, waits_for, number, self.calls)
+        if self.run:
+            run, program, function = self.run, self.program, self.function
+            return State("executing", self.where, "", (), run, self.calls, program, function)
+        if self.compiles:
+            return State("compiling", self.where, calls=self.calls)
+        return State("running", self.where, calls=self.calls)
 
-    def raise_if_failed(self) -> None:
-        """Raise what all workers raise, where the coordinator has said so."""
-        if self._failure is not None and self._failure[0] == self.epoch:
-            self.epoch += 1
-            text, self._failure = self._failure[1], None
-            raise PlanError(text)
 
-    def fail(self, text: str) -> NoReturn:
-        """Make all workers raise `text`; the first that any worker says is the one that counts."""
-        self._post(CannotAgree(self.epoch, text), COORDINATOR)
-        deadline = monotonic() + 2 * GRACE
-        while monotonic() < deadline:
-            self.raise_if_failed()
-            time.sleep(0.01)
-        raise PlanError(text)
+@dataclass(frozen=True)
+class Orders:
+    """What is to be done besides: the end of the job, at once, or after a report."""
 
-    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep the workers' programs of the function `name` for reports."""
-        if self._coordinator is not None:
-            self._coordinator.programs[name] = programs
+    finish: str | None = None
+    report: bool = False
 
-    def leave(self, status: int) -> None:
-        """Tell the others that this worker's program has ended, and wait until theirs have."""
-        self._left = status
-        self._mailbox.barrier()
 
-    # --- in the watchdog's thread ---
+@dataclass(frozen=True)
+class Reporter:
+    """What one worker's reporter knows in one world.
 
-    def turn(self, sample: Sample) -> None:
-        """Hear the others, tell them what changed, look at the clock."""
-        while (received := self._mailbox.next()) is not None:
-            self._hear(received[1])
-        self._tell(sample)
-        if self._coordinator is not None:
-            for worker, message in self._coordinator.decide(self.epoch, monotonic()):
-                self._post(message, worker)
-        self._look_at_the_clock(sample)
-        if self._failure is not None and monotonic() > self._failure[2] + GRACE and sample.executing_for > GRACE:
-            # The program waits for a message that will not come, so it can't raise.
-            self._finish(self._failure[1])
-        if self._end is not None and monotonic() > self._end[1]:
-            self._finish(self._end[0])
+    - `told`: the state that it told last, at `told_at`. `waits`: the waits that go on. `longest`: the longest run of a
+      program so far. `questions`: those to be answered. `failures`: what all workers raise, by epoch. `replay`: up to
+      which call agreements are taken as before. `end`: what the job ends with, and whom it is about.
+    """
 
-    def _post(self, message: Message, to: int) -> None:
-        with mpi_lock:
-            self._mailbox.post(message, to)
+    rank: int
+    limit: float
+    told: State = field(default=State("running"))
+    told_at: float = 0.0
+    waits: tuple[Wait, ...] = ()
+    longest: float = 0.0
+    questions: tuple[int, ...] = ()
+    failures: tuple[Fail, ...] = ()
+    replay: int = 0
+    end: EndJob | None = None
 
-    def _hear(self, message: Message) -> None:
+    def failure(self, epoch: int) -> Fail | None:
+        """What is to be raised in this epoch."""
+        return next((fail for fail in self.failures if fail.epoch == epoch), None)
+
+    def wakes_at(self, now: float) -> float:
+        """When it will have something to say, if nothing happens before."""
+        due = (time for wait in self.waits for time in (wait.began + self._patience(wait.kind), *wait.wakes_at()))
+        return min((time for time in due if time > now), default=float("inf"))
+
+    def hear(self, message: ToReporter, now: float) -> tuple[Reporter, Orders]:
+        """Take in what the coordinator says."""
         match message:
             case Question(number):
-                self._questions.append(number)
-            case Fail(epoch, text):
-                if self._failure is None and epoch == self.epoch:
-                    self._failure = (epoch, text, monotonic())
-            case WaitLonger():
-                self._clock.wait_longer(monotonic())
-            case EndJob(text):
-                self._report()
-                # Worker 0 ends the job when all have had time to report; if it can't, each does.
-                self._end = (text, monotonic() + (1.0 if self._rank == COORDINATOR else 10.0))
-            case _:
-                assert self._coordinator is not None, message
-                for worker, reply in self._coordinator.hear(message, monotonic()):
-                    self._post(reply, worker)
+                return replace(self, questions=(*self.questions, number)), Orders()
+            case Fail(epoch):
+                known = self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
+                return known, Orders()
+            case Noted(kind, episode):
+                return self._with_wait(kind, episode, lambda wait: wait.noted(now)), Orders()
+            case Allowance(kind, episode, seconds, limit):
+                return self._with_wait(kind, episode, lambda wait: wait.allow(seconds, limit, now)), Orders()
+            case Replay(call):
+                return replace(self, replay=max(self.replay, call)), Orders()
+            case EndJob():
+                return (replace(self, end=message), Orders(report=True)) if self.end is None else (self, Orders())
 
-    def _state(self, sample: Sample) -> State:
-        calls = tuple(self._status.calls)
-        said = State("running", calls=calls[-1][0], names=tuple(name for number, name in calls if number))
-        said = replace(said, in_call=self._status.in_call, tracing=self._status.tracing)
-        waiting = self._status.waiting
-        if self._left is not None:
-            return replace(said, kind="left", status=self._left)
-        if waiting is not None and self._is_stuck_in(waiting):
-            said = replace(said, purpose=waiting.purpose, waits_for=waiting.waits_for, since=waiting.since)
-            return replace(said, kind="agreeing", where=waiting.where)
-        spans: tuple[tuple[Kind, float], ...]
-        spans = (("compiling", sample.compiling_for), ("executing", sample.executing_for))
-        for kind, seconds in spans:
-            if seconds > PATIENCE:
-                # Where it was when it said so first: it has not moved since.
-                where = self._told.where if self._told.kind == kind else main_line()
-                return replace(said, kind=kind, where=where)
-        return said
+    def look(
+        self, facts: Facts, now: float, detail: Callable[[], Detail]
+    ) -> tuple[Reporter, list[ToCoordinator], Orders]:
+        """Take in what can be seen now."""
+        if self.end is not None:
+            return self, [], Orders()
+        known = self._with_waits(facts, now)
+        posts: list[ToCoordinator] = []
+        actual = facts.state()
+        state = actual if known._is_worth_telling(actual, now) else replace(State("running"), calls=facts.calls)
+        if known._is_news(state, now):
+            posts.append(StateChanged(self.rank, state))
+            known = replace(known, told=state, told_at=now)
+        if known.questions:
+            posts += [Answer(self.rank, number, actual, detail()) for number in known.questions]
+            known = replace(known, questions=(), told=actual, told_at=now)
+        if facts.left is not None:
+            return known, posts, Orders()
+        return known._ask(posts, now)
 
-    def _is_stuck_in(self, waiting: Waiting) -> bool:
-        """Whether the worker has been waiting in this world for some time, with no message to look at."""
-        channel = waiting.channel
-        if channel is None or channel.monitor is not self or monotonic() - waiting.since <= PATIENCE:
+    def _with_waits(self, facts: Facts, now: float) -> Reporter:
+        """With the waits that go on now; those that are over are forgotten."""
+        episodes: list[tuple[Kind, int]] = []
+        if facts.agreement is not None and facts.left is None:
+            episodes.append(("agreeing", facts.agreement.number))
+        if facts.run and facts.left is None:
+            episodes.append(("executing", facts.run))
+        if [(wait.kind, wait.episode) for wait in self.waits] == episodes:
+            return self
+        before = {(wait.kind, wait.episode): wait for wait in self.waits}
+        waits = tuple(before.pop(key) if key in before else Wait(*key, began=now, limit=self.limit) for key in episodes)
+        over = (wait.seconds(now) for wait in before.values() if wait.kind == "executing")
+        return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
+
+    def _with_wait(self, kind: Kind, episode: int, change: Callable[[Wait], Wait]) -> Reporter:
+        waits = (change(w) if (w.kind, w.episode) == (kind, episode) else w for w in self.waits)
+        return replace(self, waits=tuple(waits))
+
+    def _patience(self, kind: Kind) -> float:
+        # Where steps take seconds, there is no need to tell of each.
+        return PATIENCE if kind == "agreeing" else min(max(PATIENCE, 2 * self.longest), LONGEST_PATIENCE)
+
+    def _is_worth_telling(self, state: State, now: float) -> bool:
+        if not state.waits or state.is_as(self.told):
+            return state.kind == "left" or state.is_as(self.told)
+        return any(w.kind == state.kind and w.seconds(now) >= self._patience(w.kind) for w in self.waits)
+
+    def _is_news(self, state: State, now: float) -> bool:
+        before = self.told
+        if state.kind == before.kind == "running" or state == before:
             return False
-        return not channel.has_message()
+        return state.kind != before.kind or state.episode != before.episode or now - self.told_at >= PATIENCE
 
-    def _tell(self, sample: Sample) -> None:
-        state = self._state(sample)
-        # Of a worker that moves, only the number of its calls is of interest, now and then.
-        moves = state.kind == self._told.kind == "running"
-        pause = max(PATIENCE, self._size / 256) if moves else 0.0
-        if state != self._told and (monotonic() - self._told_at > pause or self._questions):
-            self._told, self._told_at = state, monotonic()
-            self._post(StateChanged(self._rank, state), COORDINATOR)
-        while self._questions:
-            self._post(Answer(self._rank, self._questions.pop()), COORDINATOR)
-
-    def _look_at_the_clock(self, sample: Sample) -> None:
-        waiting, now = self._status.waiting, monotonic()
-        if self._left is not None or self._end is not None:
-            return
-        waited = max(sample.executing_for, 0.0 if waiting is None else now - waiting.since)
-        match self._clock.look(waited, now):
-            case "ask":
-                self._post(WaitedTooLong(self._rank, float(waited)), COORDINATOR)
-            case "give up":
-                self._report()
-                self._finish(f"Worker {self._rank} has waited for {waited:.0f} s, and worker {COORDINATOR} is silent.")
-
-    # --- the end ---
-
-    def _report(self) -> None:
-        state = self._told
-        since = f", for {monotonic() - self._told_at + PATIENCE:.0f} s" if state.kind != "running" else ""
-        who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
-        lines = [f"{who}, {state.describe()}{since}. Its Python stack:\n"]
-        lines.append(stack_text(user_frames(main_stack())))
-        if operations := last_operations():
-            lines.append("Its last operations:\n")
-            lines += [f"{line}\n" for line in operations[-REPORTED_OPERATIONS:]]
-        say("".join(lines))
-
-    def _finish(self, text: str) -> None:
-        end_the_job(f"distdl_jax ends the job. {text}\n")
+    def _ask(self, posts: list[ToCoordinator], now: float) -> tuple[Reporter, list[ToCoordinator], Orders]:
+        known = self
+        for place, wait in enumerate(self.waits):
+            match wait.look(now):
+                case "ask":
+                    posts.append(StillWaiting(self.rank, wait.kind, wait.episode, wait.seconds(now)))
+                    waits = (*known.waits[:place], wait.after_asking(now), *known.waits[place + 1 :])
+                    known = replace(known, waits=waits)
+                case "give up":
+                    seconds = wait.seconds(now)
+                    text = f"Worker {self.rank} has waited for {seconds:.0f} s, and worker 0 is silent."
+                    return known, posts, Orders(finish=text, report=True)
+        return known, posts, Orders()

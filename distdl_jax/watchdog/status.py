@@ -6,37 +6,58 @@ Plain attributes, written in one step each, so that a training step pays next to
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-CALLS_REMEMBERED = 1024
-"""Of how many calls of checked functions the names are remembered."""
+from distdl_jax.compat import dispatched_by_this_thread
+from distdl_jax.watchdog.agreed import Agreed, Agreements
+from distdl_jax.watchdog.calls import REMEMBERED, CallLog
+
+RUNS_REMEMBERED = 8
+"""Of how many programs that were dispatched the calls are remembered."""
 
 
 class Channel(Protocol):
-    """Where a waiting worker looks for messages, and what watches over it."""
+    """Where a waiting worker looks for messages, what watches over it, and how many have been sent and received."""
 
     monitor: Any
 
-    def has_message(self) -> bool:
-        """Whether there is a message that the worker has not looked at."""
+    @property
+    def sent(self) -> Mapping[int, int]:
+        """To each other worker."""
+
+    @property
+    def received(self) -> Mapping[int, int]:
+        """From each other worker."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """An agreement that the worker takes part in: over which channel (None before there is one), for what purpose, from
-    which source line, for which workers it still waits, since when."""
+    """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
+    purpose, from which source line, for which workers it still waits, since when."""
 
+    number: int
     channel: Channel | None
     purpose: str
     where: str
     waits_for: tuple[int, ...]
     since: float
+
+
+class Dispatched(NamedTuple):
+    """What tells how far the program of a call is; of which call, by its number in which world (None: it does not
+    count); and the function's name."""
+
+    buffers: list[Any]
+    log: CallLog | None
+    number: int
+    name: str
 
 
 class WorkerStatus:
@@ -47,6 +68,11 @@ class WorkerStatus:
     - `waiting`: the agreement that it is in; None outside.
     - `calls`: the last calls of checked functions that it has begun, as number and name.
     - `in_call`, `tracing`: whether it is in such a call now, and whether it traces it.
+    - `log`: where that call counts; None where that is not known yet.
+    - `thread`: the one that calls: agreements, and checked functions. `tokens`: what tells how far its programs are.
+    - `agreements`: those of the trace that it makes.
+    - `mixed`: whether it has run programs that communicate outside those calls.
+    - `dispatched`: of the last calls that are over, their programs, which may go on.
     - `exit_status`: what the process ends with, once it does so by `sys.exit`; 0 before.
     """
 
@@ -54,10 +80,17 @@ class WorkerStatus:
         self._rank = rank
         self._size = size
         self.waiting: Waiting | None = None
-        self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=CALLS_REMEMBERED)
+        self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=REMEMBERED)
         self.in_call = False
         self.tracing = False
+        self.log: CallLog | None = None
+        self.thread = 0
+        self.tokens: Callable[[], list[Any]] = list
+        self.mixed = False
+        self.agreements: Agreements | None = None
+        self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
         self.exit_status = 0
+        self._agreements = 0
 
     @property
     def rank(self) -> int:
@@ -72,7 +105,9 @@ class WorkerStatus:
     @contextmanager
     def agreeing(self, channel: Channel | None, purpose: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
         """Record that the worker waits for others to agree on something."""
-        self.waiting = Waiting(channel, purpose, where, waits_for, monotonic())
+        self.is_called_here()
+        self._agreements += 1
+        self.waiting = Waiting(self._agreements, channel, purpose, where, waits_for, monotonic())
         try:
             yield
         finally:
@@ -83,19 +118,76 @@ class WorkerStatus:
         if self.waiting is not None:
             self.waiting = replace(self.waiting, waits_for=workers)
 
+    def is_called_here(self) -> None:
+        """From now on this thread is the one that is looked at."""
+        if self.thread != threading.get_ident():
+            self.thread, self.tokens = threading.get_ident(), dispatched_by_this_thread()
+
+    def run_of(self, token: Any) -> Dispatched | None:
+        """The run of a call's program that has this token; None where that is not known."""
+        # The first that has it: later calls that have dispatched nothing have the same.
+        return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
+
+    def tokens_pending(self) -> bool:
+        """Whether a program that communicates goes on beside the thread that calls."""
+        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in self.tokens())
+
     @contextmanager
-    def call(self, name: str) -> Iterator[None]:
-        """Record that a checked function is called; calls inside it are part of it."""
+    def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
+        """Record that a checked function is called; calls inside it are part of it.
+
+        `log`: that of the world in which the function is known to communicate.
+        """
         if self.in_call:
             yield
             return
+        self.is_called_here()
         # In this order: who sees the call in the list sees that the worker is in it, or that it has been.
         self.in_call = True
         self.calls.append((self.calls[-1][0] + 1, name))
+        self.log = log
+        last = self.dispatched[-1].buffers if self.dispatched else []
+        self.mixed = self.mixed or any(all(token is not other for other in last) for token in self.tokens())
+        if log is not None:
+            log.begin(name)
+        completed = False
         try:
             yield
+            completed = True
         finally:
+            self.dispatched.append(Dispatched(self.tokens(), self.log, self.log.number if self.log else 0, name))
+            if self.log is not None:
+                self.log.end(completed)
+            self.log = None
             self.in_call = self.tracing = False
+
+    def agreed_on(self, log: CallLog, number: int, name: str) -> None:
+        """All workers of a world have agreed on the plan of the call that this one is in."""
+        if self.in_call:
+            log.agree(number, name)
+            if self.log is not None and self.log is not log:
+                self.log.cannot_compare()
+            self.log = log
+
+    @contextmanager
+    def traced(self, before: tuple[Agreed, ...] | None = None) -> Iterator[Agreements]:
+        """Record that the worker traces the function that it calls; where it calls none, nothing follows.
+
+        `before`: what was agreed on when it was traced with the same arguments. Where the call counts nowhere, nobody
+        can tell whether others trace, too; so then it is taken at once.
+        """
+        self.tracing = self.in_call
+        before = before if self.in_call else None
+        outer, self.agreements = self.agreements, Agreements(before, alone=before is not None and self.log is None)
+        agreed_before = before is not None
+        if self.log is not None:
+            self.log.agreed_before, self.log.tracing = agreed_before, True
+        try:
+            yield self.agreements
+        finally:
+            self.agreements, self.tracing = outer, False
+            if self.log is not None:
+                self.log.tracing = False
 
 
 _of_process = WorkerStatus()

@@ -1,20 +1,21 @@
-"""The thread that gives every reporter of this process its turns, and what happens when the program ends."""
+"""The thread that gives every carrier of this process its turns, and what happens when the program ends."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 import threading
-from time import monotonic
+import time
 
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock
+from distdl_jax.watchdog.carrier import Carrier
+from distdl_jax.watchdog.clock import AwakeClock
 from distdl_jax.watchdog.exit_hooks import handle_pending_signals
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.main_thread import Sampler
-from distdl_jax.watchdog.reporter import Reporter
+from distdl_jax.watchdog.main_thread import Sample, Sampler, prepare_to_write_stacks
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 PAUSE = 0.05
@@ -25,46 +26,60 @@ class WatchdogThread:
     """Watches the program of one worker, from the first world that is opened to the end."""
 
     def __init__(self) -> None:
-        self._reporters: list[Reporter] = []
+        self._carriers: list[Carrier] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._limit = 0.0
+        self._failed: set[str] = set()
+        self._waits_since: tuple[int, float] = (0, 0.0)
 
-    def add(self, reporter: Reporter) -> None:
-        """Give one more reporter its turns, from now on."""
-        self._reporters = [*self._reporters, reporter]
+    def add(self, carrier: Carrier) -> None:
+        """Give one more carrier its turns, from now on."""
+        self._carriers = [*self._carriers, carrier]
 
     def begin(self, limit: float) -> None:
         """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
         self._limit = limit
         if self._thread is None:
             status = worker_status()
-            self._thread = threading.Thread(
-                target=self._run, args=(Sampler(), status), name="distdl_jax watchdog", daemon=True
-            )
+            status.is_called_here()
+            prepare_to_write_stacks()
+            self._thread = threading.Thread(target=self._run, args=(status,), name="distdl_jax watchdog", daemon=True)
             self._thread.start()
             # After everything that others register later, before MPI is finalised.
             atexit.register(self._leave, status)
 
-    def _run(self, sampler: Sampler, status: WorkerStatus) -> None:
-        while not self._stop.wait(PAUSE):
-            handle_pending_signals()
-            if mpi_has_ended():
-                return
-            sample = sampler.look()
-            if not self._reporters:
-                self._look_at_the_clock(status)
-            with mpi_lock:
-                for reporter in self._reporters:
-                    try:
-                        reporter.turn(sample)
-                    except Exception:
-                        log.exception("The watchdog failed; the program goes on without it.")
-                        return
+    def _run(self, status: WorkerStatus) -> None:
+        sampler, clock = Sampler(status), AwakeClock(time.monotonic())
+        while not self._stop.wait(PAUSE) and not mpi_has_ended():
+            # Whatever fails, the next turn is taken: without its watch a worker is silent.
+            try:
+                self._turn(sampler, clock, status)
+            except Exception as error:
+                if repr(error) not in self._failed:
+                    self._failed.add(repr(error))
+                    log.exception("The watchdog failed; it goes on.")
 
-    def _look_at_the_clock(self, status: WorkerStatus) -> None:
+    def _turn(self, sampler: Sampler, clock: AwakeClock, status: WorkerStatus) -> None:
+        handle_pending_signals()
+        now = clock.turn(time.monotonic())
+        self._look_at_the_clock(status, now)
+        sample = Sample()
+        try:
+            sample = sampler.look(now)
+        finally:
+            with mpi_lock:
+                for carrier in self._carriers:
+                    carrier.turn(sample, now)
+
+    def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
+        """That of a worker that waits for others to open a world."""
         waiting = status.waiting
-        if self._limit and waiting is not None and monotonic() - waiting.since > self._limit:
+        if not self._limit or waiting is None or waiting.channel is not None:
+            return
+        if self._waits_since[0] != waiting.number:
+            self._waits_since = (waiting.number, now)
+        if now - self._waits_since[1] > self._limit:
             end_the_job(
                 f"A worker has waited for {self._limit:.0f} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
                 f"{waiting.where}, for others to come to {waiting.purpose}. {ONE_PROGRAM}\n"
@@ -77,8 +92,10 @@ class WatchdogThread:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
-        for reporter in self._reporters:
-            reporter.leave(status.exit_status)
+        for carrier in self._carriers:
+            carrier.leave(status.exit_status)
+        while not all(carrier.all_have_left() for carrier in self._carriers):
+            time.sleep(0.005)
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -3,145 +3,212 @@
 from dataclasses import replace
 
 import pytest
+from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
 
-from distdl_jax.programs.ir import Operation
+from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.coordinator import LATE, SETTLED, Coordinator
-from distdl_jax.watchdog.deadlock import State
+from distdl_jax.watchdog.calls import CallWindow
+from distdl_jax.watchdog.coordinator import PAUSES, Coordinator
 from distdl_jax.watchdog.messages import (
+    Allowance,
     Answer,
     CannotAgree,
+    Detail,
     EndJob,
     Fail,
+    Noted,
     Question,
+    Replay,
     StateChanged,
-    WaitedTooLong,
-    WaitLonger,
+    StillWaiting,
 )
 
-RUNNING = State("running", calls=3, names=("f", "f", "f"))
-IN_CALL = replace(RUNNING, kind="executing", in_call=True)
-AGREEING = replace(RUNNING, kind="agreeing", purpose="broadcast", where="a.py:1 in f", waits_for=(1,), in_call=True)
-LEFT = replace(RUNNING, kind="left")
-EPOCH = 4
+LIMITS = TimeLimits(100.0, 1000.0)
 
 
-def coordinator(states):
-    """One that was told, at time 0, what each worker does."""
-    made = Coordinator(len(states), TimeLimits(100.0, 1000.0))
-    for worker, state in states.items():
-        assert made.hear(StateChanged(worker, state), 0.0) == []
-    return made
+class Played:
+    """A coordinator, and what the workers do: it keeps the states that the coordinator, which is pure, returns."""
+
+    def __init__(self, states, plan=None):
+        self.states, self.details = states, {}
+        self.coordinator = Coordinator(len(states), LIMITS)
+        if plan is not None:
+            self.coordinator = self.coordinator.remember("f", plan)
+        for worker, state in states.items():
+            assert self.hear(StateChanged(worker, state)) == []
+
+    def hear(self, message, now=0.0):
+        self.coordinator, posts = self.coordinator.hear(message, now)
+        return posts
+
+    def tick(self, now=0.0):
+        self.coordinator, posts = self.coordinator.tick(now)
+        return posts
+
+    def answer(self, number, *workers, now=0.0):
+        posts = []
+        for worker in workers or self.states:
+            detail = self.details.get(worker, Detail())
+            posts += self.hear(Answer(worker, number, self.states[worker], detail), now)
+        return posts
+
+
+def all_reduce(*workers, loop=False):
+    operation = (Operation("allreduce", workers),)
+    return {worker: (Loop(None, operation),) if loop else operation for worker in workers}
 
 
 def to_all(message, size=2):
     return [(worker, message) for worker in range(size)]
 
 
-def test_who_waits_is_asked_again_before_all_fail():
-    made = coordinator({0: AGREEING, 1: LEFT})
-    assert made.decide(EPOCH, 1.0) == [(0, Question(1))]
-    assert made.decide(EPOCH, 99.0) == []  # however long the answer takes
-    made.hear(Answer(0, 1), 99.0)
-    ((first, failure), (second, same)) = made.decide(EPOCH, 99.1)
-    assert (first, second) == (0, 1) and failure == same and failure.epoch == EPOCH
-    assert "Worker 1 has ended its program as if all were done, after 3 calls, but worker 0 is about" in failure.text
-    assert made.decide(EPOCH, 99.2) == []  # said once
+def test_those_concerned_are_asked_again_before_all_fail():
+    played = Played({0: AGREEING, 1: LEFT, 2: RUNNING})
+    assert played.tick() == [(0, Question(1)), (1, Question(1))]
+    assert played.tick(99.0) == [] and played.answer(1, 0, now=99.0) == []
+    posts = played.answer(1, 1, now=99.0)
+    (first, failure) = posts[0]
+    assert posts == to_all(failure, 3) and first == 0 and failure.epoch == 0
+    assert "Worker 1 has ended its program, after 3 calls, but worker 0 is about" in failure.text
+    assert played.tick(999.0) == []  # said once
 
 
-def test_a_deadlock_must_hold_for_a_while():
-    made = coordinator({0: AGREEING, 1: LEFT})
-    made.decide(EPOCH, 1.0)
-    made.hear(Answer(0, 1), 1.1)
-    assert made.decide(EPOCH, 1.0 + SETTLED) == []
-    assert made.decide(EPOCH, 1.1 + SETTLED)
+def test_a_message_on_its_way_is_waited_for():
+    played = Played({0: AGREEING, 1: LEFT})
+    played.details = {1: Detail(sent={0: 5}), 0: Detail(received={1: 4})}
+    played.tick()
+    assert played.answer(1) == [] and played.tick(0.5) == []
+    assert played.tick(PAUSES[0]) == [(0, Question(2)), (1, Question(2))]
+    played.details[0] = Detail(received={1: 5})
+    assert isinstance(played.answer(2)[0][1], Fail)
 
 
-@pytest.mark.parametrize("now_does", [RUNNING, replace(AGREEING, since=7.0)], ids=["goes on", "agrees on another"])
+@pytest.mark.parametrize("now_does", [RUNNING, replace(AGREEING, episode=7)], ids=["goes on", "agrees on another"])
 def test_who_does_something_else_by_then_is_not_taken_to_wait(now_does):
-    made = coordinator({0: AGREEING, 1: LEFT})
-    made.decide(EPOCH, 1.0)
-    made.hear(StateChanged(0, now_does), 2.0)
-    made.hear(Answer(0, 1), 2.0)
-    expected = [(0, Question(2))] if now_does.kind == "agreeing" else []
-    assert made.decide(EPOCH, 9.0) == expected
-    assert made.decide(EPOCH, 19.0) == []
-
-
-def test_an_answer_to_an_earlier_question_does_not_count():
-    made = coordinator({0: AGREEING, 1: LEFT})
-    made.decide(EPOCH, 1.0)
-    made.hear(StateChanged(0, replace(AGREEING, since=7.0)), 2.0)
-    assert made.decide(EPOCH, 2.0) == [(0, Question(2))]
-    made.hear(Answer(0, 1), 3.0)
-    assert made.decide(EPOCH, 9.0) == []
+    played = Played({0: AGREEING, 1: LEFT})
+    played.tick()
+    played.states[0] = now_does
+    assert played.answer(1) == []
 
 
 def test_all_in_a_cycle_are_asked():
     cycle = {worker: replace(AGREEING, waits_for=((worker + 1) % 3,), purpose=f"sum {worker}") for worker in range(3)}
-    made = coordinator({**cycle, 3: RUNNING})
-    assert made.decide(EPOCH, 1.0) == [(worker, Question(1)) for worker in range(3)]
-    made.hear(Answer(0, 1), 2.0)
-    made.hear(Answer(1, 1), 2.0)
-    assert made.decide(EPOCH, 9.0) == []
-    made.hear(Answer(2, 1), 9.0)
-    assert [worker for worker, _ in made.decide(EPOCH, 9.0)] == [0, 1, 2, 3]
+    played = Played({**cycle, 3: RUNNING})
+    assert played.tick() == [(worker, Question(1)) for worker in range(3)]
+    assert played.answer(1, 0, 1) == []
+    assert [worker for worker, _ in played.answer(1, 2)] == [0, 1, 2, 3]
 
 
-def test_what_rests_on_names_alone_asks_nobody_and_ends_the_job():
-    """Nobody is in an agreement, so nobody could raise."""
-    made = coordinator({0: RUNNING, 1: replace(RUNNING, names=("f", "g", "f"))})
-    assert made.decide(EPOCH, 1.0) == []
-    posts = made.decide(EPOCH, 9.0)
-    assert posts == to_all(EndJob(posts[0][1].text)) and "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text
+def test_who_is_in_a_program_can_not_raise_so_the_job_ends():
+    played = Played(
+        {0: replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4), 1: LEFT}, all_reduce(0, 1)
+    )
+    played.tick()
+    posts = played.answer(1)
+    assert posts == to_all(EndJob(posts[0][1].text, (1, 0))) and "but worker 0 is in call 4, of f" in posts[0][1].text
 
 
-def test_a_failed_agreement_is_passed_on():
-    assert coordinator({0: RUNNING, 1: RUNNING}).hear(CannotAgree(2, "no"), 1.0) == to_all(Fail(2, "no"))
+def test_different_calls_are_looked_at_before_anything_is_said_of_them():
+    states = {0: IN_CALL, 1: replace(LEFT, calls=calls("fg"))}
+    for names, said in (("fg", True), ("ff", False)):
+        played = Played(states, all_reduce(0, 1))
+        played.details = {0: Detail(CallWindow(3, tuple("fff"))), 1: Detail(CallWindow(2, tuple(names)))}
+        assert played.tick() == [(0, Question(1)), (1, Question(1))]
+        posts = played.answer(1)
+        assert bool(posts) == said and (not said or "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text)
 
 
-def test_a_program_is_given_time_after_another_worker_has_left():
-    made = coordinator({0: IN_CALL, 1: LEFT})
-    assert made.decide(EPOCH, LATE) == []
-    assert made.decide(EPOCH, LATE + 0.1) == [(0, Question(1))]
-    made.hear(Answer(0, 1), LATE + 0.2)
-    ((_, message), _) = made.decide(EPOCH, LATE + 1)
-    assert "Worker 1 ended long ago, but worker 0 is in call 3, of f." in message.text
+def test_what_was_agreed_before_is_replayed_where_others_are_past():
+    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True))
+    played = Played({0: known, 1: RUNNING})
+    played.tick()
+    assert played.answer(1) == to_all(Replay(3))
+
+
+def test_a_failed_agreement_is_passed_on_once():
+    played = Played({0: RUNNING, 1: RUNNING})
+    assert played.hear(CannotAgree(0, "no", (0, 1))) == to_all(Fail(0, "no", (0, 1)))
+    assert played.hear(CannotAgree(0, "no, as worker 1 has it")) == []
+    assert played.hear(CannotAgree(1, "no again")) == to_all(Fail(1, "no again"))
+
+
+def clock(played, seconds, kind="executing", episode=0, now=100.0):
+    """What follows when worker 0's clock runs out, and all answer."""
+    posts = played.hear(StillWaiting(0, kind, episode, seconds), now)
+    number = posts[1][1].number
+    assert posts == [(0, Noted(kind, episode)), *to_all(Question(number), len(played.states))]
+    played.answer(number, now=now)
+    return played.tick(now)
 
 
 @pytest.mark.parametrize(
-    ("states", "waited", "ends"),
+    ("states", "seconds", "limit"),
     [
-        ({0: IN_CALL, 1: IN_CALL}, 999.0, False),  # it may simply be long
-        ({0: IN_CALL, 1: IN_CALL}, 1001.0, True),
-        ({0: IN_CALL, 1: RUNNING}, 101.0, True),
-        ({0: IN_CALL, 1: replace(RUNNING, kind="compiling")}, 101.0, False),
+        ({0: IN_CALL, 1: IN_CALL}, 999.0, 1000.0),  # it may simply be long
+        ({0: IN_CALL, 1: IN_CALL}, 1001.0, None),
+        ({0: replace(IN_CALL, program=0), 1: replace(IN_CALL, program=0)}, 999.0, 1000.0),
+        ({0: replace(IN_CALL, program=0), 1: LEFT}, 999.0, 1000.0),
+        ({0: IN_CALL, 1: replace(RUNNING, calls=calls("ff"))}, 99.0, 100.0),
+        ({0: IN_CALL, 1: replace(RUNNING, calls=calls("ff"))}, 101.0, None),
     ],
 )
-def test_a_clock_that_ran_out_ends_the_job_or_has_to_wait(states, waited, ends):
-    made = coordinator(states)
-    posts = made.hear(WaitedTooLong(0, waited), 101.0)
-    if not ends:
-        assert posts == to_all(WaitLonger())
+def test_a_clock_that_ran_out_ends_the_job_or_may_go_on(states, seconds, limit):
+    posts = clock(Played(states, all_reduce(0, 1, loop=True)), seconds)
+    if limit is not None:
+        ((worker, allowance),) = posts
+        assert (worker, allowance.limit) == (0, limit)
         return
     text = posts[0][1].text
-    assert posts == to_all(EndJob(text))
-    assert f"Worker 0 has waited for {waited:.0f} s; the limit is 100 s (DISTDL_JAX_TIMEOUT" in text
-    assert "Worker 0 is in call 3, of f." in text
-    assert made.hear(WaitedTooLong(1, waited), 102.0) == []  # it ends already
+    assert f"Worker 0 has waited for {seconds:.0f} s; the limit is" in text and "Worker 0 is in call 3, of f." in text
+
+
+def test_who_has_no_operation_left_with_others_does_not_wait():
+    """The last program is long on one worker; the other one has ended it, and left."""
+    for others in (LEFT, replace(RUNNING, calls=replace(RUNNING.calls, done=3))):
+        played = Played({0: IN_CALL, 1: others}, all_reduce(0, 1))
+        assert clock(played, 1e6) == [(0, Allowance("executing", 0, 1e6, 100.0))]
+    mixed = replace(LEFT, calls=replace(LEFT.calls, mixed=True))
+    assert isinstance(clock(Played({0: IN_CALL, 1: mixed}, all_reduce(0, 1)), 1e6)[0][1], EndJob)
+
+
+def test_compile_time_of_others_does_not_count():
+    played = Played({0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: replace(RUNNING, kind="compiling")})
+    allowed = clock(played, 10.0, "agreeing", 1, now=10.0)
+    played.details = {2: Detail(compiled=300.0), 1: Detail(compiled=20.0)}
+    ((_, allowance),) = clock(played, 350.0, "agreeing", 1, now=350.0)
+    assert allowed[0][1].seconds == 0.0 and allowance.seconds == 320.0
+    assert isinstance(clock(played, 421.0, "agreeing", 1, now=421.0)[0][1], EndJob)
+
+
+def test_the_roll_waits_for_the_silent_until_the_limit():
+    played = Played({0: AGREEING, 1: RUNNING, 2: RUNNING})
+    played.hear(StillWaiting(0, "agreeing", 1, 101.0), 101.0)
+    played.answer(1, 0, 1, now=101.0)
+    assert played.tick(200.9) == []
+    text, about = (lambda end: (end.text, end.about))(played.tick(201.0)[0][1])
+    assert "Worker 2 was not heard from for 100 s." in text and about == (1,)
 
 
 def test_the_report_says_who_did_not_come_and_where_the_others_wait():
-    made = coordinator({0: IN_CALL, 1: replace(RUNNING, calls=2, names=("f", "f"))})
     first, second = (Operation("sendrecv", (0, 1), dest=1, source=1, count=n, received=n, dtype="int8") for n in (5, 6))
-    made.programs["f"] = {0: (first,), 1: (replace(second, dest=0, source=0),)}
-    text = made.hear(WaitedTooLong(0, 200.0), 200.0)[0][1].text
+    plan = {0: (first,), 1: (replace(second, dest=0, source=0),)}
+    played = Played({0: IN_CALL, 1: replace(RUNNING, calls=calls("ff"))}, plan)
+    text = clock(played, 200.0)[0][1].text
     assert "Worker 1 did not come to call 3, of f." in text
     assert "Worker 0 waits in operation 1 of 1 of its plan: sendrecv to worker 1 and from worker 1 (5 x int8)" in text
 
 
 def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
-    made = coordinator({0: IN_CALL, 1: IN_CALL})
-    made.programs["f"] = {0: (), 1: ()}
-    text = made.hear(WaitedTooLong(0, 2000.0), 2000.0)[0][1].text
+    text = clock(Played({0: IN_CALL, 1: IN_CALL}, all_reduce(0, 1, loop=True)), 2000.0)[0][1].text
     assert "they must have taken different branches of a cond" in text
+
+
+def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
+    coordinator = Coordinator(2, LIMITS)
+    for _ in range(3):
+        coordinator = coordinator.remember("f", all_reduce(0, 1))
+    assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].needs == {1}
+    for count in range(40):
+        operation = Operation("allreduce", (0, 1), count=count)
+        coordinator = coordinator.remember("f", {0: (operation,), 1: (operation,)})
+    assert not coordinator.plans["f"][0].needs and not coordinator.plans["f"][0].fixed

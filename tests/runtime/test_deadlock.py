@@ -1,15 +1,32 @@
 """What is concluded from what the workers say that they do, and what must not be concluded."""
 
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 
-from distdl_jax.watchdog.deadlock import State, find_deadlock, workers_text
+from distdl_jax.watchdog.calls import CallLog, Calls, CallWindow
+from distdl_jax.watchdog.deadlock import State, View, find_deadlock, workers_text
+from distdl_jax.watchdog.needs import Needs
 
-RUNNING = State("running", calls=3, names=("f", "f", "f"))
-IN_CALL = replace(RUNNING, kind="executing", in_call=True)
-AGREEING = replace(RUNNING, kind="agreeing", purpose="broadcast", where="a.py:1 in f", waits_for=(1,), in_call=True)
-LEFT = replace(RUNNING, kind="left")
+
+def calls(names, inside=False, tracing=False, passed=None):
+    log = CallLog()
+    for name in names:
+        log.begin(name)
+    told = log.told(0)
+    passed = len(names) - inside if passed is None else passed
+    return replace(told, inside=inside, tracing=tracing, passed=passed)
+
+
+THREE = calls("fff")
+INSIDE = calls("fff", inside=True, passed=3)
+RUNNING = State("running", calls=THREE)
+IN_CALL = State("executing", calls=INSIDE, program=3)
+AGREEING = State("agreeing", "a.py:1 in f", "broadcast", (1,), 1, calls("fff", inside=True))
+TRACING = replace(AGREEING, calls=calls("fff", inside=True, tracing=True))
+LEFT = State("left", calls=THREE)
+EVERYBODY = {name: {0: Needs(frozenset({1})), 1: Needs(frozenset({0}))} for name in "fgh"}
 
 
 @pytest.mark.parametrize(
@@ -18,35 +35,42 @@ LEFT = replace(RUNNING, kind="left")
         {},
         {0: RUNNING, 1: RUNNING},
         {0: IN_CALL, 1: RUNNING},
-        {0: IN_CALL, 1: replace(IN_CALL, calls=2, names=("f", "f"))},
+        {0: IN_CALL, 1: replace(IN_CALL, calls=calls("ff"), program=2)},
         {0: AGREEING, 1: RUNNING},
-        {0: AGREEING, 1: IN_CALL},  # it may still come
+        {0: AGREEING, 1: replace(IN_CALL, program=0)},  # it may still come
         {0: replace(AGREEING, waits_for=(1,)), 1: replace(AGREEING, waits_for=(2,)), 2: RUNNING},
-        {0: IN_CALL, 1: LEFT},  # its part may have been done before it left
+        {0: IN_CALL, 1: LEFT},  # its part was done before it left
+        {0: replace(IN_CALL, program=0), 1: LEFT},
         {0: LEFT, 1: LEFT},
-        {0: replace(AGREEING, tracing=True), 1: replace(RUNNING, calls=2, names=("f", "f"))},
-        {0: replace(AGREEING, tracing=True), 1: replace(RUNNING, in_call=True)},  # it may be about to trace
+        {0: TRACING, 1: replace(RUNNING, calls=calls("ff"))},
+        {0: TRACING, 1: replace(RUNNING, calls=calls("fff", inside=True))},  # it may be about to trace
+        # Its program is that of the call before; it traces this one late.
+        {0: TRACING, 1: replace(IN_CALL, calls=calls("fff", inside=True), program=2)},
+        # It has made other calls before, so its third is another one.
+        {0: TRACING, 1: replace(RUNNING, calls=calls("gff"))},
         {0: replace(AGREEING, waits_for=(2,)), 1: LEFT},
         # One agreement: worker 2 has told worker 0, which has worker 1's message to look for first; worker 1 is late.
         {0: replace(AGREEING, waits_for=(1, 2)), 1: RUNNING, 2: replace(AGREEING, waits_for=(0,))},
         {0: replace(AGREEING, waits_for=(1,)), 1: replace(AGREEING, waits_for=(0,))},
         {0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: replace(AGREEING, waits_for=(1, 0))},
-        # What is no longer remembered is not compared.
-        {0: replace(RUNNING, calls=5000, names=("f",)), 1: replace(RUNNING, calls=3, names=("g", "g", "g"))},
+        # Nobody waits.
+        {0: RUNNING, 1: replace(RUNNING, calls=calls("fgf"))},
+        # What is no longer told is not compared.
+        {0: replace(IN_CALL, calls=calls("f" * 5000, inside=True)), 1: replace(LEFT, calls=calls("ggg"))},
     ],
 )
 def test_what_may_still_go_on(states):
-    assert find_deadlock(states) is None
+    assert find_deadlock(View(states, EVERYBODY)) is None
 
 
 @pytest.mark.parametrize(
     ("states", "said"),
     [
+        ({0: AGREEING, 1: LEFT}, "Worker 1 has ended its program, after 3 calls, but worker 0 is about"),
         (
-            {0: AGREEING, 1: LEFT},
-            "Worker 1 has ended its program as if all were done, after 3 calls, but worker 0 is about",
+            {0: replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4), 1: LEFT},
+            "but worker 0 is in call 4, of f",
         ),
-        ({0: replace(IN_CALL, calls=4, names=("f",) * 4), 1: LEFT}, "but worker 0 is in call 4, of f"),
         ({0: IN_CALL, 1: replace(LEFT, status=3)}, "Worker 1 has ended its program with exit status 3"),
         (
             {0: replace(AGREEING, waits_for=(2,)), 1: replace(LEFT, status=1), 2: RUNNING},
@@ -56,23 +80,58 @@ def test_what_may_still_go_on(states):
             {0: AGREEING, 1: replace(AGREEING, waits_for=(2,)), 2: replace(AGREEING, waits_for=(3, 0))},
             "in a cycle: worker 0 is about to run broadcast (a.py:1 in f), and waits for worker 1; worker 1",
         ),
+        # One is in a program that the other one has not begun, and that waits for the first.
         (
-            {0: replace(AGREEING, tracing=True), 1: IN_CALL},
-            "Worker 0 traces f anew in call 3 (at a.py:1 in f), but worker 1",
+            {
+                0: replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4),
+                1: replace(AGREEING, calls=THREE, waits_for=(0,)),
+            },
+            "in a cycle: worker 0 is in call 4, of f; worker 1 is about to run broadcast",
         ),
-        ({0: replace(AGREEING, tracing=True), 1: RUNNING}, "but worker 1 did not"),
-        (
-            {0: RUNNING, 1: replace(RUNNING, names=("f", "g", "f"))},
-            "call 2 is f on worker 0 and g on worker 1",
-        ),
-        (
-            {0: RUNNING, 1: replace(RUNNING, calls=2, names=("f", "g"))},
-            "call 2 is f on worker 0 and g on worker 1",
-        ),
+        ({0: TRACING, 1: IN_CALL}, "Worker 0 traces f anew in call 3 (at a.py:1 in f), but worker 1"),
+        ({0: TRACING, 1: RUNNING}, "but worker 1 did not"),
+        ({0: TRACING, 1: LEFT}, "but worker 1 did not"),
+        ({0: IN_CALL, 1: replace(IN_CALL, calls=calls("fgf"))}, "call 2 is f on worker 0 and g on worker 1"),
+        ({0: IN_CALL, 1: replace(LEFT, calls=calls("fg"))}, "call 2 is f on worker 0 and g on worker 1"),
     ],
 )
 def test_what_can_never_go_on(states, said):
-    assert said in find_deadlock(states).text
+    windows = {0: CallWindow(3, ("f", "f", "f")), 1: CallWindow(3, ("f", "g", "f"))}
+    windows = windows if "call 2 is" in said else None
+    assert said in find_deadlock(View(states, EVERYBODY, windows)).text
+
+
+def test_a_message_on_its_way_may_release_who_waits():
+    for states in ({0: AGREEING, 1: LEFT}, {0: TRACING, 1: RUNNING}):
+        assert find_deadlock(View(states, coming=lambda sender, receiver: (sender, receiver) == (1, 0))) is None
+        assert find_deadlock(View(states, coming=lambda sender, receiver: (sender, receiver) == (0, 1))) is not None
+
+
+def test_who_traces_what_was_agreed_before_comes_last():
+    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True), waits_for=(2,))
+    found = find_deadlock(View({0: known, 1: replace(TRACING, waits_for=(2,)), 2: RUNNING}))
+    assert found.waiting == (1,) and found.call == 3
+    assert find_deadlock(View({0: known, 2: RUNNING})).waiting == (0,)
+
+
+def test_calls_are_compared_by_digests():
+    a, b = calls("fgf"), calls("fgfh")
+    assert a.agrees_with(b) and b.agrees_with(a) and not a.differs_from(b)
+    assert a.differs_from(calls("ffff")) and not a.agrees_with(calls("ffff"))
+    assert not Calls().agrees_with(a) and not Calls().differs_from(a)  # nothing is known
+
+
+def test_a_call_that_raised_is_compared_with_nothing_until_all_agree_again():
+    log = CallLog()
+    log.begin("f")
+    log.end(completed=False)
+    log.begin("f")
+    log.end(completed=True)
+    assert log.told(0).digests == () and log.window() == CallWindow()
+    log.agree(7, "g")
+    log.end(completed=True)
+    assert log.told(0).digests == (crc32(b"7 g"),) and log.window() == CallWindow(7, ("g",))
+    assert (log.told(0).number, log.told(0).passed) == (7, 7)
 
 
 def test_workers_are_listed():

@@ -13,7 +13,8 @@ from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import Stop
-from distdl_jax.watchdog.deadlock import State, find_deadlock
+from distdl_jax.watchdog.calls import Calls
+from distdl_jax.watchdog.deadlock import State, View, different_functions, find_deadlock
 from distdl_jax.watchdog.source_lines import line_of
 
 _COMPARE = (
@@ -60,7 +61,10 @@ def _as_the_watchdog_says(parties: list[Party]) -> str | None:
     if not any(_agrees(party) for party in parties):
         # Then the operations tell more, unless the workers have called different functions.
         states = {rank: replace(state, kind="running") for rank, state in states.items()}
-    deadlock = find_deadlock(states)
+    names = {party.rank: dict(party.status.calls) for party in parties}
+    if (text := different_functions(names)) is not None:
+        return text
+    deadlock = find_deadlock(View(states))
     return None if deadlock is None else deadlock.text
 
 
@@ -98,9 +102,12 @@ def _stop(party: Party) -> Stop:
 
 def _state(party: Party) -> State:
     """What the worker is doing, as the watchdog of a job of many processes has it."""
-    calls = tuple(party.status.calls)
-    state = State("running", calls=calls[-1][0], names=tuple(name for number, name in calls if number))
-    state = replace(state, in_call=party.status.in_call, tracing=party.status.tracing)
+    number, name = party.status.calls[-1]
+    inside = party.status.in_call
+    # Whoever is in a call, in an operation that is no agreement, has passed its trace.
+    passed = number - (inside and (not party.waits or _agrees(party)))
+    calls = Calls(number, name, (number,), inside, party.status.tracing, passed=passed)
+    state = State("running", calls=calls)
     if party.ended:
         return replace(state, kind="left")
     if not party.waits:

@@ -23,6 +23,7 @@ class InProcessWorld:
         self.rank = rank
         self.size = len(rendezvous.parties)
         self.transport = InProcessTransport(rank, rendezvous)
+        self.calls = None  # where its workers stand still is known without
         self._rendezvous = rendezvous
 
     def agree(

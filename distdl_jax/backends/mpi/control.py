@@ -9,12 +9,14 @@ a worker that waits looks for messages, and for failures that its monitor knows 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.watchdog.calls import CallLog, Calls
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.source_lines import user_line
 from distdl_jax.watchdog.status import worker_status
@@ -29,37 +31,49 @@ LONGEST_SLEEP = 1e-3
 
 
 class Monitor(Protocol):
-    """What knows of failures on other workers: `epoch` counts the agreements that failed so far."""
+    """What knows of other workers: `epoch` counts the agreements that failed so far, `calls` this worker's calls."""
 
     epoch: int
+    calls: CallLog
 
     def raise_if_failed(self) -> None:
         """Raise what all workers raise, where one of them has failed to agree."""
 
-    def fail(self, text: str) -> NoReturn:
-        """Make all workers raise `text`."""
+    def raise_if_past(self) -> None:
+        """Raise `OthersArePast` where nobody else will come to what this worker agrees on."""
+
+    def fail(self, text: str, about: Workers = ()) -> NoReturn:
+        """Make all workers raise `text`, which is about these."""
 
 
 class Envelope(NamedTuple):
-    """What travels: `epoch` counts the failures before it, so that what these left behind is recognised."""
+    """What travels: `epoch` counts the failures before it, so that what these left behind is recognised; and so is, by
+    the sender's `calls`, what was sent in a call that the receiver has passed."""
 
     epoch: int
     purpose: str
     team: Workers
     where: str
     data: Any
+    calls: Calls
 
     def describe(self) -> str:
         return f"{self.purpose} ({self.where})"
 
 
 class ControlChannel:
-    """The agreements of one worker in one world, over a mailbox that nothing else uses."""
+    """The agreements of one worker in one world, over a mailbox that nothing else uses.
+
+    - `sent`, `received`: how many messages went to, and came from, each other worker: the watchdog's proof that none is
+      on its way.
+    """
 
     def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:
         self._mailbox = mailbox
         self._rank = rank
         self.monitor = monitor
+        self.sent: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
         self._unread: list[tuple[int, Envelope]] = []
 
     def agree(
@@ -76,10 +90,10 @@ class ControlChannel:
         hub, others = team[0], team[1:]
         log.debug("the team %s agrees on %s, at %s", team, purpose, where)
         self.monitor.raise_if_failed()
-        mine = Envelope(self.monitor.epoch, purpose, team, where, contribution)
+        mine = Envelope(self.monitor.epoch, purpose, team, where, contribution, self.monitor.calls.told(0))
         with worker_status().agreeing(self, purpose, where, others if self._rank == hub else (hub,)):
             if self._rank != hub:
-                self._mailbox.post(mine, hub)
+                self._post(mine, hub)
                 return self._receive({hub}, mine)[1]
             contributions, silent = {hub: contribution}, dict.fromkeys(others)
             while silent:
@@ -89,12 +103,12 @@ class ControlChannel:
                 contributions[worker] = data
             decision = decide(contributions)
             for worker in others:
-                self._mailbox.post(mine._replace(data=decision), worker)
+                self._post(mine._replace(data=decision), worker)
             return decision
 
-    def has_message(self) -> bool:
-        """Whether there is a message that the worker has not looked at."""
-        return self._mailbox.has_message()
+    def _post(self, envelope: Envelope, to: int) -> None:
+        self.sent[to] += 1  # before it is sent: at worst one too many seems to be on its way
+        self._mailbox.post(envelope, to)
 
     def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
         """Who of `sources` is the next to say something, which must be for the same purpose as `mine`, and what."""
@@ -102,7 +116,8 @@ class ControlChannel:
         if (theirs.purpose, theirs.team) != (mine.purpose, mine.team):
             self.monitor.fail(
                 f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
-                f"{source} {theirs.describe()}. {ONE_PROGRAM}"
+                f"{source} {theirs.describe()}. {ONE_PROGRAM}",
+                (self._rank, source),
             )
         return source, theirs.data
 
@@ -114,13 +129,21 @@ class ControlChannel:
             # that this worker has yet to hear of.
             epoch = self.monitor.epoch
             self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
+            if self._unread:
+                calls = self.monitor.calls.told(0)
+                # What its sender agrees on alone, in a call that this worker has passed; and what waits until this one
+                # is through with a call that its sender has passed.
+                self._unread = [unread for unread in self._unread if not calls.has_passed(unread[1].calls)]
+                waits = {source for source, envelope in self._unread if envelope.calls.has_passed(calls)}
             for place, (source, envelope) in enumerate(self._unread):
-                if source in sources and envelope.epoch == epoch:
+                if source in sources and source not in waits and envelope.epoch == epoch:
                     del self._unread[place]
                     return source, envelope
             if (received := self._mailbox.next()) is not None:
                 self._unread.append(received)
+                self.received[received[0]] += 1
                 continue
             self.monitor.raise_if_failed()
+            self.monitor.raise_if_past()
             looks += 1
             time.sleep(0 if looks < SPINS else min(LONGEST_SLEEP, 1e-5 * (looks - SPINS)))

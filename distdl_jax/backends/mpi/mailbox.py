@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from mpi4py import MPI
 
 
 class Mailbox:
-    """One worker's mailbox. Nothing blocks but the barrier; between two workers messages keep their order."""
+    """One worker's mailbox. Nothing blocks; between two workers messages keep their order."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._sent: list[MPI.Request] = []
+        self._everyone = MPI.REQUEST_NULL
 
     def post(self, message: Any, to: int) -> None:
         """Send to a worker."""
@@ -32,8 +32,10 @@ class Mailbox:
         message = self._comm.recv(status=origin)
         return origin.source, message
 
-    def barrier(self) -> None:
-        """Wait until all workers are here; other threads go on."""
-        everyone = self._comm.Ibarrier()
-        while not everyone.Test():
-            time.sleep(0.005)
+    def begin_barrier(self) -> None:
+        """Tell all workers that this one is here."""
+        self._everyone = self._comm.Ibarrier()
+
+    def has_met(self) -> bool:
+        """Whether all workers have begun the barrier."""
+        return self._everyone.Test()

@@ -22,8 +22,9 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.process import prepare_process
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
+from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.carrier import Carrier
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.reporter import Reporter
 from distdl_jax.watchdog.source_lines import user_line
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.watchdog.thread import watchdog_thread
@@ -41,18 +42,29 @@ class MPIWorld:
         self.size = comm.Get_size()
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
-        self._reporter = Reporter(Mailbox(comm.Dup()), self.rank, self.size, current_settings().timeout)
-        self._control = ControlChannel(Mailbox(comm.Dup()), self.rank, self._reporter)
+        self._carrier = Carrier(Mailbox(comm.Dup()), self.rank, self.size, current_settings().timeout)
+        self._control = self._carrier.channel = ControlChannel(Mailbox(comm.Dup()), self.rank, self._carrier)
         if self.size > 1:
-            watchdog_thread.add(self._reporter)
+            watchdog_thread.add(self._carrier)
+
+    @property
+    def calls(self) -> CallLog:
+        return self._carrier.calls
 
     def agree(
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
-        return self._control.agree(team, purpose, contribution, decide)
+        agreements = worker_status().agreements
+        if agreements is None or len(team) == 1:
+            return self._control.agree(team, purpose, contribution, decide)
+
+        def meet() -> Any:
+            return self._control.agree(team, purpose, contribution, decide)
+
+        return agreements.agree(team, purpose, contribution, meet, self._carrier.fail)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        self._reporter.remember(name, programs)
+        self._carrier.remember(name, programs)
 
     def check_devices(self) -> None:
         check_devices()

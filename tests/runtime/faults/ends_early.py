@@ -1,7 +1,7 @@
 """One worker's data end sooner, so it leaves the loop and the program.
 
 workers: 2
-says: Worker 1 has ended its program as if all were done, after 3 calls
+says: Worker 1 has ended its program, after 3 calls
 says: worker 0 is in call 4, of train
 """
 

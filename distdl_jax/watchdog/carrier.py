@@ -1,0 +1,221 @@
+"""What carries messages between one worker's reporter, worker 0's coordinator, and the mailbox of their world.
+
+It decides nothing: `turn`, in the watchdog's thread, hands what is seen and heard to the two, and does as they say.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import NoReturn
+
+from distdl_jax.errors import PlanError
+from distdl_jax.programs.ir import Program
+from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
+from distdl_jax.watchdog.agreed import OthersArePast
+from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.clock import PATIENCE
+from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.flight_recorder import last_operations
+from distdl_jax.watchdog.main_thread import Sample, main_stack, runs_its_call, stack_text, user_frames
+from distdl_jax.watchdog.messages import (
+    Allowance,
+    CannotAgree,
+    Detail,
+    EndJob,
+    Fail,
+    Mailbox,
+    Message,
+    Noted,
+    Posts,
+    Question,
+    Replay,
+    ToCoordinator,
+)
+from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
+from distdl_jax.watchdog.status import Channel, worker_status
+
+TO_REPORT = (1.0, 10.0)
+"""Seconds between the order to end the job and the end: worker 0 waits until all have had time to report; if it can't
+end the job, each does."""
+
+REPORTED_OPERATIONS = 12
+"""How many of a worker's last operations its report lists."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run of a program: its number, where it is, the function whose program it is, and the call, where known."""
+
+    number: int = 0
+    where: str = ""
+    function: str = ""
+    program: int = 0
+
+
+class Carrier:
+    """One worker's in one world. `turn` runs in the watchdog's thread, the rest in the program's.
+
+    - `epoch`: how many agreements have failed so far.
+    - `calls`: those that count in this world. `channel`: that of its agreements.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int, size: int, limits: TimeLimits) -> None:
+        self.epoch = 0
+        self.calls = CallLog()
+        self.channel: Channel | None = None
+        self._mailbox = mailbox
+        self._rank = rank
+        self._size = size
+        self._status = worker_status()
+        self._reporter = Reporter(rank, limits.waiting)
+        self._coordinator = Coordinator(size, limits) if rank == COORDINATOR else None
+        self._coordinating = threading.Lock()
+        self._done = 0
+        self._run = Run()
+        self._compiled = 0.0
+        self._left: int | None = None
+        self._end: tuple[str, float] | None = None
+
+    # --- in the program's thread ---
+
+    def raise_if_failed(self) -> None:
+        """Raise what all workers raise, where the coordinator has said so."""
+        if (failure := self._reporter.failure(self.epoch)) is not None:
+            self.epoch += 1
+            raise PlanError(failure.text)
+
+    def fail(self, text: str, about: tuple[int, ...] = ()) -> NoReturn:
+        """Make all workers raise `text`; the first that any worker says is the one that counts."""
+        self._post(CannotAgree(self.epoch, text, about), COORDINATOR)
+        while True:  # the wait for the agreement goes on; so does its clock
+            self.raise_if_failed()
+            time.sleep(0.01)
+
+    def raise_if_past(self) -> None:
+        """Leave the wait for an agreement that this worker alone makes again: the coordinator has found that the others
+        are past the call."""
+        calls = self.calls
+        alone = calls.inside and calls.tracing and calls.agreed_before and calls.passed < calls.number
+        if alone and self._reporter.replay >= calls.number:
+            raise OthersArePast
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
+        """Keep the workers' programs of the function `name`."""
+        if self._coordinator is not None:
+            with self._coordinating:
+                self._coordinator = self._coordinator.remember(name, programs)
+
+    # --- at the end of the program ---
+
+    def leave(self, status: int) -> None:
+        """Tell the others that this worker's program has ended."""
+        self._left = status
+        with mpi_lock:
+            self._mailbox.begin_barrier()
+
+    def all_have_left(self) -> bool:
+        """Whether the programs of all workers have ended."""
+        with mpi_lock:
+            return self._mailbox.has_met()
+
+    # --- in the watchdog's thread ---
+
+    def turn(self, sample: Sample, now: float) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watch was awake."""
+        while (received := self._mailbox.next()) is not None:
+            self._hear(received[1], now)
+        self._reporter, posts, orders = self._reporter.look(self._facts(sample), now, self._detail)
+        for message in posts:
+            self._post(message, COORDINATOR)
+        self._obey(orders)
+        if self._coordinator is not None:
+            with self._coordinating:
+                self._coordinator, answers = self._coordinator.tick(now)
+            self._post_all(answers)
+        if self._end is not None and monotonic() > self._end[1]:
+            self._finish(self._end[0])
+
+    def _post(self, message: Message, to: int) -> None:
+        with mpi_lock:
+            self._mailbox.post(message, to)
+
+    def _post_all(self, posts: Posts) -> None:
+        for worker, message in posts:
+            self._post(message, worker)
+
+    def _hear(self, message: Message, now: float) -> None:
+        match message:
+            case Question() | Fail() | Noted() | Allowance() | Replay() | EndJob():
+                self._reporter, orders = self._reporter.hear(message, now)
+                self._obey(orders)
+            case _:
+                self._hear_as_coordinator(message, now)
+
+    def _hear_as_coordinator(self, message: ToCoordinator, now: float) -> None:
+        assert self._coordinator is not None, message
+        with self._coordinating:
+            self._coordinator, posts = self._coordinator.hear(message, now)
+        self._post_all(posts)
+
+    def _facts(self, sample: Sample) -> Facts:
+        waiting, status = self._status.waiting, self._status
+        self._compiled = sample.compiled
+        agreement = None
+        if waiting is not None and waiting.channel is not None and waiting.channel.monitor is self:
+            agreement = Agreement(waiting.number, waiting.purpose, waiting.where, waiting.waits_for)
+        passed = self.calls.passed  # before the programs are looked at
+        if not sample.run and not status.tokens_pending():
+            self._done = max(self._done, passed)
+        run = self._look_into(sample) if sample.run else Run()
+        calls = self.calls.told(self._done)
+        calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
+        return Facts(calls, agreement, sample.run, run.program, run.function, sample.compiles, run.where, self._left)
+
+    def _look_into(self, sample: Sample) -> Run:
+        """A run of a program, looked into when it has lasted for a while."""
+        if self._run.number == sample.run or sample.seconds < PATIENCE:
+            return self._run if self._run.number == sample.run else Run()
+        number, (_, name) = self.calls.number, self._status.calls[-1]
+        stack = main_stack()
+        lines = user_frames(stack)
+        run = Run(sample.run, str(lines[0]) if lines else "")
+        if sample.token is not None:
+            if (of := self._status.run_of(sample.token)) is not None:
+                run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
+        elif runs_its_call(stack):
+            is_counted = self.calls.inside and number == self.calls.number
+            run = replace(run, function=name, program=number if is_counted else 0)
+        self._run = run
+        return run
+
+    def _detail(self) -> Detail:
+        sent, received = ({}, {}) if self.channel is None else (dict(self.channel.sent), dict(self.channel.received))
+        return Detail(self.calls.window(), sent, received, self._compiled)
+
+    # --- the end ---
+
+    def _obey(self, orders: Orders) -> None:
+        if orders.report:
+            self._report()
+        if orders.finish is not None:
+            self._finish(orders.finish)
+        if self._end is None and self._reporter.end is not None:
+            self._end = (self._reporter.end.text, monotonic() + TO_REPORT[self._rank != COORDINATOR])
+
+    def _report(self) -> None:
+        who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
+        lines = [f"{who}, {self._reporter.told.describe()}. Its Python stack:\n"]
+        lines.append(stack_text(user_frames(main_stack())))
+        if operations := last_operations():
+            lines.append("Its last operations:\n")
+            lines += [f"{line}\n" for line in operations[-REPORTED_OPERATIONS:]]
+        say("".join(lines))
+
+    def _finish(self, text: str) -> None:
+        end_the_job(f"distdl_jax ends the job. {text}\n")
