@@ -31,7 +31,7 @@ EXACT_TO_ROUNDING = ["float64", "complex128"]
 def test_moves_exactly(dtype: str, world_size: int) -> None:
     """Values, shapes and dtypes, zero-volume results included, forward and, where there is one, adjoint."""
     inexact = dtype in INEXACT
-    cases = of_dtype(of_world(world_size, every_partition=False), dtype)
+    cases = of_dtype(of_world(world_size, turn=[*INTEGERS, *INEXACT].index(dtype)), dtype)
     check_exactly([case for case in cases if inexact or case.any_dtype], jnp.dtype(dtype), differentiate=inexact)
 
 

@@ -124,7 +124,7 @@ def test_eager_calls_compile_once() -> None:
 @pytest.mark.simulated(4)
 def test_a_jitted_program_is_traced_once() -> None:
     """A second call of a jitted program, with equal shapes, does not come back to Python."""
-    traced, operators = [], library(of_world(4, every_partition=False))
+    traced, operators = [], library(of_world(4, turn=0))
 
     @jax.jit
     def program(xs: Any) -> Any:
