@@ -4,6 +4,7 @@ import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,8 +179,8 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def simulated(size: int, *arguments: object, limit: float) -> tuple[int, str]:
-    return run_alone(*arguments, "--simulate", size, limit=limit)
+def simulated(size: int, *arguments: object, **options: Any) -> tuple[int, str]:
+    return run_alone(*arguments, "--simulate", size, **options)
 
 
 @pytest.mark.parametrize("start", [run, simulated] if long_run() else [run])

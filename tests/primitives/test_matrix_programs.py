@@ -109,8 +109,8 @@ def test_messages_are_tied_to_data() -> None:
 @pytest.mark.world(4)
 def test_eager_calls_compile_once() -> None:
     """A second eager call of an operator, and of an equal one made anew, compiles nothing."""
-    xs, compilations = mine(4), []
-    for operators in (library(of_world(4)), library(of_world(4))):
+    xs, cases, compilations = mine(4), of_world(4, turn=1), []
+    for operators in (library(cases), library(cases)):
         for name, F in operators.items():
             jax.block_until_ready((F(xs[name]), F(xs[name])))
         if not compilations:
