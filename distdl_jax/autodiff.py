@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -13,6 +14,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.gradient_anchors import depending_on_movements
 from distdl_jax.primitives.handshake import handshake
+from distdl_jax.same_adjoints import traced_derivative
 
 
 def value_and_grad(
@@ -32,16 +34,19 @@ def value_and_grad(
 
     **Arguments:**
 
-    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. The scalar may be a constant on some
-      workers, and need not use every output there: it is made to depend on every movement of data that `fun` makes
-      outside loops and nested jits, so that all workers run the same adjoints.
+    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. On some workers the scalar may be a
+      constant, ignore outputs, or be computed from constants: all workers run the same adjoints all the same, in the
+      reverse order of the movements, also of those in loops, branches, `jax.checkpoint`, `jax.vmap` and nested jits.
     - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
-    - `partition`: the workers that are summed over. Default: all of COMM_WORLD.
+    - `partition`: the workers that are summed over, and that all call it. Default: all of COMM_WORLD.
 
     **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
     this worker's own.
 
-    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar.
+    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar; `PlanError`,
+    on all workers, where their programs would not complete together.
+
+    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit.
 
     >>> import jax.numpy as jnp
     >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
@@ -50,7 +55,7 @@ def value_and_grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
-    local = jax.value_and_grad(depending_on_movements(fun, has_aux), argnums, has_aux, **options)
+    local = _of_the_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
 
     @wraps(fun)
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -74,16 +79,15 @@ def grad(
 ) -> Callable[..., Any]:
     """`jax.grad` of the sum over workers of what `fun` returns: `value_and_grad` without the value.
 
-    As in `jax.grad`, what is differentiated is f_0 + ... + f_{P-1}; here the scalar may be a constant on some workers,
-    and need not use every output there. The value is not summed, so no message is sent but those of `fun` and their
-    adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
+    What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
+    those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
 
-    **Arguments:** those of `value_and_grad`. `partition`, the workers that the value would be summed over, does not
-    change the gradient.
+    **Arguments:** those of `value_and_grad`; `partition` are the workers that call it.
 
     **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
 
-    **Raises:** what `fun` and `jax.grad` raise.
+    **Raises:** what `fun` and `jax.grad` raise; `PlanError`, on all workers, where their programs would not complete
+    together.
 
     >>> import jax.numpy as jnp
     >>> grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0)).tolist()
@@ -91,10 +95,35 @@ def grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
-    gradient: Callable[..., Any] = wraps(fun)(
-        jax.grad(depending_on_movements(fun, has_aux), argnums, has_aux, **options)
-    )
-    return gradient
+    return _of_the_sum(jax.grad, fun, argnums, has_aux, partition, options)
+
+
+def _of_the_sum(
+    derivative: Callable[..., Callable[..., Any]],
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    partition: Partition | None,
+    options: dict[str, Any],
+) -> Callable[..., Any]:
+    """`derivative(fun, argnums, has_aux, **options)`, in which all workers run the same adjoints."""
+
+    def local(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return derivative(fun, argnums, has_aux, **options)
+
+    direct = local(depending_on_movements(fun, has_aux))
+
+    @wraps(fun)
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        workers = Partition() if partition is None else partition
+        numbers = [operator.index(n) for n in (argnums if isinstance(argnums, Sequence) else (argnums,))]
+        places = [n + len(args) * (n < 0) for n in numbers]
+        traced = None
+        if workers.size > 1 and workers.active and all(0 <= place < len(args) for place in places):
+            traced = traced_derivative(workers.world, workers.ranks, local, fun, has_aux, args, kwargs, places)
+        return direct(*args, **kwargs) if traced is None else traced(*args)
+
+    return differentiated
 
 
 def summed(value: jax.Array, workers: Partition) -> jax.Array:

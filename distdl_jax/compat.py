@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import FrameType, ModuleType
 from typing import Any, Protocol
@@ -59,6 +60,32 @@ def source_frames(traceback: Any) -> Iterator[SourceFrame]:
     from jax._src.source_info_util import user_frames
 
     return user_frames(traceback)
+
+
+def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """What an equation of a traced program gives for `args`, as if its line of the user's program ran again.
+
+    Private: `get_bind_params` of a primitive, and `at_line_of`. A `jax.extend` for interpreters would replace it.
+    """
+    given = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = given if isinstance(given, tuple) else ((), given)
+    with at_line_of(eqn):
+        results = eqn.primitive.bind(*functions, *args, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+@contextmanager
+def at_line_of(eqn: Any) -> Iterator[None]:
+    """What is traced in here has the source line, the scopes and the settings of an equation traced before.
+
+    Private: `jax._src.source_info_util.user_context` and `current_name_stack`, and an equation's `ctx`. A
+    `jax.extend` for interpreters would replace it.
+    """
+    from jax._src.source_info_util import current_name_stack, user_context
+
+    names = current_name_stack() + eqn.source_info.name_stack
+    with user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        yield
 
 
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:

@@ -78,7 +78,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     >>> check(lambda x: 2 * x, jnp.ones(3)).ok
     True
     """
-    name = _name_of(fun)
+    name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
         traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
         with _unchecked():
@@ -94,7 +94,7 @@ class CheckedFunction:
     """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._name = _name_of(fun)
+        self._name = function_name(fun)
         self._inner = jax.jit(fun, **_of_the_inner_jit(options))
         self._counts_in: CallLog | None = None  # where its calls count: nowhere if one trace counts, another doesn't
         self._is_traced = False
@@ -219,7 +219,7 @@ def _of_the_inner_jit(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
 
 
-def _name_of(fun: Callable[..., Any]) -> str:
+def function_name(fun: Callable[..., Any]) -> str:
     """A function as messages name it, the same on all workers: its name, and where it is defined."""
     fun = inspect.unwrap(fun)
     while isinstance(fun, partial):

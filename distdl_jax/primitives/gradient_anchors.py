@@ -7,7 +7,7 @@ that is constant on some workers, or leaves an output unused there, would have t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -33,8 +33,13 @@ def note_anchor(anchor: Array) -> None:
 
     What is made inside a loop or a nested jit can't be used outside of it.
     """
-    if _collections.open and _collections.open[-1][0] == get_opaque_trace_state():
+    if anchors_are_noted():
         _collections.open[-1][1].append(anchor)
+
+
+def anchors_are_noted() -> bool:
+    """Whether what is traced here is at the level of a function whose anchors are collected."""
+    return bool(_collections.open) and _collections.open[-1][0] == get_opaque_trace_state()
 
 
 def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -47,10 +52,15 @@ def depending_on_movements(fun: Callable[..., Any], has_aux: bool) -> Callable[.
             result = fun(*args, **kwargs)
         finally:
             _, anchors = _collections.open.pop()
-        value, *rest = result if has_aux else (result,)
-        value = jnp.asarray(value)
-        if value.shape == () and jnp.issubdtype(value.dtype, jnp.floating):
-            value = tie(value, *anchors)
-        return (value, *rest) if has_aux else value
+        return depending_on(anchors, result, has_aux)
 
     return depending
+
+
+def depending_on(anchors: Sequence[Array], result: Any, has_aux: bool) -> Any:
+    """`result`, a scalar (the first of two with `has_aux`), which depends on `anchors`, by zero."""
+    value, *rest = result if has_aux else (result,)
+    value = jnp.asarray(value)
+    if value.shape == () and jnp.issubdtype(value.dtype, jnp.inexact):
+        value = tie(value, *anchors)
+    return (value, *rest) if has_aux else value

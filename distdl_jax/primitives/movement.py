@@ -8,6 +8,9 @@ arXiv:2006.03108, the primitives as linear operators.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -137,10 +140,32 @@ def _backward(
 _move.defvjp(_forward, _backward)
 
 
-@partial(jax.jit, static_argnums=(0, 1), inline=True)
+class _Calls(threading.local):
+    """Of this thread: whether movements that are traced stay calls."""
+
+    kept = False
+
+
+_calls = _Calls()
+
+
+@contextmanager
+def kept_as_calls(kept: bool = True) -> Iterator[None]:
+    """In traced programs movements stay calls of a jitted function; otherwise its body is in its place."""
+    before, _calls.kept = _calls.kept, kept
+    try:
+        yield
+    finally:
+        _calls.kept = before
+
+
 def _run(world: World, part: Movement, x: Array) -> Array:
     """The movement under jit, so that eager calls with an equal part don't compile again."""
+    run = _call if _calls.kept else _inlined
+    return run(world, part, x)
 
+
+def _movement(world: World, part: Movement, x: Array) -> Array:
     @custom_vmap
     def run(x: Array) -> Array:
         return part.run(world, x)
@@ -150,3 +175,7 @@ def _run(world: World, part: Movement, x: Array) -> Array:
         return _run(world, part.batched(axis_size), x), True
 
     return run(jnp.asarray(x))
+
+
+_call = jax.jit(_movement, static_argnums=(0, 1))
+_inlined = jax.jit(_movement, static_argnums=(0, 1), inline=True)

@@ -10,7 +10,8 @@ _BACKWARD = (
     "It belongs to the backward pass, which JAX runs on a worker only where that worker's input is differentiated and "
     "its output used. Give every worker parameters from `layer.init` (zero-volume ones where it owns none) and no "
     "constant in their place, let the loss use every output on every worker (a sum over a zero-volume output is 0), "
-    "and take gradients with dj.value_and_grad."
+    "and take gradients with dj.grad or dj.value_and_grad, which see to all of it themselves. Of a block without "
+    "elements JAX makes a constant, which has no derivative, in y[array], y.at[...].set, insert and segment_sum."
 )
 
 

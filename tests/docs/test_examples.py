@@ -4,12 +4,11 @@ import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, IN_ONE_PART, ROOT, run, run_all, run_alone, simulate_all
+from programs import ROOT, run, run_all, run_alone, simulate_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (
@@ -95,7 +94,7 @@ def test_scatter_gather_of_a_file(size: int, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(3, 5, size=(2, 3, 4)).astype(np.float32)  # one of three workers gets nothing
     np.save(tmp_path / "x.npy", x)
     arguments = ("--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
-    status, output = run(size, EXAMPLES / "scatter_gather.py", *arguments, flags=FAST_TO_COMPILE)
+    status, output = run(size, EXAMPLES / "scatter_gather.py", *arguments)
     assert status == 0, output
     x = x.astype(np.float64)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), (x - x.mean()) / x.std(), rtol=1e-12)
@@ -110,8 +109,7 @@ def test_too_few_workers_are_told_how_many(tmp_path: Path) -> None:
 
 def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
     """The example checks its accuracy (0.95) and the parameters' difference (1e-10) itself, and fails without them."""
-    arguments = ("--out", tmp_path / "curve" / "digits.png")
-    status, output = run(4, EXAMPLES / "digits_mlp.py", *arguments, limit=290, flags=FAST_TO_COMPILE)
+    status, output = run(4, EXAMPLES / "digits_mlp.py", "--out", tmp_path / "curve" / "digits.png", limit=290)
     assert status == 0, output
     accuracies = re.search(r"Test accuracy: (\S+) distributed, (\S+) sequential", output).groups()  # type: ignore[union-attr]
     difference = float(re.search(r"Largest difference between their parameters: (\S+)", output)[1])  # type: ignore[index]
@@ -123,7 +121,7 @@ def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
 
 def test_digits_on_one_worker_fails_where_it_does_not_learn(tmp_path: Path) -> None:
     arguments = ("--epochs", 1, "--dtype", "float32", "--out", tmp_path / "digits.png")
-    status, output = run(1, EXAMPLES / "digits_mlp.py", *arguments, limit=120, flags=FAST_TO_COMPILE)
+    status, output = run(1, EXAMPLES / "digits_mlp.py", *arguments, limit=120)
     assert status == 1, output
     assert "FAILED: the test accuracy must be 0.95 or more." in output
 
@@ -150,7 +148,7 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
 def test_lenet5_follows_the_sequential_network_step_by_step(tmp_path: Path) -> None:
     """One epoch is not enough to learn the digits, which it says; it is enough to tell two networks apart."""
     arguments = ("--epochs", 1, "--batch-size", 128, "--out", tmp_path / "lenet5.png")  # the last batch has 29 images
-    status, output = run(4, EXAMPLES / "lenet5.py", *arguments, limit=290, flags=IN_ONE_PART)
+    status, output = run(4, EXAMPLES / "lenet5.py", *arguments, limit=290)
     assert status == 1, output
     assert "FAILED: the test accuracy must be 0.98 or more." in output
     for what in ("their parameters", "their losses at any step"):
@@ -164,14 +162,12 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     """As over MPI: the same losses as the sequential network's, and worker 0 alone prints and draws."""
     picture = tmp_path / f"{name}.png"
     short = {
-        "lenet5": "--epochs 1 --batch-size 479",
+        "lenet5": "--epochs 1 --batch-size 512",
         "digits_mlp": "--epochs 2",
         "unet3d": "--volume 12 --memory-volume 0 --channels 2 4 --samples 2 --steps 3 --check --dtype float64",
     }[name].split()
     arguments = (EXAMPLES / f"{name}.py", "--simulate", 2, *short, "--out", picture)
-    status, output = run_alone(
-        *arguments, limit=290, cwd=tmp_path, flags=IN_ONE_PART if name == "lenet5" else FAST_TO_COMPILE
-    )
+    status, output = run_alone(*arguments, limit=290, cwd=tmp_path)
     assert status == (0 if name == "unet3d" else 1), output  # so few steps don't reach the accuracy
     found = re.findall(r"Largest difference between their .*: (\S+)", output)
     assert len(found) == (1 if name == "unet3d" else 2)
@@ -179,16 +175,14 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def simulated(size: int, *arguments: object, **options: Any) -> tuple[int, str]:
-    return run_alone(*arguments, "--simulate", size, **options)
+def simulated(size: int, *arguments: object, limit: float) -> tuple[int, str]:
+    return run_alone(*arguments, "--simulate", size, limit=limit)
 
 
 @pytest.mark.parametrize("start", [run, simulated] if long_run() else [run])
 def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[int, str]]) -> None:
     """Step by step: the objective, and the conductivity at the end; the example checks both, and that it gets there."""
-    status, output = start(
-        2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120, flags=FAST_TO_COMPILE
-    )
+    status, output = start(2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120)
     assert status == 0, output
     assert len(re.findall(r"Largest difference between .*: (\S+)", output)) == 2
     assert len(re.findall(r"step +4  objective", output)) == 2
@@ -205,9 +199,9 @@ def test_lenet5_reads_mnist_from_idx_files(tmp_path: Path) -> None:
         content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
         (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
     arguments = ("--mnist", tmp_path, "--epochs", 1, "--batch-size", 20, "--out", tmp_path / "lenet5.png")
-    status, output = run(1, EXAMPLES / "lenet5.py", *arguments, flags=FAST_TO_COMPILE)
+    status, output = run(1, EXAMPLES / "lenet5.py", *arguments)
     assert status == 1, output  # there is nothing to learn in noise
     assert "40 images to train on, 20 to test on" in output
     (tmp_path / "t10k-images-idx3-ubyte").unlink()
-    status, output = run(1, EXAMPLES / "lenet5.py", *arguments, flags=FAST_TO_COMPILE)
+    status, output = run(1, EXAMPLES / "lenet5.py", *arguments)
     assert "holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output

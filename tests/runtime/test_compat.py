@@ -119,6 +119,51 @@ def test_the_lines_of_an_equation() -> None:
     assert list(compat.source_frames(None)) == []
 
 
+def squared_twice(x: Any) -> Any:
+    with jax.named_scope("inner"):
+        return jax.jit(jnp.square)(jax.checkpoint(jnp.sin)(x))
+
+
+@what_breaks(compat.bound_again)
+def test_a_program_evaluated_equation_by_equation() -> None:
+    """It gives what the function gives, and its equations keep their lines, scopes and settings."""
+
+    def f(x: Any) -> Any:
+        with jax.default_matmul_precision("float32"):
+            return jnp.dot(jax.nn.relu(squared_twice(x)), x)
+
+    program = jax.make_jaxpr(f)(X := np.arange(3.0))
+
+    def again(x: Any) -> Any:
+        values = {program.jaxpr.invars[0]: x}
+        for eqn in program.jaxpr.eqns:
+            args = [values[var] for var in eqn.invars]
+            values.update(zip(eqn.outvars, compat.bound_again(eqn, args), strict=True))
+        return values[program.jaxpr.outvars[0]]
+
+    assert again(X) == f(X)
+    np.testing.assert_array_equal(jax.grad(again)(X), jax.grad(f)(X))
+    same = jax.make_jaxpr(again)(X)
+    assert str(same) == str(program)
+    for got, expected in zip(same.jaxpr.eqns, program.jaxpr.eqns, strict=True):
+        lines = [next(compat.source_frames(eqn.source_info.traceback)).start_line for eqn in (got, expected)]
+        assert lines[0] == lines[1]
+        assert str(got.source_info.name_stack) == str(expected.source_info.name_stack)
+
+
+@what_breaks(compat.at_line_of)
+def test_what_is_traced_takes_the_line_of_an_equation() -> None:
+    first = jax.make_jaxpr(squared_twice)(1.0).jaxpr.eqns[0]
+
+    def elsewhere(x: Any) -> Any:
+        with compat.at_line_of(first):
+            return lax.sin(x)
+
+    (eqn,) = jax.make_jaxpr(elsewhere)(1.0).jaxpr.eqns
+    assert next(compat.source_frames(eqn.source_info.traceback)).function_name.endswith("squared_twice")
+    assert str(eqn.source_info.name_stack) == "inner"
+
+
 def while_watched(look: Callable[[], bool], work: Callable[[threading.Event], None]) -> bool:
     """Whether `look`, from another thread, was ever true while `work` ran; the event tells `work` that it may end."""
     found, may_end = [], threading.Event()

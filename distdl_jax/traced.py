@@ -1,0 +1,57 @@
+"""A function that was traced: its program, which can be read and evaluated again, apart from Python's part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from distdl_jax.primitives.movement import kept_as_calls
+
+
+class Traced:
+    """`fun(*args, **kwargs)`, traced as a function of the positional arguments at `places`.
+
+    `fun` is called once. What it returns may hold anything: leaves that don't depend on JAX's values are kept as they
+    are.
+
+    - `program`: from the leaves of these arguments to those leaves of the result that are JAX's.
+    """
+
+    program: ClosedJaxpr
+
+    def __init__(
+        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], places: Sequence[int]
+    ) -> None:
+        self._places = places
+        leaves, structure = jax.tree.flatten([args[place] for place in places])
+
+        def flat(*leaves: Any) -> list[Any]:
+            given = list(args)
+            for place, value in zip(places, jax.tree.unflatten(structure, leaves), strict=True):
+                given[place] = value
+            results, self._structure = jax.tree.flatten(fun(*given, **kwargs))
+            self._constants = [None if isinstance(leaf, Tracer) else [leaf] for leaf in results]
+            return [leaf for leaf in results if isinstance(leaf, Tracer)]
+
+        # Evaluated eagerly, a movement that is one call is compiled once; its parts would be, each by each, every time.
+        with kept_as_calls(not isinstance(jax.numpy.zeros(()), Tracer)):
+            self.program = jax.make_jaxpr(flat)(*leaves)
+
+    def leaves(self, args: Sequence[Any]) -> list[Any]:
+        """The leaves of the arguments at `places`: what the program takes."""
+        return jax.tree.leaves([args[place] for place in self._places])
+
+    def result(self, values: Sequence[Any]) -> Any:
+        """What `fun` returned, with what the program gave in the place of what it traced."""
+        left = iter(values)
+        return jax.tree.unflatten(
+            self._structure, [next(left) if kept is None else kept[0] for kept in self._constants]
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        """What `fun` returns for `args`, by its program; at other places than `places` they are not looked at."""
+        return self.result(jaxpr_as_fun(self.program)(*self.leaves(args)))

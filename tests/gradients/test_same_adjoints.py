@@ -1,0 +1,207 @@
+"""dj.grad and dj.value_and_grad: all workers run the same adjoints, whatever their blocks and their losses are."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gradients.whole import LOCAL, WORKERS, Here, Step, Together, drawn, run
+from jax import lax
+from launcher.examples import examples
+
+import distdl_jax as dj
+from distdl_jax.plans.decomposition import balanced_ranges
+from distdl_jax.programs.ir import Cond, Loop, Operation, Program
+
+
+def loss_of(steps: list[Step]) -> Callable[[Any], Any]:
+    return lambda x: run(steps, Here(dj.Partition()), [x])[1][0]
+
+
+def mine(whole: Any) -> Any:
+    """This worker's block."""
+    start, stop = balanced_ranges(len(whole), WORKERS)[dj.Partition().rank]
+    return jnp.asarray(whole[start:stop])
+
+
+def in_plain_jax(steps: list[Step], whole: Any) -> tuple[Any, Any]:
+    def total(whole: Any) -> Any:
+        blocks = [whole[start:stop] for start, stop in balanced_ranges(len(whole), WORKERS)]
+        return sum(run(steps, Together(), blocks)[1])
+
+    return jax.value_and_grad(total)(whole)
+
+
+def agrees(steps: list[Step], whole: Any, transform: Callable[..., Any] = dj.jit) -> None:
+    expected, gradient = in_plain_jax(steps, whole)
+    value, got = transform(dj.value_and_grad(loss_of(steps)))(mine(whole))
+    np.testing.assert_allclose(value, expected, rtol=1e-12, err_msg=str(steps))
+    np.testing.assert_allclose(got, mine(gradient), rtol=1e-11, atol=1e-12, err_msg=str(steps))
+
+
+THREE = np.array([1.0, 2.0, 3.0])  # the last worker's block is empty
+SOME = (1,)  # the loss of the others is a constant, and they leave outputs unused
+
+
+@pytest.mark.simulated(4)
+def test_what_jax_makes_a_constant_of_an_empty_block() -> None:
+    """All in one program: y[array], .at[].set, .at[].add, insert, segment_sum, each before a movement."""
+    steps: list[Step] = [("squares", (0, 1, 2))]
+    for name in LOCAL:
+        steps += [(name,), ("shared",)]
+    agrees([*steps, ("squares", SOME)], THREE, jax.jit)
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("around", ["scan", "checkpoint", "jit", "cond", "vmap"])
+def test_an_output_that_some_workers_use(around: str) -> None:
+    inner = [("gathered", SOME), ("squares", SOME)]
+    agrees([(around, inner, 2)], THREE, jax.jit)
+
+
+@pytest.mark.simulated(4)
+def test_eagerly() -> None:
+    agrees([("index",), ("jit", [("gathered", SOME)]), ("summed",), ("squares", SOME)], THREE, lambda f: f)
+
+
+@pytest.mark.world(4)
+@pytest.mark.limit(60)
+def test_over_mpi() -> None:
+    agrees([("scan", [("index",), ("gathered", SOME)], 2), ("checkpoint", [("summed",)]), ("squares", SOME)], THREE)
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("seed", range(examples(1)))
+def test_random_programs_against_plain_jax(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    agrees(drawn(rng, depth=1), rng.standard_normal(rng.integers(1, 7)))
+
+
+def flat(program: Program) -> list[Operation]:
+    """The operations in the order in which they run, where conditionals take the branch with most of them."""
+    operations: list[Operation] = []
+    for item in program:
+        match item:
+            case Operation():
+                operations.append(item)
+            case Loop(length, body):
+                operations += (length or 1) * flat(body)
+            case Cond(branches):
+                operations += max(map(flat, branches), key=len)
+    return operations
+
+
+def adjoint(operation: Operation) -> Operation:
+    """The message that goes the other way."""
+    kind = {"send": "recv", "recv": "send"}.get(operation.kind, operation.kind)
+    there, back = (operation.count, operation.received) if kind == "sendrecv" else (operation.received, operation.count)
+    if not operation.is_message:
+        return operation
+    return replace(operation, kind=kind, dest=operation.source, source=operation.dest, count=back, received=there)
+
+
+def without_amounts(operation: Operation) -> Operation:
+    return replace(operation, count=0, received=0) if operation.kind in ("send", "recv") else operation
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("seed", range(100, 100 + examples(4)))
+def test_adjoint_messages_are_the_reverse_of_the_forward_ones(seed: int) -> None:
+    """On every worker, movement by movement; only jax.checkpoint, which sends some again, is left out."""
+    rng = np.random.default_rng(seed)
+    steps = without(drawn(rng), "checkpoint")
+    whole = rng.standard_normal(rng.integers(1, 7))
+    report = dj.check(dj.grad(loss_of(steps)), mine(whole))
+    assert report.ok, f"{steps}: {report.problem}"
+    operations = flat(report.programs[dj.Partition().rank])
+    there = [operation for operation in operations if not operation.place.backward]
+    back = [operation for operation in operations if operation.place.backward]
+    assert Counter(map(without_amounts, back)) == Counter(map(without_amounts, map(adjoint, there))), steps
+    assert runs(back) == runs(there)[::-1], steps
+
+
+def without(steps: list[Step], name: str) -> list[Step]:
+    """The program without one kind of step, whose inner steps are left."""
+    left: list[Step] = []
+    for step in steps:
+        inner = without(step[1], name) if len(step) > 1 and isinstance(step[1], list) else None
+        if step[0] == name:
+            left += inner or []
+        else:
+            left.append(step if inner is None else (step[0], inner, *step[2:]))
+    return left
+
+
+def runs(operations: list[Operation]) -> list[int]:
+    """The tags or kinds of the operations, those that follow each other once."""
+    tags = [operation.send_tag if operation.is_message else -1 for operation in operations]
+    return [tag for i, tag in enumerate(tags) if i == 0 or tag != tags[i - 1]]
+
+
+@pytest.mark.simulated(4)
+def test_second_derivatives() -> None:
+    """A Hessian times a vector is the gradient of a gradient."""
+    steps: list[Step] = [("index",), ("gathered", SOME), ("checkpoint", [("summed",)]), ("squares", SOME)]
+    direction = np.array([0.5, -1.0, 2.0])
+
+    def gradient(x: Any) -> Any:
+        return dj.grad(loss_of(steps))(x)
+
+    def whole_gradient(whole: Any) -> Any:
+        blocks = [whole[i : i + 1] for i in range(3)] + [whole[:0]]
+        return jax.grad(lambda blocks: sum(run(steps, Together(), blocks)[1]))(blocks)
+
+    expected = jax.grad(lambda whole: jnp.vdot(jnp.concatenate(whole_gradient(whole)), direction))(jnp.asarray(THREE))
+    got = dj.jit(dj.grad(lambda x: jnp.vdot(gradient(x), mine(direction))))(mine(THREE))
+    np.testing.assert_allclose(got, mine(expected), rtol=1e-11)
+
+
+@pytest.mark.simulated(2)
+def test_programs_that_are_right_are_left_as_they_are() -> None:
+    """What no worker differentiates needs no adjoint, and gets none: data that are moved to where they are used."""
+    P = dj.Partition()
+    P_one, P_all = (P.create_partition_inclusive(range(n)).create_cartesian_topology_partition([n, 1]) for n in (1, 2))
+    layer = dj.nn.DistributedLinear(P_one, P_one, P_one, 3, 2)
+    data = jnp.ones((4, 3)) if P.rank == 0 else dj.zero_volume_tensor(4)
+
+    def loss(params: Any, data: Any) -> Any:
+        moved = dj.functional.repartition(dj.functional.repartition(data, P_one, P_all), P_all, P_one)
+        return jnp.sum(layer(params, moved) ** 2)
+
+    params = layer.init(jax.random.key(0), float)
+    report = dj.check(dj.grad(loss), params, data)
+    assert report.ok and not any(operation.place.backward for operation in flat(report.programs[P.rank]))
+    assert any(operation.place.backward for operation in flat(dj.check(dj.grad(loss, 1), params, data).programs[0]))
+
+
+@pytest.mark.simulated(2)
+def test_a_function_that_asks_for_values() -> None:
+    """What doesn't depend on the arguments may be asked for outside of jit, on all workers or after the movements."""
+    P = dj.Partition()
+    scale = jnp.arange(3.0)
+
+    def loss(x: Any) -> Any:
+        y = dj.functional.all_sum_reduce(x, P, axes_keep=())
+        power = int(jnp.max(scale)) if P.rank == 0 else 2
+        return jnp.sum(y**power) if P.rank == 0 else 0.0
+
+    np.testing.assert_allclose(dj.grad(loss)(jnp.array([1.0 + P.rank])), [6.0])
+
+
+@pytest.mark.simulated(2)
+def test_what_raises_on_one_worker_raises_on_all() -> None:
+    P = dj.Partition()
+
+    def loss(x: Any) -> Any:
+        y = dj.functional.all_sum_reduce(x, P, axes_keep=())
+        if P.rank == 0:
+            return lax.while_loop(lambda y: jnp.sum(y) < 9.0, lambda y: 2 * y, y)[0]
+        return 0.0
+
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        dj.grad(loss)(jnp.ones(1))
+    P.allgather_data(None)  # and both can go on
