@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,14 +14,16 @@ from launcher.settings import long_run
 
 ROOT = Path(__file__).parents[1]
 
-# Tests compile much and run little: LLVM need not try hard, nor be given a program in many parts; and XLA's newer code
-# generator, which jax 0.11 made the only one, takes twice as long over what is small. All three bring compilation down
-# to a tenth; but a block may then differ from the whole in the last bit. Programs, and tests of one worker, are
-# compiled as users compile them, and so is everything in a long run.
-FAST_TO_COMPILE = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+# Tests compile much and run little: LLVM need not be given a program in many parts, and XLA's newer code generator,
+# which jax 0.11 made the only one, takes twice as long over what is small. Where little is computed, it need not try
+# hard either. All of it brings compilation down to a tenth; but a block may then differ from the whole in the last bit.
+# Tests of one worker are compiled as users compile them, and so is everything in a long run.
+IN_ONE_PART = ["--xla_cpu_parallel_codegen_split_count=1"]
 if version("jaxlib").startswith("0.10."):
-    FAST_TO_COMPILE.append("--xla_cpu_use_fusion_emitters=false")
+    IN_ONE_PART.append("--xla_cpu_use_fusion_emitters=false")
+FAST_TO_COMPILE = ["--xla_backend_optimization_level=0", *IN_ONE_PART]
 if long_run():
+    IN_ONE_PART.clear()
     FAST_TO_COMPILE.clear()
 
 USUAL_START = 3.0  # seconds that `start_up` takes where nothing else runs
@@ -59,17 +62,28 @@ for path in paths:
 """
 
 
-def start(
-    size: int, *arguments: object, cwd: Path = ROOT, settings: dict[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe."""
+def _environment(flags: Sequence[str]) -> dict[str, str]:
+    """What a user's program finds, with these flags for XLA."""
     environment = mpiexec.clean(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     environment["JAX_PLATFORMS"] = "cpu"
     environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
-    flags = environment.get("XLA_FLAGS", "").split()
-    environment["XLA_FLAGS"] = " ".join(flag for flag in flags if flag not in FAST_TO_COMPILE)
-    environment.update(settings or {})
+    given = environment.pop("XLA_FLAGS", "").split()
+    kept = [flag for flag in given if flag not in FAST_TO_COMPILE]
+    if flags:
+        kept += ["--xla_cpu_multi_thread_eigen=false", *flags]
+    return environment | ({"XLA_FLAGS": " ".join(kept)} if kept else {})
+
+
+def start(
+    size: int,
+    *arguments: object,
+    cwd: Path = ROOT,
+    settings: dict[str, str] | None = None,
+    flags: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe."""
+    environment = _environment(flags) | (settings or {})
     return subprocess.Popen(
         [*mpiexec.command(size), sys.executable, *map(str, arguments)],
         cwd=cwd,
@@ -113,30 +127,29 @@ def run(
     limit: float = 120,
     cwd: Path = ROOT,
     settings: dict[str, str] | None = None,
+    flags: Sequence[str] = (),
 ) -> tuple[int, str]:
     """`start` and `finish` in one; `settings` go into the environment, and `limit` grows on a slow machine."""
-    return finish(start(size, *arguments, cwd=cwd, settings=settings), patience(limit))
+    return finish(start(size, *arguments, cwd=cwd, settings=settings, flags=flags), patience(limit))
 
 
-def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT) -> tuple[int, str]:
+def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: Sequence[str] = ()) -> tuple[int, str]:
     """The exit status and the output of `python *arguments`, without a launcher."""
-    environment = {**mpiexec.clean(os.environ), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    environment.pop("JAX_ENABLE_X64", None)
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=cwd, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=cwd, env=_environment(flags))
     return done.returncode, done.stdout + done.stderr
 
 
 def simulate_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
     """As `run_all`, on threads."""
-    status, output = run_alone("-c", SIMULATED, size, *paths, limit=limit, cwd=cwd)
+    status, output = run_alone("-c", SIMULATED, size, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE)
     assert status == 0, output
     return dict(part.split("\n", 1) for part in output.split("=====> ")[1:])  # type: ignore[misc]
 
 
 def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
     """What each of several programs prints, by file name, run one after the other in one world."""
-    status, output = run(size, "-c", ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd)
+    status, output = run(size, "-c", ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE)
     assert status == 0, output
     parts = output.split("=====> ")[1:]
     return dict(part.split("\n", 1) for part in parts)  # type: ignore[misc]

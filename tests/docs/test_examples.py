@@ -4,11 +4,12 @@ import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from launcher.settings import long_run
-from programs import ROOT, run, run_all, run_alone, simulate_all
+from programs import FAST_TO_COMPILE, IN_ONE_PART, ROOT, run, run_all, run_alone, simulate_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (
@@ -94,7 +95,7 @@ def test_scatter_gather_of_a_file(size: int, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(3, 5, size=(2, 3, 4)).astype(np.float32)  # one of three workers gets nothing
     np.save(tmp_path / "x.npy", x)
     arguments = ("--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
-    status, output = run(size, EXAMPLES / "scatter_gather.py", *arguments)
+    status, output = run(size, EXAMPLES / "scatter_gather.py", *arguments, flags=FAST_TO_COMPILE)
     assert status == 0, output
     x = x.astype(np.float64)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), (x - x.mean()) / x.std(), rtol=1e-12)
@@ -109,7 +110,8 @@ def test_too_few_workers_are_told_how_many(tmp_path: Path) -> None:
 
 def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
     """The example checks its accuracy (0.95) and the parameters' difference (1e-10) itself, and fails without them."""
-    status, output = run(4, EXAMPLES / "digits_mlp.py", "--out", tmp_path / "curve" / "digits.png", limit=290)
+    arguments = ("--out", tmp_path / "curve" / "digits.png")
+    status, output = run(4, EXAMPLES / "digits_mlp.py", *arguments, limit=290, flags=FAST_TO_COMPILE)
     assert status == 0, output
     accuracies = re.search(r"Test accuracy: (\S+) distributed, (\S+) sequential", output).groups()  # type: ignore[union-attr]
     difference = float(re.search(r"Largest difference between their parameters: (\S+)", output)[1])  # type: ignore[index]
@@ -121,7 +123,7 @@ def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
 
 def test_digits_on_one_worker_fails_where_it_does_not_learn(tmp_path: Path) -> None:
     arguments = ("--epochs", 1, "--dtype", "float32", "--out", tmp_path / "digits.png")
-    status, output = run(1, EXAMPLES / "digits_mlp.py", *arguments, limit=120)
+    status, output = run(1, EXAMPLES / "digits_mlp.py", *arguments, limit=120, flags=FAST_TO_COMPILE)
     assert status == 1, output
     assert "FAILED: the test accuracy must be 0.95 or more." in output
 
@@ -148,7 +150,7 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
 def test_lenet5_follows_the_sequential_network_step_by_step(tmp_path: Path) -> None:
     """One epoch is not enough to learn the digits, which it says; it is enough to tell two networks apart."""
     arguments = ("--epochs", 1, "--batch-size", 128, "--out", tmp_path / "lenet5.png")  # the last batch has 29 images
-    status, output = run(4, EXAMPLES / "lenet5.py", *arguments, limit=290)
+    status, output = run(4, EXAMPLES / "lenet5.py", *arguments, limit=290, flags=IN_ONE_PART)
     assert status == 1, output
     assert "FAILED: the test accuracy must be 0.98 or more." in output
     for what in ("their parameters", "their losses at any step"):
@@ -162,12 +164,14 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     """As over MPI: the same losses as the sequential network's, and worker 0 alone prints and draws."""
     picture = tmp_path / f"{name}.png"
     short = {
-        "lenet5": "--epochs 1 --batch-size 512",
+        "lenet5": "--epochs 1 --batch-size 479",
         "digits_mlp": "--epochs 2",
         "unet3d": "--volume 12 --memory-volume 0 --channels 2 4 --samples 2 --steps 3 --check --dtype float64",
     }[name].split()
     arguments = (EXAMPLES / f"{name}.py", "--simulate", 2, *short, "--out", picture)
-    status, output = run_alone(*arguments, limit=290, cwd=tmp_path)
+    status, output = run_alone(
+        *arguments, limit=290, cwd=tmp_path, flags=IN_ONE_PART if name == "lenet5" else FAST_TO_COMPILE
+    )
     assert status == (0 if name == "unet3d" else 1), output  # so few steps don't reach the accuracy
     found = re.findall(r"Largest difference between their .*: (\S+)", output)
     assert len(found) == (1 if name == "unet3d" else 2)
@@ -175,14 +179,16 @@ def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> N
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def simulated(size: int, *arguments: object, limit: float) -> tuple[int, str]:
-    return run_alone(*arguments, "--simulate", size, limit=limit)
+def simulated(size: int, *arguments: object, **options: Any) -> tuple[int, str]:
+    return run_alone(*arguments, "--simulate", size, **options)
 
 
 @pytest.mark.parametrize("start", [run, simulated] if long_run() else [run])
 def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[int, str]]) -> None:
     """Step by step: the objective, and the conductivity at the end; the example checks both, and that it gets there."""
-    status, output = start(2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120)
+    status, output = start(
+        2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120, flags=FAST_TO_COMPILE
+    )
     assert status == 0, output
     assert len(re.findall(r"Largest difference between .*: (\S+)", output)) == 2
     assert len(re.findall(r"step +4  objective", output)) == 2
@@ -199,9 +205,9 @@ def test_lenet5_reads_mnist_from_idx_files(tmp_path: Path) -> None:
         content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
         (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
     arguments = ("--mnist", tmp_path, "--epochs", 1, "--batch-size", 20, "--out", tmp_path / "lenet5.png")
-    status, output = run(1, EXAMPLES / "lenet5.py", *arguments)
+    status, output = run(1, EXAMPLES / "lenet5.py", *arguments, flags=FAST_TO_COMPILE)
     assert status == 1, output  # there is nothing to learn in noise
     assert "40 images to train on, 20 to test on" in output
     (tmp_path / "t10k-images-idx3-ubyte").unlink()
-    status, output = run(1, EXAMPLES / "lenet5.py", *arguments)
+    status, output = run(1, EXAMPLES / "lenet5.py", *arguments, flags=FAST_TO_COMPILE)
     assert "holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import ROOT, run
+from programs import FAST_TO_COMPILE, ROOT, run
 
 import distdl_jax as dj
 
@@ -81,7 +81,7 @@ def test_the_program_trains_as_the_sequential_network_does(tmp_path: Path) -> No
     picture = tmp_path / "out" / "unet3d.png"
     sizes = ("--volume", 12, "--memory-volume", 32, "--channels", 2, 4, "--samples", 3, "--steps", 4)
     options = (*sizes, "--check", "--dtype", "float64", "--out", picture)
-    status, output = run(2, ROOT / "examples" / "unet3d.py", *options, limit=190)
+    status, output = run(2, ROOT / "examples" / "unet3d.py", *options, limit=190, flags=FAST_TO_COMPILE)
     assert status == 0, output
     assert float(re.search(r"losses at any step, relative to the first: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
     rows = re.findall(r"^ +([12]) +\d+ x \d+ x \d+ +(\S+) +(\S+) +(\S+)$", output, re.MULTILINE)

@@ -56,6 +56,7 @@ class Worker:
 
     def _follow_parent(self, home: Path) -> None:
         pid = os.getpid()
+        os.nice(5)  # the plain tests, which one process runs after the other, are not to wait for many ranks
         self.stacks = os.open(home / f"stacks-{pid}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         faulthandler.register(signal.SIGUSR1, file=self.stacks, all_threads=True)
         self.events = os.open(home / f"events-{pid}.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND)

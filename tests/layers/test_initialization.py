@@ -97,8 +97,8 @@ def compare(cases, key, limit):
 FEW = ("default", "truncated normal", "he normal", "glorot uniform")
 BY_DTYPE = {
     jnp.float32: tuple(INITIALIZERS),
-    jnp.float64: FEW,
-    jnp.bfloat16: FEW,
+    jnp.float64: FEW[:2],
+    jnp.bfloat16: FEW[2:],
     jnp.complex64: ("zeros", "normal", "he normal"),
 }
 
@@ -106,7 +106,7 @@ BY_DTYPE = {
 @pytest.mark.parametrize("dtype", BY_DTYPE, ids=lambda d: d.__name__)
 def test_every_initializer_of_jax_gives_the_blocks_of_the_whole(dtype):
     """To the last bits: XLA fuses the arithmetic after the random bits differently in programs of other shapes."""
-    some = boxes((6, 5), (2, 3))[1::3]
+    some = boxes((6, 5), (2, 3))[4:5]
     compare([(INITIALIZERS[name], (6, 5), some, dtype) for name in BY_DTYPE[dtype]], jax.random.key(9), limit=4)
 
 
@@ -118,7 +118,7 @@ def test_random_shapes_and_partitions(seed):
     for d in range(1, 5):
         shape = tuple(map(int, draw.integers(1, 7, size=d)))
         some = []
-        for _ in range(5):
+        for _ in range(2):
             possible = boxes(shape, tuple(map(int, draw.integers(1, 5, size=d))))
             some.append(possible[draw.integers(len(possible))])
         cases.append((INITIALIZERS[str(draw.choice(["default", "normal", "uniform"]))], shape, some, jnp.float32))

@@ -55,7 +55,6 @@ CASES = {
 
 
 @pytest.mark.world(1, 2, 4, 12)
-@pytest.mark.simulated(4)
 def test_forward_and_every_gradient_under_jit(world_size):
     """Each of x, W and b differentiated alone, and all together: to 1e-12 in float64, in one compiled program."""
     check_together(CASES[world_size])

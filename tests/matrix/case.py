@@ -10,7 +10,7 @@ from distdl_jax.primitives.plan import Plan
 Operator = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One operator on one choice of partitions and shapes.
 

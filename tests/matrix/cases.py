@@ -358,11 +358,17 @@ PRIMITIVES = (
 )
 
 
-def of_world(size: int, *, every_partition: bool = True) -> tuple[Case, ...]:
-    """The cases for a world of `size` workers; all, or the first of each operator."""
+def of_world(size: int, turn: int | None = None) -> tuple[Case, ...]:
+    """The cases for a world of `size` workers: all, or one of each operator, whose turn it is.
+
+    Tests that run many programs take turns, so that together they run all cases.
+    """
     cases = [case for case in PRIMITIVES if case.world == size]
-    firsts = {case.kind: case for case in reversed(cases)}
-    return tuple(case for case in cases if every_partition or firsts[case.kind] is case)
+    if turn is None:
+        return tuple(cases)
+    kinds = dict.fromkeys(case.kind for case in cases)
+    alike = ([case for case in cases if case.kind == kind] for kind in kinds)
+    return tuple(each[turn % len(each)] for each in alike)
 
 
 def shape_dtypes(case: Case, dtype: Any = np.float64) -> dict[int, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -60,8 +60,8 @@ class Reference:
 
     cases: tuple[Case, ...]
 
-    def results(self, transformation: Transformation, rank: int) -> dict[str, Any]:
-        """By case and name of the result, what the worker `rank` should get."""
+    def results(self, transformation: Transformation) -> Callable[[int], dict[str, Any]]:
+        """From a worker's rank to what it should get: by case and name of the result."""
 
         def program(operator: tuple[Any, ...], x: Any, c: Any, n: Any) -> dict[str, Any]:
             return transformation.function(DenseOperator(*operator, self.others), x, c, n)
@@ -69,12 +69,16 @@ class Reference:
         xs, cs = zip(*(arguments(case, transformation) for case in self.cases), strict=True)
         vectors = (_vector(xs, len(transformation.lead)), _vector(cs))
         found = jax.jit(program)((self.matrix, self.constant, self.coupling), *vectors, 3)
-        results = {case.name: {} for case in self.cases}
-        for name, vector in found.items():
-            parts = self.inputs if name.startswith("dx") else self.outputs
-            for case, part in zip(self.cases, parts, strict=True):
-                results[case.name][name] = part.of(np.asarray(vector), rank)
-        return results
+
+        def of_rank(rank: int) -> dict[str, Any]:
+            results: dict[str, Any] = {case.name: {} for case in self.cases}
+            for name, vector in found.items():
+                parts = self.inputs if name.startswith("dx") else self.outputs
+                for case, part in zip(self.cases, parts, strict=True):
+                    results[case.name][name] = part.of(np.asarray(vector), rank)
+            return results
+
+        return of_rank
 
     @cached_property
     def inputs(self) -> tuple["_Part", ...]:
@@ -95,17 +99,10 @@ class Reference:
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """Column by column, from unit vectors."""
         matrix = np.zeros((self.outputs[-1].stop, self.inputs[-1].stop))
         for case, source, target in zip(self.cases, self.inputs, self.outputs, strict=True):
-            if not case.linear:
-                continue
-            zero = _vector([case.dense(_zeros(case))])
-            for column in range(source.start, source.stop):
-                unit = np.zeros(self.inputs[-1].stop)
-                unit[column] = 1
-                y = _vector([case.dense([source.of(unit, rank) for rank in range(case.world)])])
-                matrix[target.start : target.stop, column] = y - zero
+            if case.linear:
+                matrix[target.start : target.stop, source.start : source.stop] = _matrix(case)
         return matrix
 
     @cached_property
@@ -144,6 +141,19 @@ class _Part:
         return structure.unflatten(
             [part.reshape(vector.shape[:-1] + leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         )
+
+
+@cache
+def _matrix(case: Case) -> np.ndarray:
+    """One case's, column by column, from unit vectors."""
+    (inputs,) = _parts([case.shapes])
+    constant = _vector([case.dense(_zeros(case))])
+    matrix = np.zeros((constant.size, inputs.stop))
+    for column in range(inputs.stop):
+        unit = np.zeros(inputs.stop)
+        unit[column] = 1
+        matrix[:, column] = _vector([case.dense([inputs.of(unit, rank) for rank in range(case.world)])]) - constant
+    return matrix
 
 
 def _parts(shapes: Sequence[tuple[Any, ...]]) -> tuple[_Part, ...]:

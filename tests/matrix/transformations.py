@@ -32,15 +32,10 @@ class Operator(Protocol):
 
 
 class Transformation(NamedTuple):
-    """`lead` are the dimensions that the operator's input has in front.
-
-    `costly` ones, with a loop, a branch or a vmap, run on one choice of partitions for each operator, and on all in a
-    long run of the tests; the last in the list, which nests most of them, runs on all.
-    """
+    """`lead` are the dimensions that the operator's input has in front."""
 
     function: Callable[[Operator, Any, Any, Array], dict[str, Any]]
     lead: tuple[int, ...] = ()
-    costly: bool = False
 
 
 def bent(x: Any) -> Any:
@@ -190,30 +185,30 @@ TRANSFORMATIONS = {
     "jit": Transformation(lambda F, x, c, n: {"y": F(x)}),
     "jit of jit": Transformation(_two_calls),
     "grad": Transformation(lambda F, x, c, n: {"dx": jax.grad(loss(F, c))(x)}),
-    "vmap": Transformation(_vmap, (3,), True),
-    "vmap of vmap": Transformation(lambda F, x, c, n: {"y": jax.vmap(jax.vmap(F))(x)}, (2, 3), True),
-    "vmap of grad": Transformation(lambda F, x, c, n: {"dx": jax.vmap(jax.grad(loss(F, c)))(x)}, (3,), True),
+    "vmap": Transformation(_vmap, (3,)),
+    "vmap of vmap": Transformation(lambda F, x, c, n: {"y": jax.vmap(jax.vmap(F))(x)}, (2, 3)),
+    "vmap of grad": Transformation(lambda F, x, c, n: {"dx": jax.vmap(jax.grad(loss(F, c)))(x)}, (3,)),
     "grad of vmap": Transformation(
-        lambda F, x, c, n: {"dx": jax.grad(lambda x: jnp.sum(c * bent(jax.vmap(F)(bent(x)))))(x)}, (3,), True
+        lambda F, x, c, n: {"dx": jax.grad(lambda x: jnp.sum(c * bent(jax.vmap(F)(bent(x)))))(x)}, (3,)
     ),
     "checkpoint": Transformation(lambda F, x, c, n: {"dx": jax.grad(jax.checkpoint(loss(F, c)))(x)}),
-    "scan": Transformation(lambda F, x, c, n: {"y": _scan(partial(_step, F), x, c)[1]}, (3,), True),
-    "grad of scan": Transformation(lambda F, x, c, n: {"dx": _scan_grad(partial(_step, F), c)(x)}, (3,), True),
+    "scan": Transformation(lambda F, x, c, n: {"y": _scan(partial(_step, F), x, c)[1]}, (3,)),
+    "grad of scan": Transformation(lambda F, x, c, n: {"dx": _scan_grad(partial(_step, F), c)(x)}, (3,)),
     "grad of scan of checkpoint": Transformation(
-        lambda F, x, c, n: {"dx": _scan_grad(jax.checkpoint(partial(_step, F)), c)(x)}, (3,), True
+        lambda F, x, c, n: {"dx": _scan_grad(jax.checkpoint(partial(_step, F)), c)(x)}, (3,)
     ),
-    "while_loop": Transformation(_while_loop, costly=True),
-    "fori_loop": Transformation(_fori_loop, costly=True),
-    "grad of scan of what does not change": Transformation(_invariant, costly=True),
-    "unused results": Transformation(_unused, costly=True),
-    "cond": Transformation(_cond, costly=True),
+    "while_loop": Transformation(_while_loop),
+    "fori_loop": Transformation(_fori_loop),
+    "grad of scan of what does not change": Transformation(_invariant),
+    "unused results": Transformation(_unused),
+    "cond": Transformation(_cond),
     "reverse over reverse": Transformation(_reverse_over_reverse),
     "vmap of grad of scan of checkpoint": Transformation(_deepest, (2, 3)),
 }
 
 DERIVATIVES = {
-    "derivatives": Transformation(_derivatives, costly=True),
-    "derivatives of derivatives": Transformation(_derivatives_of_derivatives, costly=True),
-    "vmap of derivatives of loops": Transformation(_derivatives_of_loops, (2, 3), costly=True),
+    "derivatives": Transformation(_derivatives),
+    "derivatives of derivatives": Transformation(_derivatives_of_derivatives),
+    "vmap of derivatives of loops": Transformation(_derivatives_of_loops, (2, 3)),
 }
 """Those along a direction: the first, and in a long run all."""

@@ -109,8 +109,8 @@ def test_messages_are_tied_to_data() -> None:
 @pytest.mark.world(4)
 def test_eager_calls_compile_once() -> None:
     """A second eager call of an operator, and of an equal one made anew, compiles nothing."""
-    xs, compilations = mine(4), []
-    for operators in (library(of_world(4)), library(of_world(4))):
+    xs, cases, compilations = mine(4), of_world(4, turn=1), []
+    for operators in (library(cases), library(cases)):
         for name, F in operators.items():
             jax.block_until_ready((F(xs[name]), F(xs[name])))
         if not compilations:
@@ -124,7 +124,7 @@ def test_eager_calls_compile_once() -> None:
 @pytest.mark.simulated(4)
 def test_a_jitted_program_is_traced_once() -> None:
     """A second call of a jitted program, with equal shapes, does not come back to Python."""
-    traced, operators = [], library(of_world(4, every_partition=False))
+    traced, operators = [], library(of_world(4, turn=0))
 
     @jax.jit
     def program(xs: Any) -> Any:

@@ -1,17 +1,15 @@
 """Every primitive under every transformation gives on every worker what the reference gives, to rounding in float64.
 
 On four workers; in a long run on one, too, where nothing travels (the tests of dtypes and of programs always are).
-One compiled program holds all cases of a world; a failure names the cases.
+Each transformation takes one case of every operator, and the next one the next case; in a long run all take all. One
+compiled program holds them; a failure names the cases.
 """
 
 import pytest
 from launcher.examples import LONG
 from matrix.cases import PRIMITIVES, of_world
-from matrix.dense import Reference
-from matrix.programs import compare, reference, transformed
+from matrix.programs import compare, expected, transformed
 from matrix.transformations import DERIVATIVES, TRANSFORMATIONS
-
-import distdl_jax as dj
 
 TOLERANCE = 1e-12
 WORLDS = (1, 4) if LONG > 1 else (4,)
@@ -24,9 +22,9 @@ def test_case_names_are_unique() -> None:
 
 def check(name: str, world_size: int) -> None:
     transformation = TRANSFORMATIONS[name]
-    want = reference(world_size, every_partition=LONG > 1 or not transformation.costly)
-    got = transformed(want.cases, transformation, jit=name != "eager")
-    compare(got, want.results(transformation, dj.Partition().rank), TOLERANCE)
+    cases = of_world(world_size, turn=None if LONG > 1 else list(TRANSFORMATIONS).index(name))
+    want = expected(cases, transformation)
+    compare(transformed(cases, transformation, jit=name != "eager"), want, TOLERANCE)
 
 
 @pytest.mark.primitives
@@ -42,10 +40,8 @@ def test_transformation(name: str, world_size: int) -> None:
 @pytest.mark.parametrize("name", [*DERIVATIVES] if LONG > 1 else [*DERIVATIVES][:1])
 def test_derivatives(name: str, world_size: int) -> None:
     """Along a direction, where JAX's own forward mode is the reference; of `replicated`, see test_derivatives.py."""
-    every_partition = LONG > 1 and name == "derivatives"
-    want = Reference(tuple(case for case in of_world(world_size, every_partition=every_partition) if case.linear))
-    got = transformed(want.cases, DERIVATIVES[name])
-    compare(got, want.results(DERIVATIVES[name], dj.Partition().rank), TOLERANCE)
+    cases = [case for case in of_world(world_size, turn=None if LONG > 1 else 0) if case.linear]
+    compare(transformed(cases, DERIVATIVES[name]), expected(cases, DERIVATIVES[name]), TOLERANCE)
 
 
 @pytest.mark.world(12)

@@ -26,7 +26,7 @@ def largest(x: Array, windows: WindowSpec) -> Array:
     """The largest entry of each window; its cotangent goes to the first such entry."""
     x = _padded(x, least(x.dtype), windows.padding)
     if _by_slices(windows):
-        return _largest(x, windows)
+        return _largest(x, windows, x.shape)
     return lax.reduce_window(x, least(x.dtype), lax.max, padding="VALID", **_in_full(windows))
 
 
@@ -66,26 +66,31 @@ def least(dtype: np.dtype) -> np.ndarray:
     return np.asarray(-jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _largest(x: Array, windows: WindowSpec) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _largest(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> Array:
     return reduce(jnp.maximum, _entries(x, windows))
 
 
-def _largest_forward(x: Array, windows: WindowSpec) -> tuple[Array, tuple[Array, Array]]:
-    y = _largest(x, windows)
-    return y, (x, y)
+def _largest_forward(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Remembers which entry was the first largest one.
+
+    To look for it on the way back would be wrong: the compiler may work out x a second time there, rounded otherwise,
+    so that no entry equals y.
+    """
+    y, *others = _entries(x, windows)
+    first = jnp.zeros(y.shape, jnp.int32)
+    for i, entry in enumerate(others, start=1):
+        first = jnp.where(entry > y, i, first)
+        y = jnp.maximum(y, entry)
+    return y, first.astype(np.min_scalar_type(len(others)))
 
 
-def _largest_backward(windows: WindowSpec, residuals: tuple[Array, Array], dy: Array) -> tuple[Array]:
-    x, y = residuals
-    entries = _entries(x, windows)
-    first = jnp.full(y.shape, len(entries) - 1, jnp.int32)
-    for i in reversed(range(len(entries) - 1)):
-        first = jnp.where(entries[i] < y, first, i)
+def _largest_backward(windows: WindowSpec, shape: tuple[int, ...], first: Array, dy: Array) -> tuple[Array]:
+    entries = math.prod(windows.kernel)
     if _tile(windows):
-        places = np.arange(len(entries), dtype=np.int32).reshape(_interleaved(1, windows.kernel))
-        return (_side_by_side(jnp.where(_apart(first) == places, _apart(dy), 0), x.shape),)
-    return (reduce(jnp.add, (_placed(jnp.where(first == i, dy, 0), i, windows, x.shape) for i in range(len(entries)))),)
+        places = np.arange(entries, dtype=first.dtype).reshape(_interleaved(1, windows.kernel))
+        return (_side_by_side(jnp.where(_apart(first) == places, _apart(dy), 0), shape),)
+    return (reduce(jnp.add, (_placed(jnp.where(first == i, dy, 0), i, windows, shape) for i in range(entries))),)
 
 
 _largest.defvjp(_largest_forward, _largest_backward)
