@@ -71,7 +71,7 @@ class Chain:
 
     def _equation(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
         name = eqn.primitive.name
-        if not eqn.effects or not self._concerns(eqn):
+        if not self._concerns(eqn):
             return bound_again(eqn, args)
         if name in _BODY_RULES:
             with at_line_of(eqn):

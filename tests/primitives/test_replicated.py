@@ -158,3 +158,17 @@ def test_the_plan_moves_nothing_but_the_gradient() -> None:
     assert plan.outputs == held and plan.teams == ((0, 3), (1, 4), (2, 5))
     part = plan.part(4)
     assert part.adjoint() == nn.AllSumReduce(P, 0).plan(held).part(4) and part.adjoint().adjoint() == part.adjoint()
+
+
+@pytest.mark.simulated(2)
+def test_a_copy_that_one_worker_does_not_use() -> None:
+    """Nothing moves forward, but the gradient does: on all workers, in a nested jit, too."""
+    P = dj.Partition()
+
+    def loss(tree: Any) -> Any:
+        copies = [dj.replicated(tree["plain"], P), jax.jit(lambda x: dj.replicated(x, P))(tree["nested"])]
+        return sum(jnp.sum(x**2) for x in copies) if P.rank == 0 else 0.0
+
+    gradient = dj.jit(dj.grad(loss))({"plain": jnp.arange(3.0), "nested": jnp.ones(2)})
+    np.testing.assert_array_equal(gradient["plain"], 2 * np.arange(3.0))
+    np.testing.assert_array_equal(gradient["nested"], 2 * np.ones(2))
