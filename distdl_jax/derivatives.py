@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.primitives.gradient_anchors import depending_on_movements, note_anchor
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.movement import to_be_transposed
+from distdl_jax.same_adjoints import traced_derivative
 
 
 def jvp(
@@ -59,8 +61,10 @@ def jvp(
     Source: Hewett and Grady (2020), movements as linear operators; transposed twice, a linear map is itself.
     """
     _agreed("jvp", partition, lambda: _check_tangents(primals, tangents))
-    result = _Linearized(fun, tuple(primals), has_aux)
-    return (result.value, result.pushforward(tuple(tangents)), *result.aux)
+    point, direction = _Varying(tuple(primals)), _Varying(tuple(tangents), like=tuple(primals))
+    along, _ = _alike(_along, _of_leaves(fun, point, has_aux), (point.leaves, direction.leaves), partition)
+    (value, *aux), tangent = along(point.leaves, direction.leaves)
+    return (value, _Varying(value).tangent(tangent), *aux)
 
 
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, partition: Partition | None = None) -> Any:
@@ -79,13 +83,16 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     >>> derivative(jnp.array([1.0, 0.0])).tolist(), derivative(jnp.array([0.0, 1.0])).tolist()
     ([2.0, 0.0], [0.0, 6.0])
     """
-    result = _Linearized(fun, primals, has_aux)
+    point = _Varying(primals)
+    zeros = jax.tree.map(jnp.zeros_like, point.leaves)
+    _, of_leaves = _alike(_along, _of_leaves(fun, point, has_aux), (point.leaves, zeros), partition)
+    (value, *aux), pushforward = _linearized(of_leaves, point.leaves)
 
     def derivative(*tangents: Any) -> Any:
         _agreed("linearize", partition, lambda: _check_tangents(primals, tangents))
-        return result.pushforward(tangents)
+        return _Varying(value).tangent(pushforward(_Varying(tangents, like=primals).leaves))
 
-    return (result.value, derivative, *result.aux)
+    return (value, derivative, *aux)
 
 
 def hvp(
@@ -128,18 +135,13 @@ def hvp(
 
     _agreed("hvp", partition, check)
     point, direction = _Varying(tuple(primals)), _Varying(tuple(tangents), like=tuple(primals))
-    part = depending_on_movements(lambda leaves: fun(*point.filled(leaves)), has_aux=False)
 
-    def value_and_gradient(leaves: list[Array]) -> tuple[Array, list[Array]]:
-        value, pullback = jax.vjp(part, leaves)
-        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise InvalidTypeError(f"`fun` must return a real scalar, but returned {_text(value)}.")
-        return value, _transposable(pullback)(jnp.ones_like(value))[0]
+    @wraps(fun)
+    def of_leaves(leaves: list[Array], _: Any = None) -> Array:
+        return fun(*point.filled(leaves))
 
-    # The value too: the gradient alone may not depend, on this worker, on what `fun` moves.
-    (anchor, (value, _)), pullback = jax.vjp(_anchored(value_and_gradient), point.leaves)
-    note_anchor(anchor)
-    (product,) = pullback((jnp.zeros(()), (jnp.zeros_like(value), direction.leaves)))
+    times, _ = _alike(_hessian_times, of_leaves, (point.leaves, direction.leaves), partition, has_aux=False)
+    product = times(point.leaves, direction.leaves)
     rows = point.tangent(product)
     return rows[argnums] if isinstance(argnums, int) else tuple(rows[number] for number in chosen)
 
@@ -179,57 +181,117 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partitio
 
     _agreed("linear_transpose", partition, check)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), primals)
-    (anchor, value), pullback = jax.vjp(_anchored(fun), *zeros)
+
+    @wraps(fun)
+    def of_primals(primals: Any, _: Any = None) -> tuple[Array, Any]:
+        return jnp.zeros(()), fun(*primals)
+
+    _, chosen = _alike(_transposed_at_zero, of_primals, (zeros, None), partition)
+    (anchor, value), pullback = jax.vjp(chosen, zeros)
     note_anchor(anchor)
 
-    def adjoint(primals: Any, cotangent: Any) -> Any:
-        return jax.vjp(fun, *primals)[1](cotangent)
-
     def check_linear() -> None:
-        if depends_on_first(adjoint, zeros, value):
+        if depends_on_first(lambda primals, cotangent: jax.vjp(fun, *primals)[1](cotangent), zeros, value):
             raise InvalidArgumentError("`fun` must be linear: its derivative depends on where it is taken.")
 
     _agreed("linear_transpose", partition, check_linear)
 
     def transpose(cotangent: Any) -> Any:
         _agreed("linear_transpose", partition, lambda: _check_alike("the transpose's argument", cotangent, value))
-        return pullback((jnp.zeros(()), cotangent))
+        (result,) = pullback((jnp.zeros(()), cotangent))
+        return result
 
     return transpose
 
 
-class _Linearized:
-    """A function at a point: its value, and its derivative there as the transpose of its transpose.
+_OfLeaves = Callable[..., Any]
+"""A function of the leaves that vary; it returns a zero that depends on every movement, and more."""
 
-    - `aux`: a tuple of what else the function returned, with `has_aux`.
+
+def _alike(
+    derivative: Callable[[_OfLeaves], Callable[..., Any]],
+    fun: _OfLeaves,
+    args: tuple[Any, Any],
+    partition: Partition | None,
+    has_aux: bool = True,
+) -> tuple[Callable[..., Any], _OfLeaves]:
+    """`derivative` of `fun`, as all workers run the same adjoints in it, and the function that it is then of.
+
+    To be called with `args`, of which the first is what `fun` is differentiated by.
     """
+    chosen: list[_OfLeaves] = []
 
-    def __init__(self, fun: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool) -> None:
-        self._point = _Varying(primals)
+    def of(fun: _OfLeaves) -> Callable[..., Any]:
+        chosen.append(fun)
+        return derivative(fun)
 
-        def of_leaves(leaves: list[Array]) -> tuple[list[Array], tuple[Any, ...]]:
-            result = fun(*self._point.filled(leaves))
-            value, *rest = result if has_aux else (result,)
-            return _Varying(value).leaves, (value, *rest)
+    workers = Partition() if partition is None else partition
+    if workers.size > 1 and workers.active:
+        traced = traced_derivative(workers.world, workers.ranks, of, fun, has_aux, args, {}, (0,))
+        if traced is not None:
+            return traced, chosen[-1]
+    direct = depending_on_movements(fun, has_aux)
+    return derivative(direct), direct
 
-        anchored = depending_on_movements(lambda leaves: (jnp.zeros(()), of_leaves(leaves)), has_aux=True)
 
-        def with_aux(leaves: list[Array]) -> tuple[Any, tuple[Any, ...]]:
-            anchor, (varying, rest) = anchored(leaves)
-            return (anchor, varying), rest
+def _of_leaves(fun: Callable[..., Any], point: _Varying, has_aux: bool) -> _OfLeaves:
+    """`fun` of the leaves of `point` that vary: a zero, then those of its value that vary, and all that it returned."""
 
-        zeros, pullback, (self.value, *rest) = jax.vjp(with_aux, self._point.leaves, has_aux=True)
-        self.aux = tuple(rest)
-        note_anchor(zeros[0])
-        zeros = jax.tree.map(jnp.zeros_like, zeros)
-        (anchor, _), self._pushforward = jax.vjp(_anchored(_transposable(pullback)), zeros)
+    @wraps(fun)
+    def of_leaves(leaves: list[Array], _: Any = None) -> tuple[Array, tuple[list[Array], tuple[Any, ...]]]:
+        result = fun(*point.filled(leaves))
+        value, *rest = result if has_aux else (result,)
+        return jnp.zeros(()), (_Varying(value).leaves, (value, *rest))
+
+    return of_leaves
+
+
+def _linearized(of_leaves: _OfLeaves, leaves: list[Array]) -> tuple[tuple[Any, ...], Callable[[list[Array]], Any]]:
+    """What the function returned, and its derivative, the transpose of its transpose: from leaves to leaves."""
+
+    def with_aux(leaves: list[Array]) -> tuple[Any, tuple[Any, ...]]:
+        anchor, (varying, returned) = of_leaves(leaves)
+        return (anchor, varying), returned
+
+    zeros, pullback, returned = jax.vjp(with_aux, leaves, has_aux=True)
+    note_anchor(zeros[0])
+    zeros = jax.tree.map(jnp.zeros_like, zeros)
+    (anchor, _), pushforward = jax.vjp(_anchored(_transposable(pullback)), zeros)
+    note_anchor(anchor)
+    return returned, lambda direction: pushforward((jnp.zeros(()), (direction,)))[0][1]
+
+
+def _along(of_leaves: _OfLeaves) -> Callable[..., Any]:
+    def along(leaves: list[Array], direction: list[Array]) -> tuple[tuple[Any, ...], list[Array]]:
+        returned, pushforward = _linearized(of_leaves, leaves)
+        return returned, pushforward(direction)
+
+    return along
+
+
+def _hessian_times(part: _OfLeaves) -> Callable[..., list[Array]]:
+    def value_and_gradient(leaves: list[Array]) -> tuple[Array, list[Array]]:
+        value, pullback = jax.vjp(part, leaves)
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise InvalidTypeError(f"`fun` must return a real scalar, but returned {_text(value)}.")
+        return value, _transposable(pullback)(jnp.ones_like(value))[0]
+
+    def times(leaves: list[Array], direction: list[Array]) -> list[Array]:
+        # The value too: the gradient alone may not depend, on this worker, on what `fun` moves.
+        (anchor, (value, _)), pullback = jax.vjp(_anchored(value_and_gradient), leaves)
         note_anchor(anchor)
+        product: list[Array] = pullback((jnp.zeros(()), (jnp.zeros_like(value), direction)))[0]
+        return product
 
-    def pushforward(self, tangents: tuple[Any, ...]) -> Any:
-        """The derivative along `tangents`, a pytree like the value."""
-        direction = _Varying(tangents, like=self._point.tree)
-        ((_, leaves),) = self._pushforward((jnp.zeros(()), (direction.leaves,)))
-        return _Varying(self.value).tangent(leaves)
+    return times
+
+
+def _transposed_at_zero(of_primals: _OfLeaves) -> Callable[..., Any]:
+    def transposed(primals: Any, _: Any) -> Any:
+        results, pullback = jax.vjp(of_primals, primals)
+        return pullback(jax.tree.map(jnp.zeros_like, results))
+
+    return transposed
 
 
 def _anchored(fun: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:

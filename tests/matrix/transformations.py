@@ -147,10 +147,10 @@ def _reverse_over_reverse(F: Operator, x: Any, c: Any, n: Array) -> dict[str, An
 def _derivatives(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     """Along a direction, transposed, and the Hessian times a vector."""
     u = jax.tree.map(jnp.cos, x)
-    y, derivative = F.derivatives.linearize(lambda x: bent(F(bent(x))), x)
+    y, dy = F.derivatives.jvp(lambda x: bent(F(bent(x))), (x,), (u,))
     return {
         "y": y,
-        "y along u": derivative(u),
+        "y along u": dy,
         "dx transposed": F.derivatives.linear_transpose(F, x)(c)[0],
         "dx hessian": F.derivatives.hvp(loss(F, c), (x,), (u,)),
     }

@@ -67,6 +67,38 @@ def test_workers_whose_part_is_empty_constant_or_unused() -> None:
 
 
 @pytest.mark.simulated(3)
+def test_constants_that_jax_makes_of_empty_blocks() -> None:
+    """Indexing, which has no derivative where there is nothing; in a loop, a nested jit, unused."""
+    (one, line), rank, (x, v) = partitions(), dj.Partition().rank, here()
+    order = jnp.array([2, 0, 1]) if rank == 1 else jnp.zeros(0, int)
+
+    @jax.jit
+    def inner(z: Any, a: Any) -> Any:
+        return F.all_sum_reduce(jnp.sin(a * F.broadcast(z, one, line, preserve_batch=False)), line, axes_reduce=0) / 3
+
+    def f(x: Any) -> Any:
+        y = lax.scan(lambda y, a: (y + inner(x[order] ** 2, a), None), jnp.zeros(3), jnp.arange(3.0))[0]
+        return y if rank == 0 else jnp.zeros(3)
+
+    def whole(x: Any) -> Any:
+        return sum(jnp.sin(a * x[jnp.array([2, 0, 1])] ** 2) for a in range(3))
+
+    (value, tangent), product, derivative = dj.jit(
+        lambda x, v: (
+            dj.jvp(f, (x,), (v,)),
+            dj.hvp(lambda x: jnp.sum(f(x)), (x,), (v,)),
+            dj.linearize(f, x)[1](v),
+        )
+    )(x, v)
+    want, want_tangent = jax.jvp(whole, (X,), (np.cos(X),))
+    hessian = jax.jvp(jax.grad(lambda x: jnp.sum(whole(x))), (X,), (np.cos(X),))[1]
+    np.testing.assert_allclose(value, want * (rank == 0), rtol=1e-13)
+    np.testing.assert_allclose(tangent, want_tangent * (rank == 0), rtol=1e-13)
+    np.testing.assert_allclose(derivative, want_tangent * (rank == 0), rtol=1e-13)
+    np.testing.assert_allclose(product, hessian if rank == 1 else [], rtol=1e-12)
+
+
+@pytest.mark.simulated(3)
 def test_pytrees_integers_and_aux() -> None:
     """As in jax.jvp: floating and complex leaves vary, others have tangents of dtype float0; aux passes through."""
     f, (x, v), zero = moving(), here(), np.zeros((), jax.dtypes.float0)
@@ -250,7 +282,7 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
         (lambda: dj.linear_transpose(f, jnp.arange(3)), r"`primals` must hold floating or complex arrays, but .*int"),
         (lambda: dj.linear_transpose(broadcast, x)(v[:0]), "the transpose's argument must hold an array of shape"),
         (lambda: dj.linear_transpose(f, x), "`fun` must be linear"),
-        (lambda: dj.linear_transpose(jnp.sin if rank == 2 else jnp.negative, X), "`fun` must be linear"),
+        (lambda: dj.linear_transpose(lambda x: jnp.sin(x) if rank == 2 else -x, X), "`fun` must be linear"),
     ]
     for program, sentence in refused:
         with pytest.raises(dj.DistDLError, match=sentence):
