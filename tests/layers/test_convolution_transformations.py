@@ -22,7 +22,7 @@ Operator = Callable[[Any], Array]
 
 
 def bent(tree: Any) -> Any:
-    return jax.tree.map(lambda a: a / (1 + a * a), tree)
+    return jax.tree.map(lambda a: lax.sin(a), tree)
 
 
 def three(tree: Any) -> Any:
