@@ -11,8 +11,8 @@ import pytest
 from matrix import cases
 from matrix.adjoints import check_exactly
 from matrix.cases import blocks, on
-from matrix.dense import Reference, shapes_out
-from matrix.programs import compare, library, transformed
+from matrix.dense import shapes_out
+from matrix.programs import compare, expected, library, transformed
 from matrix.ties import untied
 from matrix.transformations import TRANSFORMATIONS
 
@@ -82,7 +82,7 @@ def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
         dy = jnp.zeros(shapes_out(case)[rank])
         assert not untied(lambda x, dy, F=F: jax.vjp(F, x)[1](dy), jnp.zeros(case.shapes[rank]), dy), case.name
     deepest = TRANSFORMATIONS["vmap of grad of scan of checkpoint"]
-    compare(transformed(some, deepest), Reference(some).results(deepest, rank), 1e-12)
+    compare(transformed(some, deepest), expected(some, deepest), 1e-12)
 
 
 @pytest.mark.world(4)
