@@ -9,13 +9,15 @@ from distdl_jax.process import prepare_process
 
 prepare_process()
 
-from distdl_jax import functional, nn, optim
+from distdl_jax import functional, nn, optim, random
 from distdl_jax.autodiff import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.derivatives import hvp, jvp, linear_transpose, linearize
 from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.gathering import gather, scatter
+from distdl_jax.initialization import init_block
 from distdl_jax.jit import check, jit
+from distdl_jax.optimizer_specs import specs_like
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import all_reduce
@@ -38,15 +40,18 @@ __all__ = [
     "gather",
     "grad",
     "hvp",
+    "init_block",
     "jit",
     "jvp",
     "linear_transpose",
     "linearize",
     "nn",
     "optim",
+    "random",
     "replicated",
     "scatter",
     "simulate",
+    "specs_like",
     "value_and_grad",
     "zero_volume_tensor",
 ]

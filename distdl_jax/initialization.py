@@ -22,8 +22,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
+from distdl_jax.errors import InvalidTypeError
 from distdl_jax.plans.decomposition import Box, box_shape
-from distdl_jax.tensors import TensorSpec, zero_volume_tensor
+from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
@@ -66,6 +67,40 @@ def initialize_block(
     except _NotElementwiseError:
         result = initializer(key, global_shape, dtype)
     return result.block if isinstance(result, _Cut) else result[tuple(slice(*bounds) for bounds in box)]
+
+
+def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Array:
+    """This worker's block of a random tensor: of what `initializer(key, spec.global_shape, dtype)` would give.
+
+    The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
+    the whole: where the initializer is elementwise in random numbers, as those of PyTorch and most of
+    `jax.nn.initializers` are, time and memory are those of the block. Others (orthogonal ones), and keys of other
+    generators than JAX's default, threefry, are evaluated in full on every worker that holds a block, and cut.
+
+    **Arguments:**
+
+    - `initializer`: a function of (key, shape, dtype); it sees the global shape, so fans are those of the whole tensor.
+      One object for many calls is compiled once.
+    - `key`: a JAX random key, the same on every worker.
+    - `spec`: the tensor's `TensorSpec`.
+    - `dtype`: of the tensor.
+
+    **Returns:** this worker's block, zero-volume where it holds none. To the last bits of what the initializer
+    computes from random bits; uniform numbers bit for bit.
+
+    **Raises:** `InvalidTypeError`, on every worker, where `initializer` is not callable or `spec` no `TensorSpec`.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> init_block(jax.nn.initializers.he_normal(), jax.random.key(0), TensorSpec((3, 4), P)).shape
+    (3, 4)
+    """
+    if not callable(initializer):
+        raise InvalidTypeError(f"`initializer` (={initializer!r}) must be a function of (key, shape, dtype).")
+    check_spec(spec)
+    if spec.box is None:
+        return zero_volume_tensor(dtype=dtype)
+    return initialize_block(initializer, key, spec.global_shape, spec.box, np.dtype(dtype))
 
 
 class _NotElementwiseError(Exception):
@@ -156,10 +191,5 @@ def initialize_params(
     for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
         if name not in specs:
             continue
-        spec = specs[name]
-        params[name] = (
-            zero_volume_tensor(dtype=dtype)
-            if spec.box is None
-            else initialize_block(initializers[name], its_key, spec.global_shape, spec.box, np.dtype(dtype))
-        )
+        params[name] = init_block(initializers[name], its_key, specs[name], dtype)
     return params

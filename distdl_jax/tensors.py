@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -77,6 +78,19 @@ class TensorSpec:
         """The shape of this worker's block; `(0,)` where it holds none."""
         return (0,) if self.box is None else box_shape(self.box)
 
+    def shape_on(self, worker: int) -> tuple[int, ...]:
+        """The shape of what the worker of a world rank holds: its block, or its placeholder."""
+        return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
+
+    @property
+    def zero_volume_shape(self) -> tuple[int, ...]:
+        """The shape of this worker's placeholder, where it has one: `(batch size, 0)`, or `(0,)` for a scalar.
+
+        The batch size is the length of the first dimension: of this worker's block, or of the whole tensor. Of the
+        output of a layer (`layer.output_spec`) it is what the layer returns on this worker.
+        """
+        return self._placeholder(self.partition.world.rank)
+
     @cached_property
     def first_copies(self) -> CartesianPartition:
         """The workers that hold the first copy of each block, on a grid with the tensor's dimensions."""
@@ -88,6 +102,24 @@ class TensorSpec:
     def counts(self) -> bool:
         """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
         return self.first_copies.active
+
+    @cached_property
+    def _placeholders(self) -> Mapping[int, tuple[int, ...]]:
+        """The shapes of placeholders that are known to be others than one would think, by world rank."""
+        return {}
+
+    def _placeholder(self, worker: int) -> tuple[int, ...]:
+        default = self.block_shapes.get(worker, self.global_shape)[:1]
+        return self._placeholders.get(worker, (*default, 0))
+
+    def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
+        """The same tensor, whose placeholders on other workers have the given shapes, by world rank.
+
+        They are no part of what the tensor is: the two specs are equal.
+        """
+        spec = TensorSpec(self.global_shape, self.partition, self.replicated)
+        vars(spec)["_placeholders"] = dict(shapes)
+        return spec
 
     @cached_property
     def _grid(self) -> tuple[int, ...]:
@@ -111,17 +143,44 @@ def _replicated_axes(partition: Partition, replicated: bool | int | Sequence[int
     return checked_axes("replicated", replicated, partition.shape)
 
 
-def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike = float) -> Array:
+def check_spec(spec: object, name: str = "spec") -> None:
+    """Refuse an argument that is no `TensorSpec`."""
+    if not isinstance(spec, TensorSpec):
+        raise InvalidTypeError(f"`{name}` (={spec!r}) must be a TensorSpec.")
+
+
+def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:
     """An array with no elements: what a worker passes, or holds, in place of a tensor that it owns no part of.
 
     **Arguments:**
 
     - `batch_size`: the length of the first dimension, where the placeholder is to keep it; else it has one dimension.
-    - `dtype`: that of the data that it stands for. Default: JAX's default float.
+      Where the batch is split, it is this worker's share: what a layer's output has as its first dimension is that of
+      its input on this worker. `like` spares the counting.
+    - `dtype`: that of the data that it stands for; only its kind (floating or complex, or neither) counts. Default:
+      that of `like`, where it has one, else JAX's default float.
+    - `like`: in place of `batch_size`, an array on this worker, whose first dimension the placeholder is to have; or a
+      `TensorSpec`, for the placeholder of that tensor: of `layer.output_spec(x_spec)`, in the shape of what the layer
+      returns on this worker.
 
     **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
 
-    >>> zero_volume_tensor(batch_size=4).shape
-    (4, 0)
+    **Raises:** `InvalidArgumentError` where both `batch_size` and `like` are given, `InvalidTypeError` for another kind
+    of `like`.
+
+    >>> import jax.numpy as jnp
+    >>> zero_volume_tensor(batch_size=4).shape, zero_volume_tensor(like=jnp.ones((3, 5), jnp.bfloat16))
+    ((4, 0), Array([], shape=(3, 0), dtype=bfloat16))
     """
-    return jnp.zeros((0,) if batch_size is None else (batch_size, 0), dtype)
+    if like is None:
+        shape: tuple[int, ...] = (0,) if batch_size is None else (batch_size, 0)
+        return jnp.zeros(shape, float if dtype is None else dtype)
+    if batch_size is not None:
+        raise InvalidArgumentError(
+            f"Give one of `batch_size` (={batch_size}) and `like`, which has a batch size itself."
+        )
+    if isinstance(like, TensorSpec):
+        return jnp.zeros(like.zero_volume_shape, float if dtype is None else dtype)
+    if not (hasattr(like, "shape") and hasattr(like, "dtype")):
+        raise InvalidTypeError(f"`like` (={like!r}) must be an array or a TensorSpec.")
+    return jnp.zeros((*like.shape[:1], 0), like.dtype if dtype is None else dtype)

@@ -23,10 +23,12 @@ from distdl_jax.nn.parameters import (
     check_params,
     held_by_specs,
     told_with_params,
+    unboxed,
 )
 from distdl_jax.nn.product import ProductPlan, products
 from distdl_jax.nn.window_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.windows import WindowsPlan, plan_windows
+from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
@@ -195,10 +197,18 @@ class DistributedConv(Static):
         if world.rank not in team:
             return x
         with jax.named_scope(type(self).__name__):
+            params = unboxed(params)
             plan = self.plan(*told_with_params(world, team, repr(self), params, x))
             return plan.run(world, params, x)
 
     apply = __call__
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """The `TensorSpec` of the output, on P_y (P_x where that is not given), from that of the input; nothing moves.
+
+        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
+        """
+        return output_spec(self, x_spec, self.P_y or self.P_x)
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
         """What the layer makes of what all of its workers hold: without a message, and the same on every worker.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from jax import Array
 
 from distdl_jax import functional
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
-from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
+from distdl_jax.primitives.all_gather import checked_axes, plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, plan_halo_exchange
@@ -59,6 +59,13 @@ class Broadcast(_BetweenPartitions):
     def _apply(self, x: Array) -> Array:
         """The copy on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.broadcast(x, **vars(self))
+
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        if self.transpose_src or self.transpose_dest:
+            raise PlanError("No TensorSpec describes the output of a broadcast that transposes a partition.")
+        source = (1,) * (self.P_y.dim - self.P_x.dim) + self.P_x.shape
+        return tuple(d for d, (p, q) in enumerate(zip(source, self.P_y.shape, strict=True)) if p < q)
 
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
@@ -135,6 +142,10 @@ class AllSumReduce(ParameterFreeLayer):
         """The sum over this worker's team; outside P_x, `x`."""
         return functional.all_sum_reduce(x, self.P_x, self.axes_reduce)
 
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        return self.axes_reduce
+
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
         return plan_all_sum_reduce(x, self.P_x, self.axes_reduce)
@@ -165,6 +176,12 @@ class AllReduce(ParameterFreeLayer):
     def _apply(self, x: Array) -> Array:
         """The reduction over this worker's team; outside P_x, `x`."""
         return functional.all_reduce(x, self.P_x, self.op, self.axes_reduce)
+
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        return reduction_axes(
+            self.P_x.shape, range(self.P_x.dim) if self.axes_reduce is None else self.axes_reduce, None
+        )
 
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""
@@ -289,6 +306,10 @@ class AllGather(ParameterFreeLayer):
     def _apply(self, x: Array) -> Array:
         """The gathered block; outside P_x, `x`."""
         return functional.all_gather(x, self.P_x, self.axes)
+
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        return checked_axes(self.axes, self.P_x.dim)
 
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""

@@ -18,8 +18,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
+from distdl_jax.tensors import TensorSpec
 
 
 @runtime_checkable
@@ -86,6 +88,19 @@ class ParameterFreeLayer(Static):
     @abstractmethod
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What the layer makes of what its workers hold; see `Layer.plan`."""
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """The `TensorSpec` of the output, from that of the input; nothing moves.
+
+        **Raises:** `InvalidArgumentError` where `x_spec` is not on the layer's P_x, `PlanError` where x does not fit,
+        or no spec describes the output's blocks.
+        """
+        return output_spec(self, x_spec, partition_of_output((self,), x_spec.partition), self._copied)
+
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        """The dimensions of the output's partition along which workers hold copies."""
+        return ()
 
     @abstractmethod
     def _apply(self, x: Array) -> Array:

@@ -21,8 +21,10 @@ from distdl_jax.nn.parameters import (
     check_params,
     held_by_specs,
     told_with_params,
+    unboxed,
 )
 from distdl_jax.nn.product import ProductPlan, products
+from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
@@ -179,6 +181,7 @@ class DistributedLinear(Static):
         if world.rank not in team:
             return x
         with jax.named_scope("DistributedLinear"):
+            params = unboxed(params)
             plan = self.plan(*told_with_params(world, team, repr(self), params, x))
             return plan.run(world, params, x)
 
@@ -187,6 +190,13 @@ class DistributedLinear(Static):
     @cached_property
     def _team(self) -> Workers:
         return tuple(sorted({*self.P_W.ranks, *self.P_x.ranks, *self.P_y.ranks}))
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """The `TensorSpec` of the output, on P_y, from that of the input; nothing moves.
+
+        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
+        """
+        return output_spec(self, x_spec, self.P_y)
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
         """What the layer makes of what all of its workers hold: without a message, and the same on every worker.

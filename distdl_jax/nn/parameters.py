@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -108,6 +109,14 @@ class ParameterPlan:
 def _packed(held: list[ShapeDtype]) -> ShapeDtype:
     dtype = reduce(jnp.promote_types, (each.dtype for each in held))
     return ShapeDtype((sum(each.size for each in held),), np.dtype(dtype))
+
+
+def unboxed(params: Any) -> Any:
+    """Parameters, or a tuple of them, without the variables of flax that they, or each of them, are in."""
+    params = params.get_value() if hasattr(params, "get_value") else params
+    if not isinstance(params, Mapping):
+        return params
+    return {name: its.get_value() if hasattr(its, "get_value") else its for name, its in params.items()}
 
 
 def held_by_specs(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:

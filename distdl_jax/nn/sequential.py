@@ -17,9 +17,12 @@ from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer
 from distdl_jax.nn.layer_table import layer_table
+from distdl_jax.nn.parameters import unboxed
+from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
+from distdl_jax.tensors import TensorSpec, check_spec
 
 Params = tuple[Any, ...]
 
@@ -142,11 +145,20 @@ class Sequential(Static):
             x = plans[-1].after(x)
         return SequentialPlan(tuple(plans), x)
 
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """The `TensorSpec` of the last layer's output, from that of the first one's input; nothing moves.
+
+        **Raises:** `PlanError` where x does not fit a layer, or no spec describes the output.
+        """
+        check_spec(x_spec, "x_spec")
+        return output_spec(self, x_spec, partition_of_output(self._layers, x_spec.partition))
+
     def __call__(self, params: Params, x: Array) -> Array:
         """The output of the last layer, from this worker's blocks of the parameters and of the input.
 
         **Raises:** `InvalidArgumentError` where `params` has not an entry for each layer.
         """
+        params = unboxed(params)
         if len(params) != len(self._layers):
             raise InvalidArgumentError(
                 f"`params` has {len(params)} entries, but there are {len(self._layers)} layers; each has one, {{}} "

@@ -268,6 +268,25 @@ def test_flax() -> None:
     check_against_plain_jax(P, state["blocks"].get_value(), value, gradient["blocks"].get_value())
 
 
+@pytest.mark.simulated(2)
+def test_variables_of_flax_are_parameters() -> None:
+    """One around all parameters of a layer or a network, or one around each: as if they were not there."""
+    P = dj.Partition()
+    P_x, P_W = (P.create_cartesian_topology_partition(shape) for shape in ([1, 2], [2, 1]))
+    P_one = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    layer = nn.DistributedLinear(P_one, P_x, P_W, 3, 5)
+    network = nn.Sequential(layer, jax.nn.relu)
+    params, x = layer.init(jax.random.key(0)), jnp.ones((2, 3)) if P_one.active else dj.zero_volume_tensor(2)
+    want, gradient = jax.value_and_grad(lambda params: layer(params, x).sum())(params)
+    each = {name: nnx.Param(block) for name, block in params.items()}
+    for boxed, F in ((nnx.Param(params), layer), (each, layer), (nnx.Param((params, {})), network)):
+        value, its = jax.value_and_grad(lambda boxed, F=F: F(boxed, x).sum())(boxed)
+        assert isinstance(jax.tree.leaves(its, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))[0], nnx.Param)
+        if F is layer:
+            assert float(value) == float(want)
+            jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(its), jax.tree.leaves(gradient))
+
+
 def test_the_table_of_a_network() -> None:
     """A line for each layer, also of networks within it: partitions, parameters, bytes on the workers."""
     lines = str(network_on(partition_of(2, 4))).splitlines()

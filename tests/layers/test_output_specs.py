@@ -1,0 +1,159 @@
+"""What a layer's output will be, and what every worker holds of it, known before anything is traced."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import partition_of
+from matrix.partitions import on
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def part(P: dj.Partition, *shape: int, ranks: Any = None) -> dj.CartesianPartition:
+    return on(*shape, ranks=ranks).partition(P)
+
+
+def linear(P: dj.Partition) -> nn.DistributedLinear:
+    """The batch split in two, to other workers."""
+    return nn.DistributedLinear(part(P, 2, 1, ranks=(1, 0)), part(P, 2, 2, ranks=(2, 3, 1, 0)), part(P, 2, 2, 1), 5, 3)
+
+
+def network(P: dj.Partition) -> nn.Sequential:
+    P_root, P_x, P_out = part(P, 1, 1, 1, 1), part(P, 1, 1, 2, 2), part(P, 1, 1)
+    return nn.Sequential(
+        nn.Repartition(P_root, P_x),
+        nn.DistributedConv2d(P_x, in_channels=1, out_channels=4, kernel_size=3),
+        jax.nn.relu,
+        nn.DistributedMaxPool2d(P_x, 2),
+        nn.Repartition(P_x, part(P, 1, 4, 1, 1)),
+        lambda x: x.reshape(x.shape[0], x.shape[1] * 6 if x.size else 0),
+        nn.DistributedLinear(part(P, 1, 4), P_out, part(P, 1, 4), 24, 3),
+        nn.Sequential(jax.nn.softplus),
+    )
+
+
+# From all workers a layer, the shape of its input, that of its output, where it is, and along what it is copied.
+LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
+    "linear": lambda P: (linear(P), (5, 5), (5, 3), linear(P).P_y, ()),
+    "conv": lambda P: (
+        nn.DistributedConv1d(
+            *(part(P, 1, 2, 1), part(P, 1, 2, 1, ranks=(3, 2)), part(P, 2, 2, 1)),
+            **{"in_channels": 3, "out_channels": 5, "kernel_size": 2},
+        ),
+        (2, 3, 7),
+        (2, 5, 6),
+        part(P, 1, 2, 1, ranks=(3, 2)),
+        (),
+    ),
+    "pool": lambda P: (nn.DistributedAvgPool1d(part(P, 2, 1, 2), 2), (3, 2, 9), (3, 2, 4), part(P, 2, 1, 2), ()),
+    "repartition": lambda P: (nn.Repartition(part(P, 3, 1), part(P, 1, 2)), (7, 5), (7, 5), part(P, 1, 2), ()),
+    "rows to columns": lambda P: (
+        nn.Repartition(part(P, 2, 1, ranks=(0, 1)), part(P, 1, 2, ranks=(2, 3))), (5, 4), (5, 4),
+        part(P, 1, 2, ranks=(2, 3)), (),
+    ),
+    "broadcast": lambda P: (nn.Broadcast(part(P, 1, 2), part(P, 2, 2)), (5, 3), (5, 3), part(P, 2, 1, 2), (0,)),
+    "sum": lambda P: (
+        nn.SumReduce(part(P, 2, 2), part(P, 2, ranks=(3, 1))), (4, 3), (2, 3), part(P, 1, 2, ranks=(3, 1)), (),
+    ),
+    "all sum": lambda P: (nn.AllSumReduce(part(P, 2, 2), 0), (4, 3), (2, 3), part(P, 2, 1, 2), (0,)),
+    "all max": lambda P: (nn.AllReduce(part(P, 2, 2), "max"), (4, 2), (2, 1), part(P, 2, 1, 2, 1), (0, 2)),
+    "all gather": lambda P: (nn.AllGather(part(P, 2, 2), 1), (5, 3), (5, 3), part(P, 2, 2, 1), (1,)),
+    "reduce scatter": lambda P: (nn.ReduceScatter(part(P, 4), 0), (12,), (3,), part(P, 4), ()),
+    "network": lambda P: (network(P), (2, 1, 8, 7), (2, 3), part(P, 1, 1), ()),
+    "functions": lambda P: (nn.Sequential(jnp.sin), (7, 3), (7, 3), part(P, 3, 1), ()),
+}  # fmt: skip
+ON = {"network": on(1, 1, 1, 1), "functions": on(3, 1)}
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_spec_says_what_every_worker_gets(name: str) -> None:
+    """Its global shape and partition; the shape of this worker's block, or of its placeholder, in a real run."""
+    P = dj.Partition()
+    layer, n, m, P_y, copied = LAYERS[name](P)
+    x_spec = dj.TensorSpec(n, ON[name].partition(P) if name in ON else layer.P_x)
+    spec = layer.output_spec(x_spec)
+    assert spec == dj.TensorSpec(m, P_y, copied)
+    x = jnp.ones(x_spec.local_shape) if x_spec.box is not None else dj.zero_volume_tensor(like=x_spec)
+    y = layer(layer.init(jax.random.key(0), float), x)
+    assert y.shape == spec.shape_on(P.rank) == (spec.local_shape if P_y.active else spec.zero_volume_shape)
+    if not P_y.active:
+        assert dj.zero_volume_tensor(like=spec).shape == y.shape
+
+
+@pytest.mark.simulated(4)
+def test_a_target_needs_no_counting() -> None:
+    """The batch is split, and the output on other workers: with `like`, shapes agree on all, and so do gradients."""
+    P = dj.Partition()
+    layer = linear(P)
+    x_spec = dj.TensorSpec((5, 5), layer.P_x)
+    y_spec = layer.output_spec(x_spec)
+    x = jnp.ones(x_spec.local_shape) if x_spec.box else dj.zero_volume_tensor(like=x_spec)
+    target = jnp.ones(y_spec.local_shape) if y_spec.box else dj.zero_volume_tensor(like=y_spec)
+    other = jnp.ones(y_spec.local_shape) if y_spec.box else dj.zero_volume_tensor(like=x)
+    assert target.shape == other.shape
+    params = layer.init(jax.random.key(0), float)
+    value, gradient = dj.jit(dj.value_and_grad(lambda p: jnp.sum((layer(p, x) - target) ** 2)))(params)
+    specs = dict.fromkeys(("params", "gradient"), layer.param_specs())
+    whole = dj.gather({"params": params, "gradient": gradient}, specs)
+    if P.rank == 0:
+        plain = jax.value_and_grad(lambda p: jnp.sum((jnp.ones((5, 5)) @ p["weight"].T + p["bias"] - 1) ** 2))
+        want, its = plain(whole["params"])
+        np.testing.assert_allclose(value, want, rtol=1e-12)
+        np.testing.assert_allclose(whole["gradient"]["weight"], its["weight"], rtol=1e-12)
+
+
+def uneven(x: jax.Array) -> jax.Array:
+    """One column of every block of two, all of the others: not balanced where the longer ones come first."""
+    return x[:, :1] if x.shape[1] == 3 else x
+
+
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "`x_spec` (='x') must be a TensorSpec.": (dj.InvalidTypeError, lambda P: linear(P).output_spec("x")),
+    "must be of a tensor on P_x, 2 x 1": (
+        dj.InvalidArgumentError,
+        lambda P: nn.Repartition(part(P, 2, 1), part(P, 1, 2)).output_spec(dj.TensorSpec((4, 4), part(P, 1, 2))),
+    ),
+    "No TensorSpec describes an output of 0 dimensions on a partition of 3 x 1 workers.": (
+        dj.PlanError,
+        lambda P: nn.Sequential(jnp.sum).output_spec(dj.TensorSpec((4, 4), part(P, 3, 1))),
+    ),
+    "worker 0 gets (2, 1), but the balanced block of 2 x 3 on 1 x 2 workers is (2, 2).": (
+        dj.PlanError,
+        lambda P: nn.Sequential(uneven).output_spec(dj.TensorSpec((2, 5), part(P, 1, 2))),
+    ),
+    "`halos` must be given": (
+        dj.InvalidArgumentError,
+        lambda P: nn.HaloExchange(part(P, 2), ((1, 1),)).output_spec(dj.TensorSpec((4,), part(P, 2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_no_spec_describes_is_refused(sentence: str) -> None:
+    kind, call = REFUSED[sentence]
+    for rank in range(4):
+        with pytest.raises(kind) as caught:
+            call(partition_of(rank, 4))
+        assert sentence in str(caught.value)
+
+
+@pytest.mark.world(1)
+def test_placeholders_like_something() -> None:
+    for like in (jnp.ones((3, 5), jnp.bfloat16), np.ones((3, 5), "float16"), jax.ShapeDtypeStruct((3, 0), jnp.int8)):
+        assert dj.zero_volume_tensor(like=like).shape == (3, 0)
+        assert dj.zero_volume_tensor(like=like).dtype == like.dtype
+        assert dj.zero_volume_tensor(dtype="float32", like=like).dtype == jnp.float32
+    assert dj.zero_volume_tensor(like=jnp.float32(1)).shape == (0,)
+    P = dj.Partition()
+    assert dj.zero_volume_tensor(like=dj.TensorSpec((7,), P)).shape == (7, 0)
+    assert dj.zero_volume_tensor(like=dj.TensorSpec((), P)).shape == (0,)
+    with pytest.raises(dj.InvalidArgumentError, match=r"Give one of `batch_size` \(=3\) and `like`"):
+        dj.zero_volume_tensor(3, like=jnp.ones(3))
+    with pytest.raises(dj.InvalidTypeError, match=r"`like` \(=\(3, 4\)\) must be an array or a TensorSpec"):
+        dj.zero_volume_tensor(like=(3, 4))
