@@ -128,6 +128,25 @@ def test_a_gather_of_a_replicated_value_reaches_every_copy() -> None:
     np.testing.assert_array_equal(gradient, 2 * theta)
 
 
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_worker_whose_loss_is_a_constant_adds_up_too(in_a_loop: bool) -> None:
+    """Forward nothing is sent, but the sum of the gradient needs all workers, whatever their losses depend on."""
+    P = dj.Partition()
+
+    def part(scale: jax.Array, x: Any) -> jax.Array:
+        scale = dj.replicated(scale, P)
+        return jnp.sum(scale * x) if P.rank == 0 else jnp.zeros(())
+
+    def looped(scale: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, x: (c + part(scale, x), None), jnp.zeros(()), jnp.arange(4.0))[0]
+
+    value, gradient = dj.jit(dj.value_and_grad(looped if in_a_loop else lambda scale: part(scale, jnp.arange(4.0))))(
+        2.0
+    )
+    assert (float(value), float(gradient)) == (12.0, 6.0)
+
+
 @pytest.mark.simulated(3)
 def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     P = dj.Partition()
