@@ -75,6 +75,8 @@ def _is_spec(spec: Any) -> bool:
 
 def _of_leaf(leaf: Any, param: Any, spec: TensorSpec | None, everyone: Partition) -> TensorSpec | None:
     """Of a leaf in the place of the parameter `param`, both this worker's blocks."""
+    if not _is_array_or_number(leaf):
+        return None
     shape, of_param = jnp.shape(leaf), jnp.shape(param)
     if spec is None or (shape == of_param and jnp.ndim(leaf)):
         return spec
@@ -94,8 +96,12 @@ def _stacked(n: int, spec: TensorSpec) -> TensorSpec:
 
 
 def _of_other(leaf: Any, everyone: Partition) -> TensorSpec | None:
-    if not isinstance(leaf, int | float | complex) and not hasattr(leaf, "dtype"):
+    if not _is_array_or_number(leaf):
         return None
     dtype = jnp.result_type(leaf)
     numbers = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
     return TensorSpec(jnp.shape(leaf), everyone, replicated=True) if numbers else None
+
+
+def _is_array_or_number(leaf: Any) -> bool:
+    return isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")
