@@ -35,6 +35,7 @@ class Workers:
         self._cores = threads_of_each(size)
         self._devices = take_devices(size, self._cores)
         self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
         self._running: dict[int, threading.Thread] = {}
         self._results: list[Any] = []
         self._error: BaseException | None = None
@@ -53,6 +54,8 @@ class Workers:
         if self._error is not None:
             self._stop("another worker has failed")
             raise self._error
+        for thread in self._threads:
+            thread.join()  # a thread that is still on its last lines when Python ends can end it badly
         return self._results
 
     def close(self) -> None:
@@ -62,6 +65,7 @@ class Workers:
             self._devices = []
 
     def _start(self, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._threads = []
         before = threading.stack_size(STACK)
         try:
             with self._changed:
@@ -69,6 +73,7 @@ class Workers:
                     name = f"worker {rank} of {world.size}"
                     thread = threading.Thread(target=self._work, args=(rank, program, args), name=name, daemon=True)
                     self._running[rank] = thread
+                    self._threads.append(thread)
                     thread.start()
         finally:
             threading.stack_size(before)
