@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from distdl_jax.backends.base import Workers, World
+from distdl_jax.backends.base import Transport, Workers, World
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.errors import PlanError
 from distdl_jax.jit import function_name
 from distdl_jax.primitives.gradient_anchors import anchors_are_noted, depending_on, note_anchor
-from distdl_jax.primitives.gradient_chain import Chain
+from distdl_jax.primitives.gradient_chain import Chain, anchor_of, movements_in
+from distdl_jax.primitives.mark import marks_come_back
 from distdl_jax.programs.diagnosis import mismatch_text
-from distdl_jax.programs.ir import Program, operations
+from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.traced import Traced
 
@@ -66,7 +71,10 @@ def traced_derivative(
         except Exception as error:
             world.agree(team, name, f"{type(error).__name__}: {error}", partial(_problem, name))
             raise
-        mine = read_program(world.transport, candidate.program.jaxpr)
+        jaxpr = candidate.program.jaxpr
+        # Tied, all are.
+        adjoint = () if tied else moved_by(world.transport, traced.program, frozenset(marks_come_back(jaxpr)))
+        mine = (read_program(world.transport, jaxpr), adjoint)
         problem = world.agree(team, name, mine, partial(_problem, name))
         if problem is None:
             return partial(_evaluate, candidate, Chain(world.transport, tied=False))
@@ -87,14 +95,16 @@ def _evaluate(traced: Traced, chain: Chain, *args: Any) -> Any:
     return traced.result(values)
 
 
-def _problem(name: str, told: Mapping[int, Program | str | None]) -> str | None:
-    """What keeps the workers' programs from completing; nothing where other workers take part in them, too."""
+def _problem(name: str, told: Mapping[int, tuple[Program, Program] | str | None]) -> str | None:
+    """What keeps the workers' programs from completing, or the movements that have adjoints from being the same ones;
+    nothing where other workers take part in them, too."""
     programs: dict[int, Program] = {}
-    for worker, program in sorted(told.items()):
-        if isinstance(program, str):
-            return f"On worker {worker}, {name} can't be traced. {program}"
-        if program is not None:
-            programs[worker] = program
+    differentiated: dict[int, Program] = {}
+    for worker, theirs in sorted(told.items()):
+        if isinstance(theirs, str):
+            return f"On worker {worker}, {name} can't be traced. {theirs}"
+        if theirs is not None:
+            programs[worker], differentiated[worker] = theirs
     if len(programs) < len(told):
         return _UNTRACED
     partners = {
@@ -105,5 +115,47 @@ def _problem(name: str, told: Mapping[int, Program | str | None]) -> str | None:
     }
     if not partners <= {None, *programs}:
         return None
-    mismatch = find_mismatch(programs)
+    mismatch = find_mismatch(programs) or find_mismatch(differentiated)
     return None if mismatch is None else mismatch_text(name, mismatch)
+
+
+def moved_by(transport: Transport, program: ClosedJaxpr, chosen: frozenset[int]) -> Program:
+    """What those movements of a program communicate that have the numbers `chosen`.
+
+    Between two workers the n-th message is the n-th, and of a team the n-th operation. So each says in its tags, or in
+    what it computes, which one it is among those of all movements; then movements of equal plans are told apart.
+    """
+    counts: Counter[Any] = Counter()
+    numbers = count()
+
+    def numbered(operation: Operation) -> Operation:
+        def next_of(*line: Any) -> int:
+            counts[line] += 1
+            return counts[line]
+
+        if not operation.is_message:
+            return replace(operation, op=f"{operation.op} {next_of(operation.team)}")
+        return replace(
+            operation,
+            send_tag=next_of("to", operation.dest, operation.send_tag),
+            recv_tag=next_of("from", operation.source, operation.recv_tag),
+        )
+
+    def read(jaxpr: Any) -> Program:
+        items: list[Operation | Loop | Cond] = []
+        for eqn in jaxpr.eqns:
+            if anchor_of(eqn) is not None:
+                inside = read_program(transport, eqn.params["call_jaxpr"].jaxpr)
+                there = [numbered(operation) for operation, _ in operations(inside)]
+                items += there if next(numbers) in chosen else []
+            elif movements_in(eqn):
+                bodies = tuple(read(inner) for inner in jaxprs_in_params(eqn.params))
+                if eqn.primitive.name == "scan":
+                    items.append(Loop(eqn.params["length"], bodies[0]))
+                elif eqn.primitive.name == "cond":
+                    items.append(Cond(bodies))
+                else:
+                    items += [item for body in bodies for item in body]
+        return tuple(items)
+
+    return read(program.jaxpr)

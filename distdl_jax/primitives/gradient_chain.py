@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from distdl_jax.backends.base import Transport
 from distdl_jax.compat import at_line_of, bound_again
+from distdl_jax.primitives.mark import is_mark, mark
 from distdl_jax.primitives.tie import tie
 
 # What is differentiated by a rule of its own is one movement, whatever it consists of.
@@ -55,8 +56,11 @@ class Chain:
                 links = [begun]
         return self.run(program, args, links), links
 
-    def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array]) -> list[Any]:
-        """What `program` returns for `args`; `links` gets the links of its chain."""
+    def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array], number: int = 0) -> list[Any]:
+        """What `program` returns for `args`; `links` gets the links of its chain.
+
+        Its movements are marked with their numbers, in the order in which they are written, from `number` on.
+        """
         jaxpr = program.jaxpr
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
@@ -65,26 +69,31 @@ class Chain:
             return atom.val if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [value(atom) for atom in eqn.invars], links)
+            results = self._equation(eqn, [value(atom) for atom in eqn.invars], links, number)
             values.update(zip(eqn.outvars, results, strict=True))
+            number += movements_in(eqn)
         return [value(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
+    def _equation(self, eqn: Any, args: list[Any], links: list[Array], number: int) -> list[Any]:
         name = eqn.primitive.name
+        if is_mark(eqn):
+            return args  # of a derivative that was taken before
         if not self._concerns(eqn):
             return bound_again(eqn, args)
         if name in _BODY_RULES:
             with at_line_of(eqn):
                 before = links[0] if self.tied and links else jnp.zeros(NO_LINK.shape, NO_LINK.dtype)
-                after, *results = _BODY_RULES[name](self, eqn, before, args)
+                after, *results = _BODY_RULES[name](self, eqn, before, args, number)
             _add(links, after, self.tied)
             return list(results)
         if name not in _MOVEMENTS:
             return bound_again(eqn, args)
         if self.tied and links:
             args = _after(links[0], args, eqn.params.get("num_consts", 0))
-        results = bound_again(eqn, args)
         anchor = anchor_of(eqn)
+        if anchor is not None:
+            args[-1] = mark(args[-1], number)
+        results = bound_again(eqn, args)
         if anchor is not None:
             _add(links, results[anchor], self.tied)
         elif self.tied or name == "custom_vjp_call":
@@ -108,6 +117,15 @@ def anchor_of(eqn: Any) -> int | None:
     empty_ties = {inner.outvars[0] for inner in jaxpr.eqns if inner.primitive.name == "tie"}
     found = [i for i, var in enumerate(jaxpr.outvars) if i == 1 and var in empty_ties and not var.aval.size]
     return found[0] if found else None
+
+
+def movements_in(eqn: Any) -> int:
+    """How many movements with an anchor an equation is, or has in its body."""
+    if anchor_of(eqn) is not None:
+        return 1
+    if eqn.primitive.name not in _BODY_RULES:
+        return 0
+    return sum(movements_in(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
 
 def _add(links: list[Array], link: Array, tied: bool) -> None:
@@ -150,14 +168,14 @@ _remembered.defvjp(lambda link: (_remembered(link), link), lambda link, cotangen
 
 
 @lru_cache(maxsize=512)
-def _chained(chain: Chain, body: Any, place: int = 0) -> ClosedJaxpr:
+def _chained(chain: Chain, body: Any, number: int, place: int = 0) -> ClosedJaxpr:
     """A body with the chain as an argument at `place` and as its first result; the same object for the same body."""
     closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
 
     def chained(*args: Any) -> list[Any]:
         before = args[place]
         links = [before] if chain.tied else []
-        results = chain.run(closed, [*args[:place], *args[place + 1 :]], links)
+        results = chain.run(closed, [*args[:place], *args[place + 1 :]], links, number)
         return [links[0] if chain.tied else tie(before, *links), *results]
 
     given: list[Any] = [
@@ -168,8 +186,8 @@ def _chained(chain: Chain, body: Any, place: int = 0) -> ClosedJaxpr:
 
 
 @lru_cache(maxsize=512)
-def _callable(chain: Chain, body: Any, name: str, inline: bool) -> Callable[..., Any]:
-    function = jaxpr_as_fun(_chained(chain, body))
+def _callable(chain: Chain, body: Any, number: int, name: str, inline: bool) -> Callable[..., Any]:
+    function = jaxpr_as_fun(_chained(chain, body, number))
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -178,27 +196,30 @@ def _callable(chain: Chain, body: Any, name: str, inline: bool) -> Callable[...,
     return jax.jit(call, inline=inline)
 
 
-def _scan(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
+def _scan(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
     params, consts = dict(eqn.params), eqn.params["num_consts"]
-    params.update(jaxpr=_chained(chain, params["jaxpr"], consts), num_carry=params["num_carry"] + 1)
+    params.update(jaxpr=_chained(chain, params["jaxpr"], number, consts), num_carry=params["num_carry"] + 1)
     if "linear" in params:
         params["linear"] = (*params["linear"][:consts], False, *params["linear"][consts:])
     return list(eqn.primitive.bind(*args[:consts], before, *args[consts:], **params))
 
 
-def _cond(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
-    branches = tuple(_chained(chain, branch) for branch in eqn.params["branches"])
-    return list(eqn.primitive.bind(args[0], before, *args[1:], **{**eqn.params, "branches": branches}))
+def _cond(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
+    branches = []
+    for branch in eqn.params["branches"]:
+        branches.append(_chained(chain, branch, number))
+        number += sum(map(movements_in, branch.jaxpr.eqns))
+    return list(eqn.primitive.bind(args[0], before, *args[1:], **{**eqn.params, "branches": tuple(branches)}))
 
 
-def _jit(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
+def _jit(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
     params = eqn.params
-    return list(_callable(chain, params["jaxpr"], params["name"], params["inline"])(before, *args))
+    return list(_callable(chain, params["jaxpr"], number, params["name"], params["inline"])(before, *args))
 
 
-def _checkpoint(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
+def _checkpoint(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
     params = eqn.params
-    function = jaxpr_as_fun(_chained(chain, params["jaxpr"]))
+    function = jaxpr_as_fun(_chained(chain, params["jaxpr"], number))
     return list(jax.checkpoint(function, prevent_cse=params["prevent_cse"], policy=params["policy"])(before, *args))
 
 
