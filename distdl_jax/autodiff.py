@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from distdl_jax.backends.opening import world_of
 from distdl_jax.partition import Partition
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.gradient_anchors import depending_on_movements
@@ -38,7 +39,8 @@ def value_and_grad(
       constant, ignore outputs, or be computed from constants: all workers run the same adjoints all the same, in the
       reverse order of the movements, also of those in loops, branches, `jax.checkpoint`, `jax.vmap` and nested jits.
     - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
-    - `partition`: the workers that are summed over, and that all call it. Default: all of COMM_WORLD.
+    - `partition`: the workers that are summed over, and that all call it. Default: all of COMM_WORLD; in a program that
+      has made partitions of other communicators only, all of the largest of these.
 
     **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
     this worker's own.
@@ -59,7 +61,7 @@ def value_and_grad(
 
     @wraps(fun)
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        workers = Partition() if partition is None else partition
+        workers = _everybody() if partition is None else partition
         value, gradient = local(*args, **kwargs)
         if has_aux:
             value, aux = value
@@ -115,7 +117,7 @@ def _of_the_sum(
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        workers = Partition() if partition is None else partition
+        workers = _everybody() if partition is None else partition
         numbers = [operator.index(n) for n in (argnums if isinstance(argnums, Sequence) else (argnums,))]
         places = [n + len(args) * (n < 0) for n in numbers]
         traced = None
@@ -124,6 +126,11 @@ def _of_the_sum(
         return direct(*args, **kwargs) if traced is None else traced(*args)
 
     return differentiated
+
+
+def _everybody() -> Partition:
+    world = world_of(())
+    return Partition() if world is None else Partition.of_workers(world, range(world.size))
 
 
 def summed(value: jax.Array, workers: Partition) -> jax.Array:

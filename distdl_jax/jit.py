@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 
+from distdl_jax.backends.base import OutsideWorldError, World
 from distdl_jax.backends.jaxpr_reader import read_program
-from distdl_jax.backends.opening import first_world
-from distdl_jax.errors import PlanError
+from distdl_jax.backends.opening import world_of, worlds_used
+from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
@@ -81,10 +82,11 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
         traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
-        with _unchecked():
+        with _unchecked(), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
-        world = first_world()
-        program = read_program(world.transport, traced.jaxpr.jaxpr)
+        world, program = _read(traced.jaxpr.jaxpr, worlds)
+        if world is None:
+            raise SetupError(f"{name} {_SEVERAL_WORLDS}")
         return world.agree(
             tuple(range(world.size)), f"the check of {name}", program, lambda programs: _report(name, programs)
         )
@@ -106,9 +108,9 @@ class CheckedFunction:
                 return fun(*args, **kwargs)
             key = signature(args, kwargs)
             with worker_status().traced(self._agreed.get(key)) as agreements:
-                with _unchecked():
+                with _unchecked(), worlds_used() as worlds:
                     traced = self._inner.trace(*args, **kwargs)
-                log = _compare(self._name, traced.jaxpr.jaxpr)
+                log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
                 if not agreements.alone:
                     self._count_in(log)
             self._remember(key, tuple(agreements.made))
@@ -173,16 +175,25 @@ class _Told:
     calls: int = field(compare=False)
 
 
-def _compare(name: str, jaxpr: Any) -> CallLog | None:
+_SEVERAL_WORLDS = (
+    "communicates over several communicators, none of which has all of its workers, so nobody can compare its "
+    "programs. Make a partition of MPI.COMM_WORLD first."
+)
+
+
+def _compare(name: str, jaxpr: Any, worlds: list[World]) -> CallLog | None:
     """Raise on all workers where the programs of the function don't complete together. Where all must call it: the log
     that its calls count in."""
-    world = first_world()
+    world, program = _read(jaxpr, worlds)
+    if world is None:
+        log.warning("%s %s", name, _SEVERAL_WORLDS)
+        return None
     world.check_devices()
     if world.size == 1:
         return None
     start, log_of_calls = perf_counter(), world.calls
     before = 0 if log_of_calls is None else log_of_calls.number - log_of_calls.inside
-    mine = _Told(bool(jax.config.jax_enable_x64), read_program(world.transport, jaxpr), before)  # type: ignore[attr-defined, unused-ignore]
+    mine = _Told(bool(jax.config.jax_enable_x64), program, before)  # type: ignore[attr-defined, unused-ignore]
 
     def decide(told: dict[int, _Told]) -> tuple[str | None, int | None]:
         programs = {worker: theirs.program for worker, theirs in told.items()}
@@ -207,6 +218,15 @@ def _compare(name: str, jaxpr: Any) -> CallLog | None:
         return None
     worker_status().agreed_on(log_of_calls, number, name)
     return log_of_calls
+
+
+def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program]:
+    """The world that a program which uses these belongs to, None where there is none; and what it communicates."""
+    for world in (world_of(worlds), world_of(())):
+        with suppress(OutsideWorldError):
+            if world is not None:
+                return world, read_program(world.transport, jaxpr)
+    return None, ()
 
 
 def _report(name: str, programs: dict[int, Program]) -> Report:

@@ -20,6 +20,7 @@ from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import checked_integers, index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.static import Static
+from distdl_jax.watchdog.status import worker_status
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -374,7 +375,7 @@ def _run(ranks: tuple[int, ...]) -> str:
 
 
 def check_partitions(**partitions: object) -> None:
-    """Refuse arguments, given by their names, that are not partitions of one world."""
+    """Refuse arguments, given by their names, that are not partitions of one world; that world is in use now."""
     for name, P in partitions.items():
         if not isinstance(P, Partition):
             raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
@@ -386,3 +387,4 @@ def check_partitions(**partitions: object) -> None:
                 f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
                 "one first partition."
             )
+    worker_status().uses(of_first)

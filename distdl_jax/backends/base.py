@@ -18,6 +18,10 @@ from distdl_jax.watchdog.calls import CallLog
 Reduction = Literal["sum", "max"]
 
 
+class OutsideWorldError(Exception):
+    """A program communicates with workers that are not in the world that it is read for."""
+
+
 class World(Protocol):
     """The workers that every partition made from it refers to. Compared by identity; one object for each worker.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from distdl_jax.backends.base import World
 from distdl_jax.backends.inprocess.current import simulated_world
 from distdl_jax.backends.inprocess.world import InProcessWorld
 from distdl_jax.errors import InvalidArgumentError, SetupError
+from distdl_jax.watchdog.status import worker_status
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,13 +42,33 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     return open_mpi_world(comm)
 
 
-def first_world() -> World:
-    """The world that was opened first; that of COMM_WORLD where there is none yet. In `dj.simulate`: the worker's."""
+@contextmanager
+def worlds_used() -> Iterator[list[World]]:
+    """The worlds whose partitions this worker uses inside."""
+    status = worker_status()
+    used: list[World] = []
+    outer, status.worlds = status.worlds, used
+    try:
+        yield used
+    finally:
+        status.worlds = outer
+        if outer is not None:
+            outer.extend(used)
+
+
+def world_of(used: Iterable[World]) -> World | None:
+    """The world that a program belongs to which uses these: the smallest that has all their workers; None where there
+    is none. Of a program that uses none: the only one that is open, or the largest; that of COMM_WORLD where there is
+    none yet. In `dj.simulate`: the worker's."""
     if (world := _simulated()) is not None:
         return world
     from distdl_jax.backends.mpi.world import opened
 
-    return opened[0] if opened else open_world()
+    members = set[int]().union(*(world.members for world in opened if any(world is other for other in used)))
+    if not members:
+        return max(opened, key=lambda world: world.size) if opened else open_world()
+    containing = [world for world in opened if members.issubset(world.members)]
+    return min(containing, key=lambda world: world.size, default=None)
 
 
 def _simulated() -> InProcessWorld | None:

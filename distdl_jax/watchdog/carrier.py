@@ -22,7 +22,7 @@ from distdl_jax.watchdog.calls import CallLog
 from distdl_jax.watchdog.clock import PATIENCE
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.flight_recorder import last_operations
-from distdl_jax.watchdog.main_thread import Sample, main_stack, runs_its_call, stack_text, user_frames
+from distdl_jax.watchdog.main_thread import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
 from distdl_jax.watchdog.messages import (
     Allowance,
     CannotAgree,
@@ -35,6 +35,7 @@ from distdl_jax.watchdog.messages import (
     Posts,
     Question,
     Replay,
+    Say,
     ToCoordinator,
 )
 from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
@@ -151,7 +152,7 @@ class Carrier:
 
     def _hear(self, message: Message, now: float) -> None:
         match message:
-            case Question() | Fail() | Noted() | Allowance() | Replay() | EndJob():
+            case Question() | Fail() | Noted() | Allowance() | Say() | Replay() | EndJob():
                 self._reporter, orders = self._reporter.hear(message, now)
                 self._obey(orders)
             case _:
@@ -175,7 +176,9 @@ class Carrier:
         run = self._look_into(sample) if sample.run else Run()
         calls = self.calls.told(self._done)
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
-        return Facts(calls, agreement, sample.run, run.program, run.function, sample.compiles, run.where, self._left)
+        # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
+        where = main_line() if self._reporter.questions and not run.where else run.where
+        return Facts(calls, agreement, sample.run, run.program, run.function, sample.compiles, where, self._left)
 
     def _look_into(self, sample: Sample) -> Run:
         """A run of a program, looked into when it has lasted for a while."""
@@ -201,6 +204,8 @@ class Carrier:
     # --- the end ---
 
     def _obey(self, orders: Orders) -> None:
+        if orders.say is not None:
+            say(orders.say)
         if orders.report:
             self._report()
         if orders.finish is not None:

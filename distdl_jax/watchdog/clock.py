@@ -19,6 +19,9 @@ LONGEST_TURN = 1.0
 ASKED_AT = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0)
 """After which parts of the limit a worker that waits asks whether it may."""
 
+LAST_QUESTION = len(ASKED_AT) - 1
+"""How many are asked before that at the limit: the only one of a worker whose program has ended."""
+
 
 class AwakeClock:
     """Seconds in which the watch took its turns: differences of wall time would count a suspended job as waiting."""
@@ -58,6 +61,7 @@ class Wait:
         """The coordinator's answer."""
         counted = self.seconds(now) - seconds
         asked = max(1, sum(counted >= part * limit for part in ASKED_AT[:-1]))
+        asked = LAST_QUESTION if self.kind == "left" else asked
         return replace(self, allowed=seconds, limit=limit, asked=asked, unanswered=None)
 
     def noted(self, now: float) -> Wait:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock
+from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
 from distdl_jax.watchdog.messages import (
     Allowance,
     Answer,
@@ -23,6 +23,7 @@ from distdl_jax.watchdog.messages import (
     Posts,
     Question,
     Replay,
+    Say,
     StateChanged,
     StillWaiting,
     ToCoordinator,
@@ -229,6 +230,9 @@ class Coordinator:
                 continue
             seconds = allowed[asker.worker, asker.kind]
             limit = limit_of(asker, self.states, self.plans, self.limits)
+            if asker.kind == "left":
+                posts += self._line_about_the_end(asker)
+                limit = None
             if limit is None:
                 seconds, limit = asker.seconds, self.limits.waiting
             if asker.seconds - seconds >= limit:
@@ -238,6 +242,16 @@ class Coordinator:
                 return known._end(text, about)
             posts.append((asker.worker, Allowance(asker.kind, asker.episode, seconds, limit)))
         return known, posts
+
+    def _line_about_the_end(self, asker: StillWaiting) -> Posts:
+        """Of workers whose programs have ended, the first says who is waited for; nobody need hurry."""
+        left = [worker for worker, state in self.states.items() if state.kind == "left"]
+        others = [worker for worker in range(self.size) if worker not in left]
+        if asker.seconds < self.limits.waiting or asker.worker != min(left) or not others:
+            return []
+        what = "; ".join(f"worker {worker} {self.states.get(worker, RUNNING).describe()}" for worker in others[:8])
+        ended = f"{workers_text(tuple(sorted(left))).capitalize()} ended {asker.seconds:.0f} s ago or more"
+        return [(asker.worker, Say(f"distdl_jax: {ended}; the job goes on: {what}.\n"))]
 
     # --- the end ---
 

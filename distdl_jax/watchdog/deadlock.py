@@ -192,8 +192,9 @@ def _traced_by_some(view: View) -> Deadlock | None:
             text = (
                 f"Worker {tracing} traces {calls.name} anew in call {calls.number} (at {state.where}), but "
                 f"{workers_text(past)} did not: the shapes, dtypes or static arguments of that call changed on "
-                "some workers only. Every worker must see the same changes: bring the batch to one size on all "
-                "workers (a worker without samples passes an empty block of its usual dtype)."
+                "some workers only (a Python number in place of an array, of weak type, is such a change). Every "
+                "worker must see the same changes: bring the batch to one size on all workers (a worker without "
+                "samples passes an empty block of its usual dtype)."
             )
             return Deadlock(text, (tracing,), (tracing, *past), calls.number)
     return None

@@ -102,6 +102,13 @@ class Allowance:
 
 
 @dataclass(frozen=True)
+class Say:
+    """Print this: nothing is wrong, but it may interest who looks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Replay:
     """Who traces anew, in this call, what was agreed on before takes it as it was: others are past the call."""
 
@@ -117,7 +124,7 @@ class EndJob:
 
 
 ToCoordinator = StateChanged | Answer | CannotAgree | StillWaiting
-ToReporter = Question | Fail | Noted | Allowance | Replay | EndJob
+ToReporter = Question | Fail | Noted | Allowance | Say | Replay | EndJob
 Message = ToCoordinator | ToReporter
 Posts = list[tuple[int, ToReporter]]
 """Messages, each after the worker that is to get it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from distdl_jax.watchdog.calls import Calls
-from distdl_jax.watchdog.clock import LONGEST_PATIENCE, PATIENCE, Wait
+from distdl_jax.watchdog.clock import LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.messages import (
     Allowance,
@@ -21,6 +21,7 @@ from distdl_jax.watchdog.messages import (
     Noted,
     Question,
     Replay,
+    Say,
     StateChanged,
     StillWaiting,
     ToCoordinator,
@@ -80,10 +81,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Orders:
-    """What is to be done besides: the end of the job, at once, or after a report."""
+    """What is to be done besides: the end of the job, at once, or after a report; or a line to be printed."""
 
     finish: str | None = None
     report: bool = False
+    say: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class Reporter:
                 return self._with_wait(kind, episode, lambda wait: wait.noted(now)), Orders()
             case Allowance(kind, episode, seconds, limit):
                 return self._with_wait(kind, episode, lambda wait: wait.allow(seconds, limit, now)), Orders()
+            case Say(text):
+                return self, Orders(say=text)
             case Replay(call):
                 return replace(self, replay=max(self.replay, call)), Orders()
             case EndJob():
@@ -148,8 +152,6 @@ class Reporter:
         if known.questions:
             posts += [Answer(self.rank, number, actual, detail()) for number in known.questions]
             known = replace(known, questions=(), told=actual, told_at=now)
-        if facts.left is not None:
-            return known, posts, Orders()
         return known._ask(posts, now)
 
     def _with_waits(self, facts: Facts, now: float) -> Reporter:
@@ -159,12 +161,17 @@ class Reporter:
             episodes.append(("agreeing", facts.agreement.number))
         if facts.run and facts.left is None:
             episodes.append(("executing", facts.run))
+        if facts.left is not None:
+            episodes.append(("left", 0))
         if [(wait.kind, wait.episode) for wait in self.waits] == episodes:
             return self
         before = {(wait.kind, wait.episode): wait for wait in self.waits}
-        waits = tuple(before.pop(key) if key in before else Wait(*key, began=now, limit=self.limit) for key in episodes)
+        waits = tuple(before.pop(key) if key in before else self._new_wait(*key, now) for key in episodes)
         over = (wait.seconds(now) for wait in before.values() if wait.kind == "executing")
         return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
+
+    def _new_wait(self, kind: Kind, episode: int, now: float) -> Wait:
+        return Wait(kind, episode, began=now, limit=self.limit, asked=LAST_QUESTION if kind == "left" else 0)
 
     def _with_wait(self, kind: Kind, episode: int, change: Callable[[Wait], Wait]) -> Reporter:
         waits = (change(w) if (w.kind, w.episode) == (kind, episode) else w for w in self.waits)
@@ -175,8 +182,8 @@ class Reporter:
         return PATIENCE if kind == "agreeing" else min(max(PATIENCE, 2 * self.longest), LONGEST_PATIENCE)
 
     def _is_worth_telling(self, state: State, now: float) -> bool:
-        if not state.waits or state.is_as(self.told):
-            return state.kind == "left" or state.is_as(self.told)
+        if state.kind == "left" or state.is_as(self.told):
+            return True
         return any(w.kind == state.kind and w.seconds(now) >= self._patience(w.kind) for w in self.waits)
 
     def _is_news(self, state: State, now: float) -> bool:
@@ -193,7 +200,7 @@ class Reporter:
                     posts.append(StillWaiting(self.rank, wait.kind, wait.episode, wait.seconds(now)))
                     waits = (*known.waits[:place], wait.after_asking(now), *known.waits[place + 1 :])
                     known = replace(known, waits=waits)
-                case "give up":
+                case "give up" if wait.kind != "left":  # that ends nothing
                     seconds = wait.seconds(now)
                     text = f"Worker {self.rank} has waited for {seconds:.0f} s, and worker 0 is silent."
                     return known, posts, Orders(finish=text, report=True)

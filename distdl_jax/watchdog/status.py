@@ -71,6 +71,7 @@ class WorkerStatus:
     - `log`: where that call counts; None where that is not known yet.
     - `thread`: the one that calls: agreements, and checked functions. `tokens`: what tells how far its programs are.
     - `agreements`: those of the trace that it makes.
+    - `worlds`: where somebody wants to know them, the worlds whose partitions it has used.
     - `mixed`: whether it has run programs that communicate outside those calls.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
     - `exit_status`: what the process ends with, once it does so by `sys.exit`; 0 before.
@@ -88,6 +89,7 @@ class WorkerStatus:
         self.tokens: Callable[[], list[Any]] = list
         self.mixed = False
         self.agreements: Agreements | None = None
+        self.worlds: list[Any] | None = None
         self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
         self.exit_status = 0
         self._agreements = 0
@@ -117,6 +119,11 @@ class WorkerStatus:
         """Record for whom it still waits."""
         if self.waiting is not None:
             self.waiting = replace(self.waiting, waits_for=workers)
+
+    def uses(self, world: Any) -> None:
+        """Record that what the worker does is about partitions of this world."""
+        if self.worlds is not None:
+            self.worlds.append(world)
 
     def is_called_here(self) -> None:
         """From now on this thread is the one that is looked at."""

@@ -153,7 +153,7 @@ def drawn(seed: int, faulty: bool) -> Draw:
                 draw.at = number
                 if random.random() < 0.3:
                     break
-        draw.limit = 10 + 2 * waits
+        draw.limit = max(10 + 2 * waits, draw.compile_seconds * size / 100)
     elif random.random() < 0.5:
         draw.still_seconds = random.choice((0.0, longest))
         draw.limit = max(10 + 1.1 * (waits + 3 * draw.still_seconds), draw.compile_seconds / 50)

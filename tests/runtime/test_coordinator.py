@@ -212,3 +212,12 @@ def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
         operation = Operation("allreduce", (0, 1), count=count)
         coordinator = coordinator.remember("f", {0: (operation,), 1: (operation,)})
     assert not coordinator.plans["f"][0].needs and not coordinator.plans["f"][0].fixed
+
+
+def test_who_has_ended_says_now_and_then_who_is_waited_for():
+    played = Played({0: LEFT, 1: LEFT, 2: replace(RUNNING, where="a.py:7 in main")})
+    for seconds, said in ((50.0, 0), (101.0, 1)):
+        posts = clock(played, seconds, "left", now=seconds)
+        assert posts[-1] == (0, Allowance("left", 0, seconds, 100.0)) and len(posts) == said + 1
+    text = posts[0][1].text
+    assert "Workers 0 and 1 ended 101 s ago or more; the job goes on: worker 2 is at a.py:7 in main" in text

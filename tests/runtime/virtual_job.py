@@ -53,7 +53,9 @@ class Job:
         self.coordinator = Coordinator(size, self.limits)
         self.plans: set[str] = set()
         self.workers = [Worker(self, rank) for rank in range(size)]
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, bool, Callable[[], None]]] = []
+        self._to_come = 0  # events that are not the watch's own
+        self._stands_since = 0.0
         self._order = count()
         self._last: dict[Any, float] = {}
         self._met: dict[Any, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -63,18 +65,28 @@ class Job:
 
     # --- events ---
 
-    def at(self, time: float, event: Callable[[], None]) -> None:
+    def at(self, time: float, event: Callable[[], None], watch: bool = False) -> None:
         if time < FOREVER:
-            heapq.heappush(self._events, (time, next(self._order), event))
+            self._to_come += not watch
+            heapq.heappush(self._events, (time, next(self._order), watch, event))
 
     def run(self, most: int = 100_000) -> Ended | None:
-        """Until the watch ends the job, or nothing happens any more."""
-        while self._events and self.ended is None:
-            self.now, _, event = heapq.heappop(self._events)
+        """Until the watch ends the job, all programs have ended, or nothing can happen any more."""
+        while self._events and self.ended is None and not all(worker.left is not None for worker in self.workers):
+            self.now, _, watch, event = heapq.heappop(self._events)
+            self._to_come -= not watch
+            if watch and not self._to_come and self.limits.waiting and self.now > self._stands_since + self._patience():
+                break
+            self._stands_since = self._stands_since if watch else self.now
             event()
             most -= 1
             assert most, "the job goes on for ever"
         return self.ended
+
+    def _patience(self) -> float:
+        """For how long a watch may have something to do that lets programs go on."""
+        spans = (span for worker in self.workers for still in (worker.watch, worker.whole) for span in still.spans)
+        return 3 * self.limits.waiting + 200 + sum(end - begin for begin, end in spans if end < FOREVER)
 
     def start(self, worker: Worker, steps: Steps) -> None:
         self.at(self.now, lambda: self._advance(worker, steps))
@@ -97,10 +109,10 @@ class Job:
                 self.at(self.now + what, lambda: self._advance(worker, steps))
                 return
 
-    def poke(self, worker: Worker) -> None:
+    def poke(self, worker: Worker, watch: bool = False) -> None:
         """Something has changed that it may wait for."""
         if worker.blocked:
-            self.at(self.now, lambda: self._look_again(worker))
+            self.at(self.now, lambda: self._look_again(worker), watch)
 
     def _look_again(self, worker: Worker) -> None:
         if (time := worker.whole.until(self.now)) > self.now:
@@ -174,14 +186,14 @@ class Job:
     def _look_at(self, worker: Worker, time: float) -> None:
         if time < worker.turn_at:
             worker.turn_at = time
-            self.at(time, lambda: self._turn(worker) if worker.turn_at == time else None)
+            self.at(time, lambda: self._turn(worker) if worker.turn_at == time else None, watch=True)
 
     def _can_watch(self, worker: Worker, again: Callable[[], None]) -> bool:
         if self.now >= worker.dead_at:
             return False
         time = max(worker.watch.until(self.now), worker.whole.until(self.now))
         if time > self.now:
-            self.at(time, again)
+            self.at(time, again, watch=True)
             return False
         return True
 
@@ -202,7 +214,7 @@ class Job:
             self._look_at(worker, self.now + max(wakes - now, 0.0) + TURN * self.random.random())
 
     def to_coordinator(self, worker: Worker, message: Any) -> None:
-        self.at(self._arrives(("watch", worker.rank, 0)), lambda: self._hear(message))
+        self.at(self._arrives(("watch", worker.rank, 0)), lambda: self._hear(message), watch=True)
 
     def _hear(self, message: Any) -> None:
         first = self.workers[0]
@@ -222,18 +234,19 @@ class Job:
         wakes = self.now + self.coordinator.wakes_at() - now
         if wakes < FOREVER and not self.now < self._tick_at <= wakes:
             self._tick_at = time = max(wakes, self.now + 1e-3)
-            self.at(time, lambda: self._tick() if self._tick_at == time else None)
+            self.at(time, lambda: self._tick() if self._tick_at == time else None, watch=True)
 
     def _post(self, posts: Any) -> None:
         for rank, message in posts:
             if isinstance(message, EndJob | Fail):
                 self.ended = self.ended or Ended(self.now, message.text, message.about)
-            self.at(self._arrives(("watch", 0, rank)), lambda rank=rank, message=message: self._told(rank, message))
+            arrives = self._arrives(("watch", 0, rank))
+            self.at(arrives, lambda rank=rank, message=message: self._told(rank, message), watch=True)
 
     def _told(self, rank: int, message: Any) -> None:
         worker = self.workers[rank]
         if not self._can_watch(worker, lambda: self._told(rank, message)):
             return
         worker.reporter, _ = worker.reporter.hear(message, self._awake(worker))
-        self.poke(worker)  # it may be told to go on
+        self.poke(worker, watch=True)  # it may be told to go on
         self.look_soon(worker)

@@ -71,8 +71,8 @@ def _failed_operation() -> MPI.Errhandler:
         time.sleep(BEFORE_ABORT)
         end_the_job(
             f"Worker {MPI.COMM_WORLD.Get_rank()}: MPI failed in a compiled program, at {main_line()}. Most "
-            "often a message of another operation came in: the workers run different programs. dj.jit compares them "
-            f"before they run. MPI says: {MPI.Get_error_string(code)}\n"
+            "often a message came in that is of another operation, or of another length or dtype: the workers run "
+            f"different programs. dj.jit compares them before they run. MPI says: {MPI.Get_error_string(code)}\n"
         )
 
     return MPI.Comm.Create_errhandler(end)

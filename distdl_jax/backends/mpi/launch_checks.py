@@ -40,6 +40,7 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         "MPI library": _library(),
         "Python": platform.python_version(),
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
+        "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }
     everyone: list[tuple[dict[str, object], Reading]] = comm.allgather((mine, own_reading()))
     check_settings([told for _, told in everyone])

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 from mpi4py import MPI
 
-from distdl_jax.backends.base import Reduction, Workers
+from distdl_jax.backends.base import OutsideWorldError, Reduction, Workers
 from distdl_jax.backends.mpi.communicators import Communicators
 from distdl_jax.compat import as_parameter, import_mpi4jax, mpi_bcast, mpi_effect, mpi_operation, mpi_reduce
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -98,7 +98,12 @@ class MPITransport:
 
     def operation(self, equation: Any) -> Operation | None:
         found = mpi_operation(equation)
-        return None if found is None else _operation(*found, equation, self._communicators.team_of)
+        if found is None:
+            return None
+        operation = _operation(*found, equation, self._communicators.team_of)
+        if MPI.UNDEFINED in (*operation.team, operation.dest, operation.source):
+            raise OutsideWorldError
+        return operation
 
     def _receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
         if after.size == 0:

@@ -33,13 +33,15 @@ from distdl_jax.watchdog.thread import watchdog_thread
 class MPIWorld:
     """The workers of one MPI communicator. Making it is collective in the communicator.
 
-    - `size`, `rank`: of the communicator; a worker's *world rank* is its rank here.
+    - `size`, `rank`: of the communicator; a worker's *world rank* is its rank here. `members`: all of them, by their
+      ranks in COMM_WORLD.
     - `communicators`: those that data moves over.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self.members = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
         self._carrier = Carrier(Mailbox(comm.Dup()), self.rank, self.size, current_settings().timeout)
@@ -54,6 +56,7 @@ class MPIWorld:
     def agree(
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
+        worker_status().uses(self)
         agreements = worker_status().agreements
         if agreements is None or len(team) == 1:
             return self._control.agree(team, purpose, contribution, decide)
