@@ -72,7 +72,7 @@ class WorkerStatus:
     - `thread`: the one that calls: agreements, and checked functions. `tokens`: what tells how far its programs are.
     - `agreements`: those of the trace that it makes.
     - `worlds`: where somebody wants to know them, the worlds whose partitions it has used.
-    - `mixed`: whether it has run programs that communicate outside those calls.
+    - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
     - `exit_status`: what the process ends with, once it does so by `sys.exit`; 0 before.
     """
@@ -162,6 +162,9 @@ class WorkerStatus:
             yield
             completed = True
         finally:
+            if self.log is None:  # others may have skipped it
+                before = self.dispatched[-1].buffers if self.dispatched else []
+                self.mixed = self.mixed or any(all(token is not other for other in before) for token in self.tokens())
             self.dispatched.append(Dispatched(self.tokens(), self.log, self.log.number if self.log else 0, name))
             if self.log is not None:
                 self.log.end(completed)

@@ -191,6 +191,9 @@ class Worker:
             self.log.tracing = False
         yield from self.compile(compiles)
         number = self.log.number if self.log.inside else 0
+        self.log.mixed = self.log.mixed or (
+            not number and any(kind != "compute" for kind, _ in function.parts[self.rank])
+        )
         yield lambda: not self.busy
         self.busy = True
         program = self._execute(function.parts[self.rank], number)
