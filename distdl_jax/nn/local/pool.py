@@ -72,25 +72,32 @@ def _largest(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> Array:
 
 
 def _largest_forward(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Remembers which entry was the first largest one.
-
-    To look for it on the way back would be wrong: the compiler may work out x a second time there, rounded otherwise,
-    so that no entry equals y.
-    """
-    y, *others = _entries(x, windows)
-    first = jnp.zeros(y.shape, jnp.int32)
-    for i, entry in enumerate(others, start=1):
-        first = jnp.where(entry > y, i, first)
-        y = jnp.maximum(y, entry)
-    return y, first.astype(np.min_scalar_type(len(others)))
+    return _largest(x, windows, shape), x
 
 
-def _largest_backward(windows: WindowSpec, shape: tuple[int, ...], first: Array, dy: Array) -> tuple[Array]:
-    entries = math.prod(windows.kernel)
+def _largest_backward(windows: WindowSpec, shape: tuple[int, ...], x: Array, dy: Array) -> tuple[Array]:
+    first = _first_largest(_entries(x, windows))
     if _tile(windows):
-        places = np.arange(entries, dtype=first.dtype).reshape(_interleaved(1, windows.kernel))
+        places = np.arange(math.prod(windows.kernel), dtype=np.int32).reshape(_interleaved(1, windows.kernel))
         return (_side_by_side(jnp.where(_apart(first) == places, _apart(dy), 0), shape),)
-    return (reduce(jnp.add, (_placed(jnp.where(first == i, dy, 0), i, windows, shape) for i in range(entries))),)
+    pieces = [jnp.where(first == i, dy, 0) for i in range(math.prod(windows.kernel))]
+    return (reduce(jnp.add, (_placed(piece, i, windows, shape) for i, piece in enumerate(pieces))),)
+
+
+def _first_largest(entries: list[Array]) -> Array:
+    """The number of each window's first largest entry, by comparing entries in pairs, then the pairs, and so on.
+
+    They are not compared with y: the compiler may work x out again here, rounded otherwise, and then none equals y. By
+    selects, since it would take maxima of entries for those that made y.
+    """
+    left = [(entry, jnp.full(entry.shape, i, jnp.int32)) for i, entry in enumerate(entries)]
+    while len(left) > 1:
+        pairs = []
+        for (one, i), (other, j) in zip(left[::2], left[1::2], strict=False):
+            later = other > one
+            pairs.append((jnp.where(later, other, one), jnp.where(later, j, i)))
+        left = pairs + left[len(left) // 2 * 2 :]
+    return left[0][1]
 
 
 _largest.defvjp(_largest_forward, _largest_backward)
