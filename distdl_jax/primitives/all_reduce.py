@@ -19,7 +19,7 @@ from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
-from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
+from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, plan_all_sum_reduce
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import is_differentiable
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
@@ -163,11 +163,9 @@ def plan_all_reduce(
 ) -> Any:
     """The plan of `all_reduce`, from what the workers of P_x hold, or those of some of its teams; it is theirs."""
     _check_op(op)
-    teams = teams_of(P_x, _axes(P_x, axes_reduce, axes_keep), shape_dtypes)
-    inputs = {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
+    sums = plan_all_sum_reduce(shape_dtypes, P_x, _axes(P_x, axes_reduce, axes_keep))
     if op in ("max", "min"):
-        return ExtremumPlan(teams, inputs, op == "max")
-    sums = AllSumPlan(teams, inputs)
+        return ExtremumPlan(sums.teams, sums.inputs, op == "max")
     return {"sum": sums, "mean": MeanPlan(sums), "prod": ProductPlan(sums)}[op]
 
 

@@ -1,7 +1,8 @@
 """Of a placeholder nothing counts but its kind: the data's dtype travels and arrives, whatever the placeholder's.
 
-Every primitive that has placeholders, and gather and scatter, for all pairs of dtypes of a kind: outputs and input
-cotangents are bit for bit those of placeholders of the data's own dtype.
+Every primitive that has placeholders, and gather and scatter: outputs and input cotangents are bit for bit those of
+placeholders of the data's own dtype. Differentiable data under dj.jit for all pairs of dtypes; elsewhere the operators
+take the pairs in turn, and all of them in a long run.
 """
 
 from collections.abc import Callable
