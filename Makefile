@@ -84,6 +84,19 @@ bench: $(READY) ## Run every benchmark on 2 and on 4 workers
 		$(RUN) -n $$workers $(PY) $$file $(ARGS); \
 	done; done
 
+# PyTorch has an environment of its own: nothing here needs it, and it brings much along.
+PEERS := .venv-peers
+TORCH := $(if $(filter Linux,$(shell uname)),--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu,torch)
+
+$(PEERS)/bin/torchrun:
+	$(PY) -m venv $(PEERS) && $(PEERS)/bin/pip install --quiet $(TORCH) numpy
+
+.PHONY: bench-peers
+bench-peers: $(READY) $(PEERS)/bin/torchrun ## Time the steps of whole networks beside JAX's sharding and PyTorch
+	@set -e; for workers in 1 2 4; do echo "== $$workers workers"; \
+		BENCH_PYTORCH=$(CURDIR)/$(PEERS)/bin/python $(RUN) -n $$workers $(PY) benchmarks/networks.py $(ARGS); \
+	done
+
 .PHONY: clean
 clean: ## Remove the environments and all that was built or cached
 	rm -rf .venv .venv-* build dist *.egg-info out .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -4,16 +4,25 @@ Tensors are split over partitions of workers, data moves between partitions by p
 distributed layers give block for block what the sequential layers give.
 """
 
-# ruff: noqa: E402
-from distdl_jax.process import prepare_process
+from distdl_jax.starting import starting
 
-prepare_process()
+with starting():
+    from distdl_jax.process import prepare_process
 
-from distdl_jax import functional, nn, optim, random
+    prepare_process()
+
+from distdl_jax import checkpoint, data, functional, nn, optim, random
 from distdl_jax.autodiff import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
 from distdl_jax.derivatives import hvp, jvp, linear_transpose, linearize
-from distdl_jax.errors import DistDLError, InvalidArgumentError, InvalidTypeError, PlanError, SetupError
+from distdl_jax.errors import (
+    CheckpointError,
+    DistDLError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    PlanError,
+    SetupError,
+)
 from distdl_jax.gathering import gather, scatter
 from distdl_jax.initialization import init_block
 from distdl_jax.jit import check, jit
@@ -22,10 +31,12 @@ from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import all_reduce
 from distdl_jax.primitives.replicated import replicated
+from distdl_jax.replicas import check_replicated
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 
 __all__ = [
     "CartesianPartition",
+    "CheckpointError",
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
@@ -36,6 +47,9 @@ __all__ = [
     "TensorSpec",
     "all_reduce",
     "check",
+    "check_replicated",
+    "checkpoint",
+    "data",
     "functional",
     "gather",
     "grad",

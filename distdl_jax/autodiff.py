@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from distdl_jax.arguments import check_function
 from distdl_jax.backends.opening import world_of
-from distdl_jax.partition import Partition
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.partition import Partition, check_workers
+from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.gradient_anchors import depending_on_movements
 from distdl_jax.primitives.handshake import handshake
@@ -45,8 +47,9 @@ def value_and_grad(
     **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
     this worker's own.
 
-    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar; `PlanError`,
-    on all workers, where their programs would not complete together.
+    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar; where one
+    worker raises, the others do too, a `PlanError`. `InvalidTypeError` where `fun` is no function, `argnums` are no
+    integers, or `partition` is none; `PlanError`, on all workers, where their programs would not complete together.
 
     Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit.
 
@@ -57,6 +60,7 @@ def value_and_grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
+    argnums = _checked_argnums(fun, argnums, partition)
     local = _of_the_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
 
     @wraps(fun)
@@ -97,13 +101,22 @@ def grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
+    argnums = _checked_argnums(fun, argnums, partition)
     return _of_the_sum(jax.grad, fun, argnums, has_aux, partition, options)
+
+
+def _checked_argnums(fun: Any, argnums: Any, partition: Any) -> int | tuple[int, ...]:
+    """`argnums` as integers, where the arguments are what they should be."""
+    check_function("fun", fun)
+    check_workers("partition", partition)
+    numbers = checked_integers("argnums", argnums, or_one=True)
+    return numbers if isinstance(argnums, Iterable) else numbers[0]
 
 
 def _of_the_sum(
     derivative: Callable[..., Callable[..., Any]],
     fun: Callable[..., Any],
-    argnums: int | Sequence[int],
+    argnums: int | tuple[int, ...],
     has_aux: bool,
     partition: Partition | None,
     options: dict[str, Any],
@@ -118,12 +131,16 @@ def _of_the_sum(
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         workers = _everybody() if partition is None else partition
-        numbers = [operator.index(n) for n in (argnums if isinstance(argnums, Sequence) else (argnums,))]
+        numbers = argnums if isinstance(argnums, tuple) else (argnums,)
         places = [n + len(args) * (n < 0) for n in numbers]
-        traced = None
-        if workers.size > 1 and workers.active and all(0 <= place < len(args) for place in places):
-            traced = traced_derivative(workers.world, workers.ranks, local, fun, has_aux, args, kwargs, places)
-        return direct(*args, **kwargs) if traced is None else traced(*args)
+        if not all(0 <= place < len(args) for place in places):
+            raise InvalidArgumentError(f"`argnums` (={argnums}) must name positional arguments, 0 to {len(args) - 1}.")
+        if not (workers.size > 1 and workers.active):
+            return direct(*args, **kwargs)
+        traced = traced_derivative(workers.world, workers.ranks, local, fun, has_aux, args, kwargs, places)
+        if traced is None:
+            return local(depending_on_movements(fun, has_aux, chained_from=places))(*args, **kwargs)
+        return traced(*args)
 
     return differentiated
 

@@ -1,21 +1,23 @@
 """Every private part of jax and mpi4jax that the library uses: nothing else imports `jax._src` or `mpi4jax._src`.
 
 One function each; its docstring says what for, which private names it needs, and what would replace them.
-`tests/runtime/test_compat.py` runs each of them, and fails with that docstring where a new version breaks it. So
+`tests/runtime/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. So
 nothing private is imported before it is asked for, and neither are mpi4jax and mpi4py, which may be missing.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
 from types import FrameType, ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import Primitive
 
 FIRST_JAX_NOT_TRIED = (0, 13)
@@ -105,6 +107,57 @@ def dispatched_by_this_thread() -> Callable[[], list[Any]]:
     return buffers
 
 
+def hand_tokens_back() -> None:
+    """Have a program with ordered effects take the token of the one before it as it is.
+
+    JAX puts it on the device anew, by way of a mesh, which costs each call of a program that communicates 55 us of
+    Python. Everything else stays as it is: the program before is waited for, what it raised is raised, and what is not
+    on this one device is put there. Private: `jax._src.dispatch.RuntimeTokenSet.get_token_input`, and a token's `_buf`.
+    A `jax.device_put` that returns at once what is where it should be would replace it.
+    """
+    from jax._src.core import Token
+    from jax._src.dispatch import RuntimeTokenSet
+
+    anew = RuntimeTokenSet.get_token_input
+    if getattr(anew, "hands_back", False):
+        return
+
+    @wraps(anew)
+    def get_token_input(self: Any, effect: Any, devices: Any) -> Any:
+        token = self.current_tokens.get(effect)
+        if len(devices) == 1 and isinstance(token, Token) and token._buf.devices() == {devices[0]}:
+            with suppress(Exception):  # JAX's own way knows what becomes of a program that failed
+                token.block_until_ready()
+                return token
+        return anew(self, effect, devices)
+
+    vars(get_token_input)["hands_back"] = True
+    setattr(RuntimeTokenSet, anew.__name__, get_token_input)
+
+
+def give_tokens_to_compiled_functions() -> None:
+    """Have what `jax.jit(fun).lower(...).compile()` returns run more than once where it has ordered effects.
+
+    From its second call on JAX leaves out the token, and the program, which takes one argument more, refuses to run.
+    Private: `jax._src.interpreters.pxla.MeshExecutable.create_cpp_call`, which may return None, and `unsafe_call`. A
+    release of JAX without that mistake would replace it.
+    """
+    from jax._src.interpreters.pxla import MeshExecutable
+
+    without_tokens = MeshExecutable.create_cpp_call
+    if getattr(without_tokens, "gives_tokens", False):
+        return
+
+    @wraps(without_tokens)
+    def create_cpp_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.unsafe_call, "ordered_effects", None):
+            return None
+        return without_tokens(self, *args, **kwargs)
+
+    vars(create_cpp_call)["gives_tokens"] = True
+    setattr(MeshExecutable, without_tokens.__name__, create_cpp_call)
+
+
 def activity(innermost: FrameType) -> str | None:
     """Whether the thread with this innermost frame is "executing" a compiled program or "compiling" one; else None.
 
@@ -115,6 +168,102 @@ def activity(innermost: FrameType) -> str | None:
     if file.endswith("jax/_src/interpreters/pxla.py") and name == "__call__":
         return "executing"
     return "compiling" if file.endswith("jax/_src/compiler.py") else None
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many constants a `scan` of a traced program has, and how many values it carries: its first arguments.
+
+    Private: its parameters `num_consts` and `num_carry`, with jax 0.12 `ft_in`, a tree of (constants, carried, xs). A
+    `jax.extend` for interpreters would replace it.
+    """
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    constants, carried, _ = eqn.params["ft_in"].unpack()
+    return len(constants), len(carried)
+
+
+class TracedFunction(NamedTuple):
+    """A function that JAX traces: under which key it keeps the program, the function's name and line, the trace, and
+    what `is_traced` looks at."""
+
+    function: Callable[..., Any]
+    key: Hashable
+    name: str
+    trace: Any
+    record: Any
+
+
+def functions_traced() -> list[TracedFunction]:
+    """Those functions that this thread traces now of which JAX keeps the programs, each within the one before.
+
+    Private: `jax._src.interpreters.partial_eval.trace_to_jaxpr` (with jax 0.12 that is a cache in front of
+    `trace_to_jaxpr_nocache`), where all of them go through: its locals `fun`, `in_avals`, `debug_info` and `trace`,
+    and that it is a function of Python which runs only where nothing was kept; `jax._src.config.trace_context`;
+    `jax._src.core.trace_state_clean`. Events of `jax.monitoring` at the begin of a
+    trace, with the key, would replace it.
+    """
+    from jax._src.config import trace_context
+    from jax._src.core import trace_state_clean
+
+    found: list[TracedFunction] = []
+    frame = None if trace_state_clean() else sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("trace_to_jaxpr", "trace_to_jaxpr_nocache") and code.co_filename.endswith(
+            "partial_eval.py"
+        ):
+            values = frame.f_locals
+            function, types, info, trace = (values.get(name) for name in ("fun", "in_avals", "debug_info", "trace"))
+            if isinstance(values, dict):
+                values.clear()  # Python keeps this copy with the frame; it would hold tracers
+            if function is not None and info is not None and trace is not None:
+                key = (types, info, trace_context())
+                found.append(TracedFunction(function, key, info.func_src_info, trace, trace.frame))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def is_traced(record: Any) -> bool:
+    """Whether a trace has come to its end without an error.
+
+    Private: that the `frame` of a trace gives up its `constid_to_tracer`, a `WeakValueDictionary`, for a plain one
+    then. It goes where `functions_traced` goes.
+    """
+    return type(record.constid_to_tracer) is dict
+
+
+def mapped_sizes(x: Any) -> tuple[int, ...]:
+    """Over how many the transformations of `jax.vmap` map that `x` is in now, the innermost first.
+
+    Private: `jax._src.interpreters.batching.BatchTracer`, its `val` and `batch_dim`, and the `primal` of a tracer of a
+    derivative. A rule of `custom_vmap` that is called each time, whatever jitted function it is in, would replace it.
+    """
+    from jax._src.interpreters.batching import BatchTracer
+
+    sizes = []
+    while isinstance(x, Tracer):
+        if isinstance(x, BatchTracer):
+            if isinstance(x.batch_dim, int):
+                sizes.append(x.val.shape[x.batch_dim])
+            x = x.val
+        else:
+            x = getattr(x, "primal", None)
+    return tuple(sizes)
+
+
+def found_not_finite() -> tuple[str, str] | None:
+    """Of which program JAX has found "nan" or "inf" in a result, where it runs its function again to find out where.
+
+    Private: `jax._src.api_util.InternalFloatingPointError`, its arguments, and that it is being handled meanwhile. A
+    way to have `jax_debug_nans` raise at once, without running anything again, would replace it.
+    """
+    error = sys.exc_info()[1]
+    while error is not None:
+        if type(error).__name__ == "InternalFloatingPointError":
+            program, what = error.args
+            return str(program), str(what)
+        error = error.__context__
+    return None
 
 
 def ordered_effect(name: str) -> Any:

@@ -8,22 +8,25 @@ v. The movements are linear, so transposing one twice runs it forward again: it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jax.tree_util import Partial
 
+from distdl_jax.arguments import check_function, check_numbers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.in_one_piece import called_by
 from distdl_jax.linearity import depends_on_first
-from distdl_jax.partition import Partition
+from distdl_jax.partition import Partition, check_workers
+from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives.gradient_anchors import depending_on_movements, note_anchor
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.movement import to_be_transposed
 from distdl_jax.same_adjoints import traced_derivative
+from distdl_jax.tangents import Varying, check_alike, check_tangents, described, has_derivative
 
 
 def jvp(
@@ -60,11 +63,13 @@ def jvp(
 
     Source: Hewett and Grady (2020), movements as linear operators; transposed twice, a linear map is itself.
     """
-    _agreed("jvp", partition, lambda: _check_tangents(primals, tangents))
-    point, direction = _Varying(tuple(primals)), _Varying(tuple(tangents), like=tuple(primals))
-    along, _ = _alike(_along, _of_leaves(fun, point, has_aux), (point.leaves, direction.leaves), partition)
+    _agreed("jvp", fun, partition, lambda: check_tangents(primals, tangents))
+    point, direction = Varying(tuple(primals)), Varying(tuple(tangents), like=tuple(primals))
+    along, *_ = _alike(
+        _along, _of_leaves(fun, point, has_aux), (point.leaves, direction.leaves), partition, transposes="jvp"
+    )
     (value, *aux), tangent = along(point.leaves, direction.leaves)
-    return (value, _Varying(value).tangent(tangent), *aux)
+    return (value, Varying(value).tangent(tangent), *aux)
 
 
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, partition: Partition | None = None) -> Any:
@@ -83,14 +88,20 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     >>> derivative(jnp.array([1.0, 0.0])).tolist(), derivative(jnp.array([0.0, 1.0])).tolist()
     ([2.0, 0.0], [0.0, 6.0])
     """
-    point = _Varying(primals)
+    _agreed("linearize", fun, partition, lambda: check_numbers("primals", primals))
+    point = Varying(primals)
     zeros = jax.tree.map(jnp.zeros_like, point.leaves)
-    _, of_leaves = _alike(_along, _of_leaves(fun, point, has_aux), (point.leaves, zeros), partition)
-    (value, *aux), pushforward = _linearized(of_leaves, point.leaves)
+    _, of_leaves, traced = _alike(
+        _along, _of_leaves(fun, point, has_aux), (point.leaves, zeros), partition, transposes="linearize"
+    )
+    linearized = partial(_linearized, of_leaves)
+    both = called_by(partition, linearized, point.leaves) if traced else linearized(point.leaves)
+    (value, *aux), pushforward = both
 
     def derivative(*tangents: Any) -> Any:
-        _agreed("linearize", partition, lambda: _check_tangents(primals, tangents))
-        return _Varying(value).tangent(pushforward(_Varying(tangents, like=primals).leaves))
+        _agreed("linearize", fun, partition, lambda: check_tangents(primals, tangents))
+        direction = Varying(tangents, like=primals).leaves
+        return Varying(value).tangent(called_by(partition, pushforward, direction))
 
     return (value, derivative, *aux)
 
@@ -126,21 +137,25 @@ def hvp(
     >>> hvp(lambda x: jnp.sum(x**3), (jnp.array([1.0, 2.0]),), (jnp.array([1.0, 10.0]),)).tolist()
     [6.0, 120.0]
     """
-    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    chosen: tuple[int, ...] = ()
 
     def check() -> None:
-        _check_tangents(primals, tangents)
+        nonlocal chosen
+        chosen = checked_integers("argnums", argnums, or_one=True)
+        check_tangents(primals, tangents)
         if any(not -len(primals) <= number < len(primals) for number in chosen):
             raise InvalidArgumentError(f"`argnums` (={argnums}) must name arguments among {len(primals)} `primals`.")
 
-    _agreed("hvp", partition, check)
-    point, direction = _Varying(tuple(primals)), _Varying(tuple(tangents), like=tuple(primals))
+    _agreed("hvp", fun, partition, check)
+    point, direction = Varying(tuple(primals)), Varying(tuple(tangents), like=tuple(primals))
 
     @wraps(fun)
     def of_leaves(leaves: list[Array], _: Any = None) -> Array:
         return fun(*point.filled(leaves))
 
-    times, _ = _alike(_hessian_times, of_leaves, (point.leaves, direction.leaves), partition, has_aux=False)
+    times, *_ = _alike(
+        _hessian_times, of_leaves, (point.leaves, direction.leaves), partition, has_aux=False, transposes="hvp"
+    )
     product = times(point.leaves, direction.leaves)
     rows = point.tangent(product)
     return rows[argnums] if isinstance(argnums, int) else tuple(rows[number] for number in chosen)
@@ -173,20 +188,20 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partitio
 
     def check() -> None:
         for path, leaf in jax.tree.leaves_with_path(primals):
-            if not (hasattr(leaf, "dtype") and _has_derivative(leaf)):
+            if not (hasattr(leaf, "dtype") and has_derivative(leaf)):
                 raise InvalidTypeError(
                     f"`primals` must hold floating or complex arrays, but primals{jax.tree_util.keystr(path)} is "
-                    f"{_text(leaf)}."
+                    f"{described(leaf)}."
                 )
 
-    _agreed("linear_transpose", partition, check)
+    _agreed("linear_transpose", fun, partition, check)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), primals)
 
     @wraps(fun)
     def of_primals(primals: Any, _: Any = None) -> tuple[Array, Any]:
         return jnp.zeros(()), fun(*primals)
 
-    _, chosen = _alike(_transposed_at_zero, of_primals, (zeros, None), partition)
+    _, chosen, _ = _alike(_transposed_at_zero, of_primals, (zeros, None), partition)
     (anchor, value), pullback = jax.vjp(chosen, zeros)
     note_anchor(anchor)
 
@@ -194,11 +209,11 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partitio
         if depends_on_first(lambda primals, cotangent: jax.vjp(fun, *primals)[1](cotangent), zeros, value):
             raise InvalidArgumentError("`fun` must be linear: its derivative depends on where it is taken.")
 
-    _agreed("linear_transpose", partition, check_linear)
+    _agreed("linear_transpose", fun, partition, check_linear)
 
     def transpose(cotangent: Any) -> Any:
-        _agreed("linear_transpose", partition, lambda: _check_alike("the transpose's argument", cotangent, value))
-        (result,) = pullback((jnp.zeros(()), cotangent))
+        _agreed("linear_transpose", fun, partition, lambda: check_alike("the transpose's argument", cotangent, value))
+        (result,) = called_by(partition, pullback, (jnp.zeros(()), cotangent))
         return result
 
     return transpose
@@ -214,8 +229,10 @@ def _alike(
     args: tuple[Any, Any],
     partition: Partition | None,
     has_aux: bool = True,
-) -> tuple[Callable[..., Any], _OfLeaves]:
-    """`derivative` of `fun`, as all workers run the same adjoints in it, and the function that it is then of.
+    transposes: str | None = None,
+) -> tuple[Callable[..., Any], _OfLeaves, bool]:
+    """`derivative` of `fun`, as all workers run the same adjoints in it, and the function that it is then of; whether
+    that could be traced.
 
     To be called with `args`, of which the first is what `fun` is differentiated by.
     """
@@ -226,22 +243,23 @@ def _alike(
         return derivative(fun)
 
     workers = Partition() if partition is None else partition
-    if workers.size > 1 and workers.active:
-        traced = traced_derivative(workers.world, workers.ranks, of, fun, has_aux, args, {}, (0,))
+    together = workers.size > 1 and workers.active
+    if together:
+        traced = traced_derivative(workers.world, workers.ranks, of, fun, has_aux, args, {}, (0,), transposes)
         if traced is not None:
-            return traced, chosen[-1]
-    direct = depending_on_movements(fun, has_aux)
-    return derivative(direct), direct
+            return traced, chosen[-1], True
+    direct = depending_on_movements(fun, has_aux, chained_from=(0,) if together else None)
+    return derivative(direct), direct, False
 
 
-def _of_leaves(fun: Callable[..., Any], point: _Varying, has_aux: bool) -> _OfLeaves:
+def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _OfLeaves:
     """`fun` of the leaves of `point` that vary: a zero, then those of its value that vary, and all that it returned."""
 
     @wraps(fun)
     def of_leaves(leaves: list[Array], _: Any = None) -> tuple[Array, tuple[list[Array], tuple[Any, ...]]]:
         result = fun(*point.filled(leaves))
         value, *rest = result if has_aux else (result,)
-        return jnp.zeros(()), (_Varying(value).leaves, (value, *rest))
+        return jnp.zeros(()), (Varying(value).leaves, (value, *rest))
 
     return of_leaves
 
@@ -258,7 +276,11 @@ def _linearized(of_leaves: _OfLeaves, leaves: list[Array]) -> tuple[tuple[Any, .
     zeros = jax.tree.map(jnp.zeros_like, zeros)
     (anchor, _), pushforward = jax.vjp(_anchored(_transposable(pullback)), zeros)
     note_anchor(anchor)
-    return returned, lambda direction: pushforward((jnp.zeros(()), (direction,)))[0][1]
+    return returned, Partial(_pushed, pushforward)
+
+
+def _pushed(pushforward: Callable[..., Any], direction: list[Array]) -> Any:
+    return pushforward((jnp.zeros(()), (direction,)))[0][1]
 
 
 def _along(of_leaves: _OfLeaves) -> Callable[..., Any]:
@@ -273,7 +295,7 @@ def _hessian_times(part: _OfLeaves) -> Callable[..., list[Array]]:
     def value_and_gradient(leaves: list[Array]) -> tuple[Array, list[Array]]:
         value, pullback = jax.vjp(part, leaves)
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise InvalidTypeError(f"`fun` must return a real scalar, but returned {_text(value)}.")
+            raise InvalidTypeError(f"`fun` must return a real scalar, but returned {described(value)}.")
         return value, _transposable(pullback)(jnp.ones_like(value))[0]
 
     def times(leaves: list[Array], direction: list[Array]) -> list[Array]:
@@ -309,77 +331,14 @@ def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
     return transposable
 
 
-@dataclass(frozen=True)
-class _Varying:
-    """The floating and complex leaves of a pytree, which alone have derivatives, apart from the others.
-
-    - `like`: the pytree whose leaves say which ones these are. Default: `tree` itself.
-    """
-
-    tree: Any
-    like: Any = None
-
-    @property
-    def leaves(self) -> list[Array]:
-        """Those that have derivatives."""
-        like = self.tree if self.like is None else self.like
-        pairs = zip(jax.tree.leaves(self.tree), jax.tree.leaves(like), strict=True)
-        return [jnp.asarray(leaf) for leaf, other in pairs if _has_derivative(other)]
-
-    def filled(self, leaves: Sequence[Array]) -> Any:
-        """The pytree with other leaves in place of those."""
-        rest = iter(leaves)
-        return jax.tree.map(lambda leaf: next(rest) if _has_derivative(leaf) else leaf, self.tree)
-
-    def tangent(self, leaves: Sequence[Array]) -> Any:
-        """The pytree with `leaves`, and nothing in place of what has no derivative."""
-        rest = iter(leaves)
-        return jax.tree.map(
-            lambda leaf: next(rest) if _has_derivative(leaf) else np.zeros(jnp.shape(leaf), jax.dtypes.float0),
-            self.tree,
-        )
-
-
-def _has_derivative(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
-
-
-def _agreed(name: str, partition: Partition | None, check: Callable[[], None]) -> None:
+def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[], None]) -> None:
     """Make the check on all workers; where one refuses, all do, before anything moves."""
+    check_workers("partition", partition)
     workers = Partition() if partition is None else partition
+
+    def checked() -> None:
+        check_function("fun", fun)
+        check()
+
     if workers.active:
-        handshake(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", check)
-
-
-def _check_tangents(primals: Any, tangents: Any) -> None:
-    for name, given in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(given, tuple | list):
-            raise InvalidTypeError(f"`{name}` must be a tuple or a list of arguments, but is {_text(given)}.")
-    expected = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            jnp.shape(leaf), jnp.result_type(leaf) if _has_derivative(leaf) else jax.dtypes.float0
-        ),
-        tuple(primals),
-    )
-    _check_alike("`tangents`", tuple(tangents), expected)
-
-
-def _check_alike(name: str, given: Any, expected: Any) -> None:
-    """Refuse a pytree that has not the structure, shapes and dtypes of another."""
-    its: Any = jax.tree.structure(given)
-    wanted: Any = jax.tree.structure(expected)
-    if its != wanted:
-        raise InvalidTypeError(f"{name} must have the structure {wanted}, but has {its}.")
-    for (path, leaf), like in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-        but = f" at {jax.tree_util.keystr(path) or 'its top'}, but has {_text(leaf)} there."
-        if jnp.shape(leaf) != like.shape:
-            raise InvalidArgumentError(f"{name} must hold an array of shape {like.shape}{but}")
-        if dtype != like.dtype:
-            raise InvalidTypeError(f"{name} must hold {like.dtype}{but}")
-
-
-def _text(leaf: Any) -> str:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return f"an array of shape {tuple(leaf.shape)} and dtype {leaf.dtype}"
-    return repr(leaf)
+        handshake(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", checked)

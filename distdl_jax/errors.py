@@ -1,5 +1,9 @@
 """The errors that distdl_jax raises: all are `DistDLError`, and also the built-in error that they are a case of."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class DistDLError(Exception):
     """Base of every error that distdl_jax raises."""
@@ -21,8 +25,31 @@ class SetupError(DistDLError, RuntimeError):
     """The MPI library, the launcher or the way they were started does not allow what was asked for."""
 
 
+class CheckpointError(DistDLError, OSError):
+    """A checkpoint could not be written or read, or is damaged; on every worker, whichever it happened to."""
+
+
 ONE_PROGRAM = (
     "All workers must make the same calls in the same order, also those that hold no data: look for an `if` on the "
     "rank, for data that end sooner on one worker, and for a loop that one of them leaves first."
 )
 """What most reports of programs that differ end with."""
+
+MAPPED_OVER = "how many a movement maps over (jax.vmap, jax.jacrev)"
+"""What workers between which data moves agree on under `jax.vmap`."""
+
+CONSTANTS = (
+    "JAX makes one of y[array], y.at[...].set, y.at[...].add, insert and segment_sum where y has no elements. It has "
+    "no derivative, and jax.vmap does not batch it: index outside of jax.vmap."
+)
+"""Of constants that one worker alone has."""
+
+
+def one_program(purposes: Iterable[str]) -> str:
+    """The same, of workers that wait for others to agree on this with them."""
+    if MAPPED_OVER not in purposes:
+        return ONE_PROGRAM
+    return (
+        "Under jax.vmap the workers between which data moves must map over as many, and one of them maps over nothing "
+        f"there: what it moves is a constant. {CONSTANTS} dj.jit, in place of jax.jit, names the constant."
+    )

@@ -23,7 +23,7 @@ from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_p
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import tie
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.tensors import TensorSpec, device_array
 
 
 def gather(tree: Any, specs: Any, root: int = 0) -> Any:
@@ -200,11 +200,23 @@ def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
 
 
 class _Leaf(NamedTuple):
-    """A leaf of the tree that moves."""
+    """A leaf of a tree, what messages call it, and its spec."""
 
     name: str
     spec: TensorSpec
     value: Any
+
+
+def leaves_with_specs(tree: Any, specs: Any) -> list[_Leaf]:
+    """The leaves of `tree` that have a spec; `specs` has its structure, or that of a prefix.
+
+    **Raises:** `InvalidArgumentError` where it has not, `InvalidTypeError` where one is neither a spec nor None.
+    """
+    structure: Any
+    wanted, structure = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
+    for path, spec in wanted:
+        checked_spec(path, spec)
+    return _leaves(tree, wanted, structure)
 
 
 def _moved(
@@ -212,8 +224,8 @@ def _moved(
 ) -> Any:
     """The tree after its leaves have moved: one handshake for all of them."""
     structure: Any
-    wanted, structure = jax.tree.flatten_with_path(specs, is_leaf=_is_spec)
-    its_specs = [spec for path, spec in wanted if _checked_spec(path, spec) is not None]
+    wanted, structure = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
+    its_specs = [spec for path, spec in wanted if checked_spec(path, spec) is not None]
     if not its_specs:
         return tree
     check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(its_specs)})
@@ -235,7 +247,7 @@ def _moved(
         plan({worker: held[n][2] for worker, held in told.items()}, leaf.spec, root, leaf.name)
         for n, leaf in enumerate(leaves)
     ]
-    moved = iter([its.run(world, jnp.asarray(leaf.value)) for its, leaf in zip(plans, leaves, strict=True)])
+    moved = iter([its.run(world, _on_device(leaf.value)) for its, leaf in zip(plans, leaves, strict=True)])
     subtrees = [
         subtree if spec is None else jax.tree.map(lambda _: next(moved), subtree)
         for (_, spec), subtree in zip(wanted, structure.flatten_up_to(tree), strict=True)
@@ -243,12 +255,14 @@ def _moved(
     return structure.unflatten(subtrees)
 
 
-def _is_spec(spec: Any) -> bool:
+def is_spec(spec: Any) -> bool:
+    """Whether it is a leaf of a pytree of specs: a `TensorSpec`, or None."""
     return spec is None or isinstance(spec, TensorSpec)
 
 
-def _checked_spec(path: Any, spec: Any) -> TensorSpec | None:
-    if not _is_spec(spec):
+def checked_spec(path: Any, spec: Any) -> TensorSpec | None:
+    """The leaf at `path` of the argument `specs`; raises `InvalidTypeError` where it is neither a spec nor None."""
+    if not is_spec(spec):
         raise InvalidTypeError(
             f"`specs{jax.tree_util.keystr(path)}` (={spec!r}) must be a TensorSpec, or None for what is to be left as "
             "it is."
@@ -280,6 +294,10 @@ def _leaves(tree: Any, wanted: list[Any], structure: Any) -> list[_Leaf]:
         for within, value in jax.tree.leaves_with_path(subtree)
         if spec is not None
     ]
+
+
+def _on_device(value: Any) -> Array:
+    return device_array(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
 
 
 def _told(spec: TensorSpec) -> tuple[Any, ...]:

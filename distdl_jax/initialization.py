@@ -22,7 +22,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import check_key, checked_dtype
 from distdl_jax.errors import InvalidTypeError
+from distdl_jax.origins import remember_origin
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
 
@@ -88,7 +90,8 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     **Returns:** this worker's block, zero-volume where it holds none. To the last bits of what the initializer
     computes from random bits; uniform numbers bit for bit.
 
-    **Raises:** `InvalidTypeError`, on every worker, where `initializer` is not callable or `spec` no `TensorSpec`.
+    **Raises:** `InvalidTypeError`, on every worker, where `initializer` is not callable, `key` no random key, `dtype`
+    none of numbers, or `spec` no `TensorSpec`.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -97,10 +100,12 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     """
     if not callable(initializer):
         raise InvalidTypeError(f"`initializer` (={initializer!r}) must be a function of (key, shape, dtype).")
+    check_key("key", key)
+    its_dtype = checked_dtype("dtype", dtype)
     check_spec(spec)
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return initialize_block(initializer, key, spec.global_shape, spec.box, np.dtype(dtype))
+    return initialize_block(initializer, key, spec.global_shape, spec.box, its_dtype)
 
 
 class _NotElementwiseError(Exception):
@@ -187,6 +192,7 @@ def initialize_params(
     specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
 ) -> dict[str, Array]:
     """This worker's blocks of the parameters `specs`, each from a key of its own; zero-volume where it holds none."""
+    remember_origin(specs, key, dtype, initializers)
     params = {}
     for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
         if name not in specs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
@@ -17,13 +17,16 @@ import jax
 from distdl_jax.backends.base import OutsideWorldError, World
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
+from distdl_jax.compat import functions_traced
 from distdl_jax.errors import PlanError, SetupError
+from distdl_jax.moved_constants import told_of_constants
+from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
-from distdl_jax.watchdog.agreed import MOST_SIGNATURES, Agreed, signature
-from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.calls import CallLog, Earlier
+from distdl_jax.watchdog.deadlock import different_earlier_calls
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.needs import takes_all
 from distdl_jax.watchdog.status import worker_status
@@ -97,43 +100,40 @@ class CheckedFunction:
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._name = function_name(fun)
-        self._inner = jax.jit(fun, **_of_the_inner_jit(options))
+        self._inner: Any = jax.jit(fun, **_of_the_inner_jit(options))
         self._counts_in: CallLog | None = None  # where its calls count: nowhere if one trace counts, another doesn't
         self._is_traced = False
-        self._agreed: dict[Hashable, tuple[Agreed, ...]] = {}  # by signature
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
             if _enclosing.compared:
                 return fun(*args, **kwargs)
-            key = signature(args, kwargs)
-            with worker_status().traced(self._agreed.get(key)) as agreements:
+            with worker_status().traced() as agreements:
                 with _unchecked(), worlds_used() as worlds:
                     traced = self._inner.trace(*args, **kwargs)
                 log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
-                if not agreements.alone:
+                if not agreements.replayed:
                     self._count_in(log)
-            self._remember(key, tuple(agreements.made))
             return self._inner(*args, **kwargs)
 
-        self._jitted = jax.jit(compared, **options)
+        self._jitted: Any = jax.jit(compared, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if functions_traced():  # it is part of another one, and called no more once that is compiled
+            return self._jitted(*args, **kwargs)
         with worker_status().call(self._name, self._counts_in):
             return self._jitted(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """As that of `jax.jit`: the function is traced and compiled anew when it is called next."""
+        for jitted in (self._jitted, self._inner):
+            jitted.clear_cache()
 
     def _count_in(self, log: CallLog | None) -> None:
         counts = log if not self._is_traced or log is self._counts_in else None
         self._counts_in, self._is_traced = counts, True
-
-    def _remember(self, key: Hashable | None, agreed: tuple[Agreed, ...]) -> None:
-        if key is not None:
-            self._agreed.pop(key, None)
-            self._agreed[key] = agreed
-            if len(self._agreed) > MOST_SIGNATURES:
-                del self._agreed[next(iter(self._agreed))]
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self.__call__, instance)
@@ -161,18 +161,19 @@ def _unchecked() -> Iterator[None]:
     """Trace something that is compared as a whole."""
     before, _enclosing.compared = _enclosing.compared, True
     try:
-        yield
+        with compared_as_a_whole():
+            yield
     finally:
         _enclosing.compared = before
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What a worker tells of its program: whether it has 64-bit numbers, its operations, how many calls were before."""
+    """What a worker tells of its program: whether it has 64-bit numbers, its operations, what calls were before."""
 
     x64: bool
     program: Program
-    calls: int = field(compare=False)
+    earlier: Earlier = field(compare=False)
 
 
 _SEVERAL_WORLDS = (
@@ -192,13 +193,13 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> CallLog | None:
     if world.size == 1:
         return None
     start, log_of_calls = perf_counter(), world.calls
-    before = 0 if log_of_calls is None else log_of_calls.number - log_of_calls.inside
-    mine = _Told(bool(jax.config.jax_enable_x64), program, before)  # type: ignore[attr-defined, unused-ignore]
+    earlier = Earlier(0, None) if log_of_calls is None else log_of_calls.earlier()
+    mine = _Told(bool(jax.config.jax_enable_x64), program, earlier)  # type: ignore[attr-defined, unused-ignore]
 
     def decide(told: dict[int, _Told]) -> tuple[str | None, int | None]:
         programs = {worker: theirs.program for worker, theirs in told.items()}
         world.remember(name, programs)
-        number = max(theirs.calls for theirs in told.values()) + 1 if takes_all(programs) else None
+        number = max(theirs.earlier.number for theirs in told.values()) + 1 if takes_all(programs) else None
         wide = {worker for worker, theirs in told.items() if theirs.x64}
         if 0 < len(wide) < len(told):
             narrow = min(set(told) - wide)
@@ -206,15 +207,22 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> CallLog | None:
                 f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}.",
                 0,
             )
+        different = different_earlier_calls(name, {worker: theirs.earlier for worker, theirs in told.items()})
+        if different is not None:
+            return different[0], 0
         mismatch = find_mismatch(programs)
         return (None if mismatch is None else mismatch_text(name, mismatch)), number
 
-    problem, number = world.agree(tuple(range(world.size)), f"the plan of {name}", mine, decide)
+    # Whoever runs its operations one by one does not run what is compared.
+    purpose = f"the plan of {name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
+    problem, number = world.agree(tuple(range(world.size)), purpose, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
-        raise PlanError(problem)
-    alone = (agreements := worker_status().agreements) is not None and agreements.alone
-    if log_of_calls is None or number is None or alone:
+        if log_of_calls is not None:
+            log_of_calls.cannot_compare()
+        raise PlanError(problem + told_of_constants(world, tuple(range(world.size)), f"the plan of {name}", jaxpr))
+    replayed = (agreements := worker_status().agreements) is not None and agreements.replayed
+    if log_of_calls is None or number is None or replayed:
         return None
     worker_status().agreed_on(log_of_calls, number, name)
     return log_of_calls

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from distdl_jax.compat import scan_counts
+
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 
 
@@ -47,7 +49,7 @@ def _of_equation(equation: Any, given: list[bool]) -> list[bool]:
     if name == "optimization_barrier":
         return given
     if name == "scan":
-        return _of_scan(params, given)
+        return _of_scan(equation, given)
     if name == "cond":
         of_branches = [_dependent(branch.jaxpr, given[1:]) for branch in params["branches"]]
         return everything if given[0] else [any(results) for results in zip(*of_branches, strict=True)]
@@ -58,12 +60,12 @@ def _of_equation(equation: Any, given: list[bool]) -> list[bool]:
     return everything
 
 
-def _of_scan(params: dict[str, Any], given: list[bool]) -> list[bool]:
+def _of_scan(equation: Any, given: list[bool]) -> list[bool]:
     """What is carried depends on all that it does in any pass."""
-    consts, carried = params["num_consts"], params["num_carry"]
+    consts, carried = scan_counts(equation)
     now = list(given)
     while True:
-        results = _dependent(params["jaxpr"].jaxpr, now)
+        results = _dependent(equation.params["jaxpr"].jaxpr, now)
         after = [a or b for a, b in zip(now[consts : consts + carried], results[:carried], strict=True)]
         if after == now[consts : consts + carried]:
             return results

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import SequenceKey, keystr
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.backends.base import World
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.handshake import handshake
 from distdl_jax.tensors import TensorSpec
+
+Shape = tuple[int, ...]
+Path = tuple[Any, ...]
+
+_FLAG = ShapeDtype((), np.dtype(bool))
 
 
 def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     """The specs of a pytree that holds trees like the parameters: of an optimiser's state, say.
 
-    What is in `state` in the place of a parameter (momenta, averages, accumulated gradients: arrays whose path ends in
-    the parameter's) is split as it is. What else there is, a step count, a learning rate, is the same on every worker:
-    replicated.
+    What is in `state` in the place of a parameter (momenta, averages, factored statistics: arrays in a subtree that is
+    like `params`) is split as it is. What else there is, a step count, a learning rate, is the same on every worker:
+    replicated. All workers call it, and tell each other what shapes they hold.
 
     **Arguments:**
 
@@ -28,12 +43,18 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     - the parameter's spec, where it has the parameter's shape;
     - that with a dimension of n in front, where it has n of them stacked (the memory of L-BFGS);
-    - `TensorSpec(shape, P_world, replicated=True)` for scalars and other arrays;
-    - None for what is no array of numbers: a random key, a function. `gather` leaves it as it is.
+    - that without the dimensions that it lacks (the statistics of Adafactor), where these are not cut;
+    - `TensorSpec(shape, P, replicated=True)` for anything on the workers of a parameter that is not cut at all; and
+      for scalars, other arrays, and arrays of one element in the place of a parameter, on all workers;
+    - None for what is no array of numbers (a random key, a function), and for a flag in the place of a parameter, which
+      `optax.zero_nans` sets for each block. `gather` leaves it as it is.
 
-    Made without a message. `dj.gather(state, dj.specs_like(state, params, specs))` is the state of the whole.
+    `dj.gather(state, dj.specs_like(state, params, specs))` is the state of the whole.
 
-    **Raises:** `InvalidArgumentError` where `param_specs` does not have the structure of `params`.
+    **Raises,** on every worker: `InvalidArgumentError` where `param_specs` does not have the structure of `params`;
+    `PlanError` where a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
+    stands for no block of anything: a statistic along a dimension that is cut, a number for each block, parameters
+    made one vector. Its optimiser would be wrong on blocks; `dj.optim.check` says so, too.
 
     >>> import jax.numpy as jnp, optax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
@@ -44,64 +65,178 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     Source: optax's `tree_map_params`, which does it for a function of the leaves.
     """
-    leaves = jax.tree.leaves_with_path(params)
-    specs = dict(jax.tree.leaves_with_path(param_specs, is_leaf=_is_spec))
+    its_specs = dict(jax.tree.leaves_with_path(param_specs, is_leaf=_is_spec))
+    given = [spec for spec in its_specs.values() if isinstance(spec, TensorSpec)]
+    world = given[0].partition.world if given else Partition().world
+    leaves = jax.tree.leaves_with_path(state)
+
+    def mine() -> list[tuple[str, ShapeDtype | None]]:
+        _check_params(params, its_specs, world)
+        return [(keystr(path), _shape_dtype(leaf)) for path, leaf in leaves]
+
+    told = handshake(world, tuple(range(world.size)), "specs_like", mine)
+    _check_alike({worker: [path for path, _ in theirs] for worker, theirs in told.items()})
+    places = _Places(tuple(path for path, _ in leaves), tuple(path for path, _ in jax.tree.leaves_with_path(params)))
+    everyone = Partition.of_workers(world, range(world.size))
+
+    def of(number: int, path: Path) -> TensorSpec | None:
+        found = {worker: theirs[number][1] for worker, theirs in told.items()}
+        shapes = {worker: leaf.shape for worker, leaf in found.items() if leaf is not None}
+        if len(shapes) < len(found):
+            return None
+        place, name = places.of(path), f"state{keystr(path)}"
+        if place is None:
+            return _of_other(name, shapes, given, everyone)
+        if not place and not any(shapes.values()):
+            return TensorSpec((), everyone, replicated=True)  # a count, where the parameters are a single array
+        spec = its_specs[place]
+        flag = any(leaf is not None and leaf == _FLAG for leaf in found.values())
+        return None if spec is None or flag else _in_place(name, shapes, spec, everyone)
+
+    specs = [of(number, path) for number, (path, _) in enumerate(leaves)]
+    return jax.tree.unflatten(jax.tree.structure(state), specs)
+
+
+def _check_params(params: Any, specs: Mapping[Path, Any], world: World) -> None:
     wrong = [spec for spec in specs.values() if not _is_spec(spec)]
     if wrong:
         raise InvalidTypeError(f"`param_specs` must hold TensorSpecs, or None, but holds {wrong[0]!r}.")
-    missing = [jax.tree_util.keystr(path) for path, _ in leaves if path not in specs]
-    if missing:
-        raise InvalidArgumentError(
-            f"`param_specs` must have the structure of `params`, with a TensorSpec or None for each leaf, but has none "
-            f"for params{missing[0]}."
-        )
-    worlds = [spec.partition.world for spec in specs.values() if spec is not None]
-    world = worlds[0] if worlds else Partition().world
-    everyone = Partition.of_workers(world, range(world.size))
-    of_params = {path: (param, specs[path]) for path, param in leaves}
+    for path, param in jax.tree.leaves_with_path(params):
+        if path not in specs:
+            raise InvalidArgumentError(
+                "`param_specs` must have the structure of `params`, with a TensorSpec or None for each leaf, but has "
+                f"none for params{keystr(path)}."
+            )
+        spec = specs[path]
+        if spec is not None and spec.partition.active and jnp.shape(param) != spec.local_shape:
+            raise PlanError(
+                f"`params{keystr(path)}` must have the shape that its spec says, {spec.local_shape}, but has "
+                f"{jnp.shape(param)}."
+            )
 
-    def of_leaf(path: Any, leaf: Any) -> TensorSpec | None:
-        for start in range(len(path) + 1):  # the parameter whose path is the longest that the leaf's ends in
-            if path[start:] in of_params:
-                return _of_leaf(leaf, *of_params[path[start:]], everyone)
-        return _of_other(leaf, everyone)
 
-    return jax.tree.map_with_path(of_leaf, state)
+def _check_alike(paths: Mapping[int, list[str]]) -> None:
+    first, *others = paths
+    for worker in others:
+        for a, b in ((first, worker), (worker, first)):
+            if more := [path for path in paths[a] if path not in paths[b]]:
+                raise PlanError(
+                    f"`state` must have the same structure on all workers, but worker {a} has state{more[0]}, which "
+                    f"worker {b} lacks."
+                )
 
 
 def _is_spec(spec: Any) -> bool:
     return spec is None or isinstance(spec, TensorSpec)
 
 
-def _of_leaf(leaf: Any, param: Any, spec: TensorSpec | None, everyone: Partition) -> TensorSpec | None:
-    """Of a leaf in the place of the parameter `param`, both this worker's blocks."""
-    if not _is_array_or_number(leaf):
-        return None
-    shape, of_param = jnp.shape(leaf), jnp.shape(param)
-    if spec is None or (shape == of_param and jnp.ndim(leaf)):
-        return spec
-    if shape == of_param and not spec.global_shape:
-        return spec
-    if len(shape) == len(of_param) + 1 and shape[1:] == of_param:
-        return _stacked(shape[0], spec)
-    return _of_other(leaf, everyone)
-
-
-def _stacked(n: int, spec: TensorSpec) -> TensorSpec:
-    P = spec.partition
-    if len(spec.replicated) == P.dim:
-        return TensorSpec((n, *spec.global_shape), P, replicated=True)
-    stacked = P.create_cartesian_topology_partition((1, *P.shape))
-    return TensorSpec((n, *spec.global_shape), stacked, tuple(d + 1 for d in spec.replicated))
-
-
-def _of_other(leaf: Any, everyone: Partition) -> TensorSpec | None:
-    if not _is_array_or_number(leaf):
+def _shape_dtype(leaf: Any) -> ShapeDtype | None:
+    """That of an array of numbers; None of anything else."""
+    if not (isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")):
         return None
     dtype = jnp.result_type(leaf)
     numbers = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    return TensorSpec(jnp.shape(leaf), everyone, replicated=True) if numbers else None
+    return ShapeDtype(jnp.shape(leaf), np.dtype(dtype)) if numbers else None
 
 
-def _is_array_or_number(leaf: Any) -> bool:
-    return isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")
+@dataclass(frozen=True)
+class _Places:
+    """Which leaves of a state are in the place of which parameter."""
+
+    paths: tuple[Path, ...]
+    params: tuple[Path, ...]
+
+    def of(self, path: Path) -> Path | None:
+        """The path of the parameter, in the largest subtree around a leaf that is like the parameters."""
+        for start in range(len(path) + 1):
+            if path[:start] in self._like_params:
+                return self._param(path[start:])
+        return None
+
+    @cached_property
+    def _like_params(self) -> set[Path]:
+        """The paths of subtrees all of whose leaves are in the place of a parameter."""
+        within: dict[Path, list[Path]] = {}
+        for path in self.paths:
+            for start in range(len(path) + 1):
+                within.setdefault(path[:start], []).append(path[start:])
+        return {prefix for prefix, rests in within.items() if all(self._param(rest) is not None for rest in rests)}
+
+    def _param(self, rest: Path) -> Path | None:
+        """The parameter that a path leads to, or to a list that is kept in its place."""
+        for end in range(len(rest), -1, -1):
+            if rest[:end] in self._params:
+                return rest[:end]
+            if not (end and isinstance(rest[end - 1], SequenceKey)):
+                return None
+        return None
+
+    @cached_property
+    def _params(self) -> frozenset[Path]:
+        return frozenset(self.params)
+
+
+def _of_other(name: str, shapes: dict[int, Shape], specs: Sequence[TensorSpec], everyone: Partition) -> TensorSpec:
+    """Of a leaf that is in the place of no parameter."""
+    first = shapes[min(shapes)]
+    other = next((worker for worker in shapes if shapes[worker] != first), None)
+    as_one = {worker: (sum(prod(spec.shape_on(worker)) for spec in specs),) for worker in shapes}
+    cut = any(block != spec.global_shape for spec in specs for block in spec.block_shapes.values())
+    if other is None and not (cut and shapes == as_one):
+        return TensorSpec(first, everyone, replicated=True)
+    on_other = "" if other is None else f", and {shapes[other]} on worker {other}"
+    raise PlanError(
+        f"`{name}` is in the place of no parameter, and has shape {first} on worker {min(shapes)}{on_other}: it is no "
+        "block of anything. What makes one vector of all parameters (optax.flatten) has no spec."
+    )
+
+
+def _in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyone: Partition) -> TensorSpec:
+    """Of a leaf in the place of a parameter with `spec`."""
+    P = spec.partition
+    pairs = [(shapes[worker], block) for worker, block in spec.block_shapes.items()]
+    its, block = pairs[0]
+    alike = all(shape == its for shape, _ in pairs)
+    if all(shape == block for shape, block in pairs):
+        return spec
+    if its and all(shape == (its[0], *block) for shape, block in pairs):
+        stacked = P.create_cartesian_topology_partition((1, *P.shape))
+        everywhere = len(spec.replicated) == P.dim
+        copies = everywhere or tuple(d + 1 for d in spec.replicated)
+        return TensorSpec((its[0], *spec.global_shape), P if everywhere else stacked, copies)
+    if alike and all(block == spec.global_shape for _, block in pairs):
+        return TensorSpec(its, P, replicated=True)
+    if alike and its == (1,):
+        return TensorSpec(its, everyone, replicated=True)  # optax's way to keep nothing
+    possible = dict.fromkeys(_reductions(pairs, spec))
+    match [*possible]:
+        case [TensorSpec() as found]:
+            return found
+    raise PlanError(
+        f"`{name}` has shape {its} on worker {P.ranks[0]}, in the place of a parameter of shape {spec.global_shape} on "
+        f"a partition of {shape_text(P.shape)} workers, whose block there is {block}: it is "
+        f"{'perhaps ' if len(possible) > 1 else ''}no block of anything. An optimiser that takes statistics along a "
+        "dimension that is cut, or one number of each block, is wrong on blocks (see dj.optim.check)."
+    )
+
+
+def _reductions(pairs: list[tuple[Shape, Shape]], spec: TensorSpec) -> Iterator[TensorSpec | None]:
+    """The specs of statistics of a tensor whose blocks come from its blocks; None where a dimension is gone, or one,
+    that is cut."""
+    P = spec.partition
+    cut = [d for d in range(P.dim) if d not in spec.replicated]
+    for ways in product(("kept", "one", "gone"), repeat=len(cut)):
+        if any(_reduced(block, ways) != shape for shape, block in pairs):
+            continue
+        if any(way != "kept" and P.shape[d] > 1 for d, way in zip(cut, ways, strict=True)):
+            yield None
+            continue
+        gone = {d for d, way in zip(cut, ways, strict=True) if way == "gone"}
+        left = [d for d in range(P.dim) if d not in gone]
+        its_P = P.create_cartesian_topology_partition([P.shape[d] for d in left])
+        copies = tuple(number for number, d in enumerate(left) if d in spec.replicated)
+        yield TensorSpec(_reduced(spec.global_shape, ways), its_P, copies)
+
+
+def _reduced(shape: Shape, ways: tuple[str, ...]) -> Shape:
+    return tuple(1 if way == "one" else n for n, way in zip(shape, ways, strict=True) if way != "gone")

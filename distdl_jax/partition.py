@@ -7,7 +7,7 @@ it; communicators are made when data first moves. Source: the DistDL documentati
 from __future__ import annotations
 
 import math
-import operator
+import pickle
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from distdl_jax.backends.opening import open_world
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import checked_integers, index_of, rank_of
+from distdl_jax.plans.decomposition import checked_integer, checked_integers, index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.static import Static
 from distdl_jax.watchdog.status import worker_status
@@ -258,13 +258,14 @@ class Partition(Static):
 
         **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
         """
-        if not self.active:
-            return None
-        everyone = self._world.agree(self._ranks, f"allgather_data on {self.describe()}", data)
-        return [everyone[worker] for worker in self._ranks]
+        if not self.active or self.size == 1:
+            return [data] if self.active else None
+        # Pickled, for an agreement reads once what many say alike; each entry is to be an object of its own.
+        everyone = self._world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
+        return [pickle.loads(everyone[worker]) for worker in self._ranks]
 
     def _checked_rank(self, name: str, rank: int) -> int:
-        rank = _integer(name, rank)
+        rank = checked_integer(name, rank)
         if not 0 <= rank < self.size:
             raise InvalidArgumentError(f"`{name}` (={rank}) must be a rank of {self._summary()}, below {self.size}.")
         return rank
@@ -356,13 +357,6 @@ class CartesianPartition(Partition):
         return self._grid(self._world, tuple(self._ranks[rank] for rank in team), shape)
 
 
-def _integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
-
-
 def _short(numbers: tuple[int, ...]) -> str:
     return str(numbers) if len(numbers) <= 16 else f"({', '.join(map(str, numbers[:12]))}, ... {len(numbers)} in all)"
 
@@ -372,6 +366,12 @@ def _run(ranks: tuple[int, ...]) -> str:
     if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return _short(ranks).strip("(),")
+
+
+def check_workers(name: str, value: object) -> None:
+    """Refuse what is neither a partition nor None."""
+    if value is not None and not isinstance(value, Partition):
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be a partition, or None for all workers.")
 
 
 def check_partitions(**partitions: object) -> None:

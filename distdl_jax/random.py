@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from distdl_jax.arguments import check_key, checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.initialization import init_block
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
@@ -37,6 +37,10 @@ class _Standard:
     def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike) -> Array:
         numbers: Array = getattr(jax.random, self.name)(key, tuple(shape), dtype)
         return numbers
+
+
+standard_uniform = _Standard("uniform")
+"""`jax.random.uniform` as an initializer."""
 
 
 def uniform(
@@ -106,6 +110,9 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
         return bernoulli(key, 0.5, p)
     check_spec(spec)
     assert spec is not None
+    check_key("key", key)
+    if not (isinstance(p, int | float) or hasattr(p, "dtype")) or not jnp.issubdtype(jnp.result_type(p), jnp.number):
+        raise InvalidTypeError(f"`p` (={p!r}) must be a probability, a number or an array.")
     if isinstance(p, int | float) and not 0 <= p <= 1:
         raise InvalidArgumentError(f"`p` (={p}) must be a probability, 0 to 1.")
     if spec.box is None:
@@ -116,7 +123,8 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
 
 def _block(name: str, key: Array, spec: TensorSpec, dtype: DTypeLike) -> Array:
     check_spec(spec)
-    found = np.dtype(jnp.result_type(dtype))
+    check_key("key", key)
+    found = checked_dtype("dtype", dtype)
     if not jnp.issubdtype(found, jnp.inexact if name == "normal" else jnp.floating):
         raise InvalidTypeError(f"`dtype` (={found}) must be floating{' or complex' * (name == 'normal')}.")
     return init_block(_Standard(name), key, spec, found)

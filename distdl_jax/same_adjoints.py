@@ -12,12 +12,17 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
+from distdl_jax.arguments import check_numbers
 from distdl_jax.backends.base import Transport, Workers, World
 from distdl_jax.backends.jaxpr_reader import read_program
-from distdl_jax.errors import PlanError
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.in_one_piece import evaluated
 from distdl_jax.jit import function_name
+from distdl_jax.moved_constants import told_of_constants
+from distdl_jax.own_rules import moved_backward_only, moving, own_rules
 from distdl_jax.primitives.gradient_anchors import anchors_are_noted, depending_on, note_anchor
 from distdl_jax.primitives.gradient_chain import Chain, anchor_of, movements_in
+from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.primitives.mark import marks_come_back
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations
@@ -31,6 +36,7 @@ _VALUE_ASKED_FOR = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+_OWN_RULES = "some worker's function has a derivative of its own, which may move data"
 _UNTRACED = "some worker's function asks for values, so that it can't be traced"
 
 
@@ -43,23 +49,54 @@ def traced_derivative(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     places: Sequence[int],
+    transposes: str | None = None,
 ) -> Callable[..., Any] | None:
     """`derivative(fun)` as a function of `args` by its program, which completes with those of the other workers.
 
     Collective in `team`. `fun` is traced once. None, on all workers, where it can't be on some worker: it asks for
-    values.
+    values. `transposes`: the name of a derivative that transposes adjoints in their turn.
 
     **Raises:** what tracing raises; `PlanError`, on all workers, where that raises on another one, or the programs
-    don't complete together whatever is done.
+    don't complete together whatever is done; `InvalidArgumentError`, on all, where `transposes` and a derivative of the
+    user's moves data that its function does not.
     """
     name = f"the derivative of {function_name(fun)}"
     try:
-        traced = Traced(fun, args, kwargs, places)
+        check_numbers("args", args, places)
+        with compared_as_a_whole():
+            traced = Traced(fun, args, kwargs, places)
     except _VALUE_ASKED_FOR:
         world.agree(team, name, None, partial(_problem, name))
         return None
+    except PlanError:
+        raise  # on all workers that it concerns
+    except Exception as error:
+        world.agree(team, name, f"{type(error).__name__}: {error}", partial(_problem, name))
+        raise
 
-    for tied in (False, True):
+    agree = partial(world.agree, team, name, decide=partial(_problem, name))
+    tied, rules = False, own_rules(traced.program)
+    problem = agree(_OWN_RULES) if rules else None
+    while True:
+        if problem == _UNTRACED:
+            return None
+        if problem is not None and problem.startswith("On worker"):
+            raise PlanError(problem)
+        if problem == _OWN_RULES:
+            moves = moving(world.transport, rules)
+            only_backward = moved_backward_only(world.transport, rules, moves) if transposes else None
+            tied, line = world.agree(team, name, (set(moves) - {False} != set(), only_backward), _any)
+            if line is not None:
+                raise InvalidArgumentError(
+                    f"dj.{transposes} can't pass through the derivative of your own at {line}: backward it moves data, "
+                    "but its function does not, so it is not the transpose of that, and dj."
+                    f"{transposes}, which transposes it, would give wrong numbers. For values of which several workers "
+                    "hold copies use dj.replicated; otherwise move the data in the function."
+                )
+        elif problem is not None and tied:
+            raise PlanError(problem + told_of_constants(world, team, name, traced.program.jaxpr))
+        elif problem is not None:
+            tied = True
         chain = Chain(world.transport, tied)
 
         def chained(*args: Any, chain: Chain = chain, **_: Any) -> Any:
@@ -67,28 +104,28 @@ def traced_derivative(
             return depending_on(links, traced.result(values), has_aux)
 
         try:
-            candidate = Traced(derivative(chained), args, {}, places)
+            with compared_as_a_whole():
+                candidate = Traced(derivative(chained), args, {}, places, as_call=True)
         except Exception as error:
-            world.agree(team, name, f"{type(error).__name__}: {error}", partial(_problem, name))
+            agree(f"{type(error).__name__}: {error}")
             raise
         jaxpr = candidate.program.jaxpr
         # Tied, all are.
         adjoint = () if tied else moved_by(world.transport, traced.program, frozenset(marks_come_back(jaxpr)))
-        mine = (read_program(world.transport, jaxpr), adjoint)
-        problem = world.agree(team, name, mine, partial(_problem, name))
+        problem = agree((read_program(world.transport, jaxpr), adjoint))
         if problem is None:
             return partial(_evaluate, candidate, Chain(world.transport, tied=False))
-        if problem == _UNTRACED:
-            return None
-        if problem.startswith("On worker"):
-            break
-    raise PlanError(problem)
+
+
+def _any(told: Mapping[int, tuple[bool, str | None]]) -> tuple[bool, str | None]:
+    lines = (line for _, (_, line) in sorted(told.items()) if line is not None)
+    return any(moves for moves, _ in told.values()), next(lines, None)
 
 
 def _evaluate(traced: Traced, chain: Chain, *args: Any) -> Any:
     """What a traced function gives; its movements are noted where a derivative of it is taken."""
     if not anchors_are_noted():
-        return traced(*args)
+        return traced.result(evaluated(chain.transport, traced.program, traced.leaves(args)))
     values, links = chain.evaluate(traced.program, traced.leaves(args))
     for link in links:
         note_anchor(link)
@@ -101,12 +138,14 @@ def _problem(name: str, told: Mapping[int, tuple[Program, Program] | str | None]
     programs: dict[int, Program] = {}
     differentiated: dict[int, Program] = {}
     for worker, theirs in sorted(told.items()):
-        if isinstance(theirs, str):
+        if isinstance(theirs, str) and theirs != _OWN_RULES:
             return f"On worker {worker}, {name} can't be traced. {theirs}"
-        if theirs is not None:
+        if theirs is not None and not isinstance(theirs, str):
             programs[worker], differentiated[worker] = theirs
-    if len(programs) < len(told):
+    if None in told.values():
         return _UNTRACED
+    if _OWN_RULES in told.values():
+        return _OWN_RULES
     partners = {
         worker
         for program in programs.values()

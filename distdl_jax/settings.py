@@ -92,7 +92,8 @@ class Settings:
                 default="0",
                 accepts="0 or 1",
                 parse=_switch,
-                purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job.",
+                purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
+                "and `dj.check_replicated` looks.",
             )
         },
     )

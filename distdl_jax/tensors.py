@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.broadcasting import checked_axes
-from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, checked_integers, index_of
+from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, checked_integer, checked_integers, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 
 
@@ -149,6 +152,13 @@ def check_spec(spec: object, name: str = "spec") -> None:
         raise InvalidTypeError(f"`{name}` (={spec!r}) must be a TensorSpec.")
 
 
+def check_specs(name: str, value: object) -> None:
+    """Refuse a pytree with leaves that are no `TensorSpec`."""
+    wrong = [leaf for leaf in jax.tree.leaves(value) if not isinstance(leaf, TensorSpec)]
+    if wrong:
+        raise InvalidTypeError(f"`{name}` must be a pytree of TensorSpecs, but holds {wrong[0]!r}.")
+
+
 def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:
     """An array with no elements: what a worker passes, or holds, in place of a tensor that it owns no part of.
 
@@ -165,22 +175,35 @@ def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = 
 
     **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
 
-    **Raises:** `InvalidArgumentError` where both `batch_size` and `like` are given, `InvalidTypeError` for another kind
-    of `like`.
+    **Raises:** `InvalidArgumentError` where both `batch_size` and `like` are given, or `batch_size` is negative;
+    `InvalidTypeError` for another kind of any argument.
 
     >>> import jax.numpy as jnp
     >>> zero_volume_tensor(batch_size=4).shape, zero_volume_tensor(like=jnp.ones((3, 5), jnp.bfloat16))
     ((4, 0), Array([], shape=(3, 0), dtype=bfloat16))
     """
     if like is None:
-        shape: tuple[int, ...] = (0,) if batch_size is None else (batch_size, 0)
-        return jnp.zeros(shape, float if dtype is None else dtype)
+        return _empty((0,) if batch_size is None else (checked_integer("batch_size", batch_size, 0), 0), dtype)
     if batch_size is not None:
         raise InvalidArgumentError(
             f"Give one of `batch_size` (={batch_size}) and `like`, which has a batch size itself."
         )
     if isinstance(like, TensorSpec):
-        return jnp.zeros(like.zero_volume_shape, float if dtype is None else dtype)
+        return _empty(like.zero_volume_shape, dtype)
     if not (hasattr(like, "shape") and hasattr(like, "dtype")):
         raise InvalidTypeError(f"`like` (={like!r}) must be an array or a TensorSpec.")
-    return jnp.zeros((*like.shape[:1], 0), like.dtype if dtype is None else dtype)
+    return _empty((*like.shape[:1], 0), like.dtype if dtype is None else dtype)
+
+
+def _empty(shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
+    return device_array(np.zeros(shape, jnp.result_type(float) if dtype is None else checked_dtype("dtype", dtype)))
+
+
+def device_array(values: np.ndarray[Any, Any]) -> Array:
+    """A copy of `values` as JAX has it, a constant in a trace, too.
+
+    Nothing is compiled, as JAX's own `asarray` and `zeros` do anew for each shape. `device_put` alone would share the
+    memory of `values`.
+    """
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.array(values))

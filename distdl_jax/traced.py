@@ -18,13 +18,19 @@ class Traced:
     `fun` is called once. What it returns may hold anything: leaves that don't depend on JAX's values are kept as they
     are.
 
+    - `as_call`: in a trace, whether the program is to be one call, which costs nothing to be traced again.
     - `program`: from the leaves of these arguments to those leaves of the result that are JAX's.
     """
 
     program: ClosedJaxpr
 
     def __init__(
-        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], places: Sequence[int]
+        self,
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        places: Sequence[int],
+        as_call: bool = False,
     ) -> None:
         self._places = places
         leaves, structure = jax.tree.flatten([args[place] for place in places])
@@ -38,8 +44,9 @@ class Traced:
             return [leaf for leaf in results if isinstance(leaf, Tracer)]
 
         # Evaluated eagerly, a movement that is one call is compiled once; its parts would be, each by each, every time.
-        with kept_as_calls(not isinstance(jax.numpy.zeros(()), Tracer)):
-            self.program = jax.make_jaxpr(flat)(*leaves)
+        eagerly = not isinstance(jax.numpy.zeros(()), Tracer)
+        with kept_as_calls(eagerly):
+            self.program = jax.make_jaxpr(jax.jit(flat) if as_call and not eagerly else flat)(*leaves)
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
         """The leaves of the arguments at `places`: what the program takes."""

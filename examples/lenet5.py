@@ -3,6 +3,7 @@
     mpirun -n 4 python examples/lenet5.py
     mpirun -n 4 python examples/lenet5.py --mnist FOLDER_WITH_THE_IDX_FILES
     python examples/lenet5.py --simulate 4
+    srun --mpi=pmi2 --kill-on-bad-exit=1 python -m distdl_jax examples/lenet5.py    # on a cluster
 
 Images are cut along height and width (2 x 2 on four workers), and so are the linear layers' weights along outputs and
 inputs. In between, the tensor changes from blocks of pixels to blocks of channels.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
@@ -18,4 +17,4 @@ def block(whole: np.ndarray, partition: dj.Partition, dtype: Any = float) -> jax
     place = np.unravel_index(partition.rank, partition.shape)
     for axis, (parts, i) in enumerate(zip(partition.shape, place, strict=True)):
         whole = np.array_split(whole, parts, axis=axis - len(partition.shape))[i]
-    return jnp.asarray(whole, dtype)
+    return jax.device_put(np.asarray(whole, dtype))

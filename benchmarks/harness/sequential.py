@@ -1,21 +1,23 @@
-"""The sequential layers, and a process of its own that runs them on all of the machine's threads.
+"""The sequential layers, and a process of its own (this file) that runs them on all of the machine's threads.
 
-XLA fixes its number of threads when a process starts, so a worker that has one cannot time the layer on all. As a
-program, this file reads a layer's description, a JSON list on a line, and then runs the layer once for each line more.
+XLA fixes its number of threads when a process starts, so a worker that has one cannot time the layer on all.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+sys.path.append(str(Path(__file__).parent))
+
+from asked import Asked, serve
 
 
 def both_ways(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,45 +41,23 @@ def max_pool(params: Any, x: Any) -> Any:
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
 
-class OnAllThreads:
-    """A process without MPI that runs `layer`, "conv" or "max_pool", on an x of `shape`; `run` waits for one call."""
+class OnAllThreads(Asked):
+    """A process without MPI that runs `layer`, "conv" or "max_pool", on an x of `shape`."""
 
     def __init__(self, layer: str, shape: tuple[int, ...], channels: int, backward: bool) -> None:
-        mpi = ("PMI", "MPI", "OMPI", "PRTE", "HYDRA")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith((*mpi, "NPROC", "XLA_FLAGS"))}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self._ask(json.dumps([layer, shape, channels, backward]))
-
-    def run(self) -> None:
-        self._ask("run")
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-    def _ask(self, line: str) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(line, file=self._process.stdin, flush=True)
-        if not self._process.stdout.readline():
-            raise RuntimeError("the sequential layer's process has ended")
+        super().__init__([sys.executable, __file__], [layer, shape, channels, backward])
 
 
-def main() -> None:
+def prepared(description: tuple[str, list[int], int, bool]) -> Callable[[], object]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the worker that started this is bound to one
-    layer, shape, channels, backward = json.loads(sys.stdin.readline())
+    layer, shape, channels, backward = description
     apply = {"conv": conv, "max_pool": max_pool}[layer]
     kernel = (channels, shape[1], *(3,) * (len(shape) - 2))
     params = {"weight": jnp.ones(kernel), "bias": jnp.ones(channels)} if layer == "conv" else {}
     program, x = jax.jit(both_ways(apply) if backward else apply), jnp.ones(shape)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        jax.block_until_ready(program(params, x))
-        print("done", flush=True)
+    return lambda: jax.block_until_ready(program(params, x))
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepared)

@@ -17,6 +17,8 @@ from distdl_jax.watchdog.source_lines import is_library
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
+IN_ONE_PIECE = "in_one_piece"
+"""The function that is a whole program with a derivative of its own; see the module of that name."""
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
@@ -50,6 +52,24 @@ class _Reader:
         return tuple(self.read(closed.jaxpr, around))
 
 
+def is_in_one_piece(eqn: Any) -> bool:
+    """Whether an equation is a program that is differentiated in one piece, made of movements like any other."""
+    if eqn.primitive.name != "custom_vjp_call":
+        return False
+    name, _, file = defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")
+    return name == IN_ONE_PIECE and is_library(file)
+
+
+def defined_at(jaxpr: Any) -> str:
+    """Of which function a program is: `name at file:line`; "" where JAX does not tell."""
+    return getattr(jaxpr.debug_info, "func_src_info", None) or ""
+
+
+def line_of_equation(eqn: Any) -> str:
+    """The source line that an equation of a traced program comes from; "" where none is known."""
+    return _line((eqn,))
+
+
 def _place(eqns: tuple[Any, ...]) -> Place:
     """Where the innermost of `eqns` comes from."""
     return place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
@@ -72,7 +92,8 @@ def _bare(name: str) -> str:
 
 def _line(eqns: tuple[Any, ...]) -> str:
     # Rather the line of a primitive's call than those of what is cached inside it.
-    wrapped = next((n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS), len(eqns) - 1)
+    wrappers = (n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS and not is_in_one_piece(eqn))
+    wrapped = next(wrappers, len(eqns) - 1)
     for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
         for frame in _frames(eqn.source_info.traceback):
             file = frame.file_name.rsplit(os.sep, 1)[-1]

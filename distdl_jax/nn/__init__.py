@@ -1,5 +1,15 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
+from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
+from distdl_jax.losses.elementwise import (
+    DistributedBCELoss,
+    DistributedBCEWithLogitsLoss,
+    DistributedHuberLoss,
+    DistributedKLDivLoss,
+    DistributedL1Loss,
+    DistributedMSELoss,
+    DistributedPoissonNLLLoss,
+)
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from distdl_jax.nn.conv_one_algorithm import (
     DistributedChannelConv1d,
@@ -11,6 +21,11 @@ from distdl_jax.nn.conv_one_algorithm import (
     DistributedGeneralConv1d,
     DistributedGeneralConv2d,
     DistributedGeneralConv3d,
+)
+from distdl_jax.nn.conv_transpose import (
+    DistributedConvTranspose1d,
+    DistributedConvTranspose2d,
+    DistributedConvTranspose3d,
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
@@ -24,8 +39,12 @@ from distdl_jax.nn.data_movement import (
     SumReduce,
     Transpose,
 )
+from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.layer import Layer
 from distdl_jax.nn.linear import DistributedLinear
+from distdl_jax.nn.norms.batch import DistributedBatchNorm
+from distdl_jax.nn.norms.features import DistributedLayerNorm, DistributedRMSNorm
+from distdl_jax.nn.norms.group import DistributedGroupNorm, DistributedInstanceNorm
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -35,32 +54,71 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool3d,
 )
 from distdl_jax.nn.sequential import Sequential
+from distdl_jax.nn.shaping.concatenate import Concatenate
+from distdl_jax.nn.shaping.flatten import Flatten, Unflatten
+from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool, DistributedGlobalMaxPool
+from distdl_jax.nn.shaping.resample import (
+    DistributedAdaptiveAvgPool,
+    DistributedCrop,
+    DistributedPad,
+    DistributedUpsample,
+)
+from distdl_jax.sequence.attention import DistributedMultiHeadAttention
+from distdl_jax.sequence.embedding import DistributedEmbedding
 
 __all__ = [
     "AllGather",
     "AllReduce",
     "AllSumReduce",
     "Broadcast",
+    "Concatenate",
+    "DistributedAccuracy",
+    "DistributedAdaptiveAvgPool",
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedBCELoss",
+    "DistributedBCEWithLogitsLoss",
+    "DistributedBatchNorm",
     "DistributedChannelConv1d",
     "DistributedChannelConv2d",
     "DistributedChannelConv3d",
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
+    "DistributedConvTranspose1d",
+    "DistributedConvTranspose2d",
+    "DistributedConvTranspose3d",
+    "DistributedCrop",
+    "DistributedCrossEntropyLoss",
+    "DistributedEmbedding",
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
+    "DistributedGlobalAvgPool",
+    "DistributedGlobalMaxPool",
+    "DistributedGroupNorm",
+    "DistributedHuberLoss",
+    "DistributedInstanceNorm",
+    "DistributedKLDivLoss",
+    "DistributedL1Loss",
+    "DistributedLayerNorm",
     "DistributedLinear",
+    "DistributedMSELoss",
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMultiHeadAttention",
+    "DistributedPad",
+    "DistributedPoissonNLLLoss",
+    "DistributedRMSNorm",
     "DistributedTranspose",
+    "DistributedUpsample",
+    "Dropout",
+    "Flatten",
     "HaloExchange",
     "Layer",
     "ReduceScatter",
@@ -68,4 +126,5 @@ __all__ = [
     "Sequential",
     "SumReduce",
     "Transpose",
+    "Unflatten",
 ]

@@ -30,7 +30,7 @@ from distdl_jax.nn.window_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.windows import WindowsPlan, plan_windows
 from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import Range, balanced_sizes, index_of
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
@@ -198,7 +198,7 @@ class DistributedConv(Static):
             return x
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
-            plan = self.plan(*told_with_params(world, team, repr(self), params, x))
+            plan = self.plan(*told_with_params(world, team, repr(self), self.param_specs(), params, x))
             return plan.run(world, params, x)
 
     apply = __call__
@@ -228,7 +228,7 @@ class DistributedConv(Static):
         params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
         check_params(params, specs)
         fetch = plan_windows(x, self.P_x, self._windows)
-        self._check_channels(fetch)
+        self._check_channels(fetch.movement.halos.owned)
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
         of_params = parts.parameters.plan(params, self.bias)
@@ -237,8 +237,8 @@ class DistributedConv(Static):
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
         return ProductPlan(fetch, to_work, of_params, local, parts_of_y, to_y)
 
-    def _check_channels(self, fetch: WindowsPlan) -> None:
-        held = tuple(stop - start for start, stop in fetch.movement.halos.owned.ranges[1])
+    def _check_channels(self, owned: ProductGrid) -> None:
+        held = tuple(stop - start for start, stop in owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
         if held != expected:
             raise PlanError(

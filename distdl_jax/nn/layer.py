@@ -11,6 +11,7 @@ A layer is an immutable, hashable value. It holds partitions and numbers, no arr
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import fields
 from typing import Any, Protocol, overload, runtime_checkable
 
 import jax.numpy as jnp
@@ -19,9 +20,10 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.output_specs import output_spec, partition_of_output
+from distdl_jax.partition import Partition
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.tensors import TensorSpec, check_spec
 
 
 @runtime_checkable
@@ -51,6 +53,29 @@ class Layer(Protocol):
 
         Collective among the workers of the layer's partitions. A worker outside them gets its `x` back.
         """
+
+
+@runtime_checkable
+class StatefulLayer(Layer, Protocol):
+    """A layer that keeps something from batch to batch, a running mean: `y, state = layer(params, x, state=state)`.
+
+    With `training=False` it uses its state, and leaves it as it is. Without a state it gives y alone.
+    """
+
+    def init_state(self, dtype: DTypeLike = jnp.float32) -> Any:
+        """This worker's part of the initial state: a pytree, zero-volume where it holds none."""
+
+    def state_specs(self) -> Any:
+        """The global shape and the partition of each part of the state: a pytree like it, of `TensorSpec`."""
+
+
+@runtime_checkable
+class RandomLayer(Layer, Protocol):
+    """A layer that draws random numbers in training: `layer(params, x, key=key, training=True)`."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it does; of a network, whether a layer of it does."""
 
 
 class ParameterFreeLayer(Static):
@@ -95,6 +120,7 @@ class ParameterFreeLayer(Static):
         **Raises:** `InvalidArgumentError` where `x_spec` is not on the layer's P_x, `PlanError` where x does not fit,
         or no spec describes the output's blocks.
         """
+        check_spec(x_spec, "x_spec")
         return output_spec(self, x_spec, partition_of_output((self,), x_spec.partition), self._copied)
 
     @property
@@ -105,3 +131,10 @@ class ParameterFreeLayer(Static):
     @abstractmethod
     def _apply(self, x: Array) -> Array:
         """This worker's block of the output."""
+
+
+def purpose_of(layer: Any) -> str:
+    """A layer, a dataclass, in words that are the same on every worker."""
+    values = ((field.name, getattr(layer, field.name)) for field in fields(layer))
+    shown = (f"{name}={value.describe() if isinstance(value, Partition) else repr(value)}" for name, value in values)
+    return f"{type(layer).__name__}({', '.join(shown)})"

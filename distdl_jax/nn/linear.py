@@ -182,7 +182,7 @@ class DistributedLinear(Static):
             return x
         with jax.named_scope("DistributedLinear"):
             params = unboxed(params)
-            plan = self.plan(*told_with_params(world, team, repr(self), params, x))
+            plan = self.plan(*told_with_params(world, team, repr(self), self.param_specs(), params, x))
             return plan.run(world, params, x)
 
     apply = __call__

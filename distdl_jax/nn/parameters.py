@@ -14,6 +14,7 @@ from jax import Array
 
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
+from distdl_jax.origins import Origins, check_origins, origins_of
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import handshake, shape_dtype_of
@@ -128,15 +129,21 @@ def held_by_specs(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, 
 
 
 def told_with_params(
-    world: World, team: Workers, purpose: str, params: Params, x: Array
+    world: World, team: Workers, layer: str, specs: Specs, params: Params, x: Array
 ) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-    """What all workers of `team` hold of x and of the parameters: the one handshake of a layer's call."""
+    """What all workers of `team` hold of x and of the parameters `specs`: the one handshake of a layer's call.
 
-    def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype]]:
-        return shape_dtype_of("x", x), {name: shape_dtype_of(f'params["{name}"]', its) for name, its in params.items()}
+    **Raises:** `PlanError`, on all of them, where `init` has made their parameters of different keys.
+    """
 
-    told = handshake(world, team, purpose, mine)
-    return {worker: of_x for worker, (of_x, _) in told.items()}, {worker: held for worker, (_, held) in told.items()}
+    def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype], Origins]:
+        held = {name: shape_dtype_of(f'params["{name}"]', its) for name, its in params.items()}
+        return shape_dtype_of("x", x), held, origins_of(specs)
+
+    told = handshake(world, team, layer, mine)
+    check_origins(layer, {worker: origins for worker, (_, _, origins) in told.items()})
+    of_x = {worker: of_x for worker, (of_x, _, _) in told.items()}
+    return of_x, {worker: held for worker, (_, held, _) in told.items()}
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs) -> None:

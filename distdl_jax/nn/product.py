@@ -14,6 +14,7 @@ from distdl_jax.backends.base import Workers, World
 from distdl_jax.nn.parameters import ParameterPlan, Params
 from distdl_jax.nn.windows import WindowsPlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.held import zero_volume_shape
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.primitives.tie import tie
@@ -48,7 +49,7 @@ class ProductPlan(Plan):
     - `to_y`: the sum of the products.
     """
 
-    fetch: WindowsPlan | None
+    fetch: WindowsPlan | RangesPlan | None
     to_work: MovementPlan
     of_params: ParameterPlan
     local: Mapping[int, LocalProduct] = field(hash=False)

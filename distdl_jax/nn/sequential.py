@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.layer import Layer
+from distdl_jax.nn.layer import Layer, RandomLayer, StatefulLayer
 from distdl_jax.nn.layer_table import layer_table
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
@@ -120,6 +120,19 @@ class Sequential(Static):
         """The global shape and the partition of each parameter: a tuple like the parameters."""
         return tuple(layer.param_specs() if isinstance(layer, Layer) else {} for layer in self._layers)
 
+    def init_state(self, dtype: DTypeLike = jnp.float32) -> Params:
+        """This worker's part of the initial state: a tuple with an entry for each layer, `{}` for what has none."""
+        return tuple(layer.init_state(dtype) if isinstance(layer, StatefulLayer) else {} for layer in self._layers)
+
+    def state_specs(self) -> Params:
+        """The global shape and the partition of each part of the state: a tuple like the state."""
+        return tuple(layer.state_specs() if isinstance(layer, StatefulLayer) else {} for layer in self._layers)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a layer draws random numbers in training, and needs a `key`."""
+        return any(isinstance(layer, RandomLayer) and layer.draws for layer in self._layers)
+
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SequentialPlan:
         """What the layers make, one after the other, of what all workers hold; nothing moves.
 
@@ -153,20 +166,60 @@ class Sequential(Static):
         check_spec(x_spec, "x_spec")
         return output_spec(self, x_spec, partition_of_output(self._layers, x_spec.partition))
 
-    def __call__(self, params: Params, x: Array) -> Array:
+    @overload
+    def __call__(
+        self, params: Params, x: Array, *, state: None = None, training: bool = True, key: Array | None = None
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, params: Params, x: Array, *, state: Params, training: bool = True, key: Array | None = None
+    ) -> tuple[Array, Params]: ...
+    def __call__(
+        self,
+        params: Params,
+        x: Array,
+        *,
+        state: Params | None = None,
+        training: bool = True,
+        key: Array | None = None,
+    ) -> Any:
         """The output of the last layer, from this worker's blocks of the parameters and of the input.
 
-        **Raises:** `InvalidArgumentError` where `params` has not an entry for each layer.
+        **Arguments:**
+
+        - `params`, `x`: this worker's parameters, and its block of the input.
+        - `state`: from `init_state`, or the last call, for the layers that have one. With it the result is a pair, of
+          the output and the new state.
+        - `training`: whether layers that tell training from evaluation are in training.
+        - `key`: a JAX random key, the same on every worker, for the layers that draw random numbers in training; each
+          gets one of its own, split off it.
+
+        **Raises:** `InvalidArgumentError` where `params` or `state` has not an entry for each layer.
         """
         params = unboxed(params)
-        if len(params) != len(self._layers):
+        self._check_entries("params", params)
+        keys = [None] * len(self._layers) if key is None else list(jax.random.split(key, max(len(self._layers), 1)))
+        states = [None] * len(self._layers) if state is None else list(self._check_entries("state", state))
+        for place, (layer, its_params) in enumerate(zip(self._layers, params, strict=True)):
+            options: dict[str, Any] = {}
+            if isinstance(layer, RandomLayer) and layer.draws:
+                options |= {"key": keys[place], "training": training}
+            if isinstance(layer, StatefulLayer):
+                options |= {"state": states[place], "training": training}
+            y = layer(its_params, x, **options) if isinstance(layer, Layer) else layer(x)
+            if options.get("state") is None:
+                x = y
+            else:
+                x, states[place] = y
+        return x if state is None else (x, tuple(states))
+
+    def _check_entries(self, name: str, entries: Any) -> Any:
+        if len(entries) != len(self._layers):
             raise InvalidArgumentError(
-                f"`params` has {len(params)} entries, but there are {len(self._layers)} layers; each has one, {{}} "
-                "where it has no parameters."
+                f"`{name}` has {len(entries)} entries, but there are {len(self._layers)} layers; each has one, {{}} "
+                f"where it has no {'parameters' if name == 'params' else name}."
             )
-        for layer, its_params in zip(self._layers, params, strict=True):
-            x = layer(its_params, x) if isinstance(layer, Layer) else layer(x)
-        return x
+        return entries
 
     apply = __call__
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from distdl_jax.errors import InvalidTypeError
 from distdl_jax.optim.require import optax_for
 
 WRONG_ON_BLOCKS = {
@@ -20,6 +21,18 @@ WRONG_ON_BLOCKS = {
     "centralize": None,
     "clip_by_block_rms": None,
     "clip_by_global_norm": "dj.optim.clip_by_global_norm",
+    "contrib.dadapt_adamw": None,
+    "contrib.differentially_private_aggregate": None,
+    "contrib.dog": None,
+    "contrib.dowg": None,
+    "contrib.hutchinson_estimator_diag_hessian": None,
+    "contrib.mechanize": None,
+    "contrib.momo": None,
+    "contrib.momo_adam": None,
+    "contrib.normalize": None,
+    "contrib.prodigy": None,
+    "contrib.scale_by_galore": None,
+    "contrib.scale_by_muon": None,
     "normalize_by_update_norm": None,
     "scale_by_backtracking_linesearch": "dj.optim.line_search",
     "scale_by_distance_over_gradients": None,
@@ -50,7 +63,7 @@ def check(optimiser: Any) -> tuple[str, ...]:
     **Returns:** a sentence for each thing that was found. None does not prove that all is well: a rule that asks for
     more than gradients and parameters is known by its name alone. Nothing is communicated.
 
-    **Raises:** `SetupError` where optax is not installed.
+    **Raises:** `SetupError` where optax is not installed, `InvalidTypeError` for what is no optimiser.
 
     >>> import optax
     >>> check(optax.adamw(1e-3))
@@ -59,10 +72,13 @@ def check(optimiser: Any) -> tuple[str, ...]:
     optax.clip_by_global_norm would see this worker's blocks only: use dj.optim.clip_by_global_norm.
     """
     optax_for("check")
+    if not (hasattr(optimiser, "init") and hasattr(optimiser, "update")):
+        raise InvalidTypeError(f"`optimiser` (={optimiser!r}) must have `init` and `update`, as those of optax have.")
     made_of = {function.__qualname__.split(".")[0]: function.__module__ for function in _functions(optimiser)}
     found = []
     for name in sorted(WRONG_ON_BLOCKS):
-        if made_of.get(name, "").startswith("optax"):
+        room = "optax.contrib" if name.startswith("contrib.") else "optax"
+        if made_of.get(name.removeprefix("contrib."), "").startswith(room):
             instead = WRONG_ON_BLOCKS[name]
             advice = f": use {instead}." if instead else "; nothing in dj.optim does it for whole tensors."
             found.append(f"optax.{name} would see this worker's blocks only{advice}")
@@ -119,7 +135,7 @@ def _differs_on_halves(optimiser: Any) -> bool:
         state, found = optimiser.init(params), []
         for number in range(3):
             gradient = {name: x[number] for name, x in gradients.items()}
-            update, state = optimiser.update(gradient, state, params)
+            update, state = _update(optimiser, gradient, state, params)
             params = jax.tree.map(jnp.add, params, update)
             found.append(update)
         return {name: jnp.stack([update[name] for update in found]) for name in params}
@@ -142,3 +158,11 @@ def _differs_on_halves(optimiser: Any) -> bool:
     except Exception:
         return False
     return not all(of_halves)
+
+
+def _update(optimiser: Any, gradient: Any, state: Any, params: Any) -> Any:
+    """A step, with what some rules ask for besides: the value of the loss, alike on all workers."""
+    try:
+        return optimiser.update(gradient, state, params)
+    except TypeError:
+        return optimiser.update(gradient, state, params, value=jnp.asarray(2.0))

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.optim.line_search import line_search
 from distdl_jax.optim.require import optax_for
 from distdl_jax.optim.whole import Whole
 from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import checked_integer
 
 if TYPE_CHECKING:
     import optax
@@ -65,8 +65,7 @@ def scale_by_lbfgs(
     **Raises:** `SetupError` where optax is not installed; `InvalidArgumentError` where `memory_size` is below 1.
     """
     optax = optax_for("scale_by_lbfgs")
-    if memory_size < 1:
-        raise InvalidArgumentError(f"`memory_size` (={memory_size}) must be 1 or more.")
+    memory_size = checked_integer("memory_size", memory_size, 1)
     whole = Whole("scale_by_lbfgs", specs, partition)
 
     def init(params: Any) -> Any:

@@ -11,10 +11,12 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from distdl_jax.arguments import check_number
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.optim.require import optax_for
 from distdl_jax.optim.whole import Whole, square_root, squares, widened
 from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.tensors import TensorSpec
 
@@ -62,9 +64,11 @@ def clip_by_global_norm(
     Source: Pascanu et al. (2012), arXiv:1211.5063.
     """
     optax = optax_for("clip_by_global_norm")
+    check_number("max_norm", max_norm)
+    whole = Whole("clip_by_global_norm", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        norm = Whole("clip_by_global_norm", specs, partition).norm(updates)
+        norm = whole.norm(updates)
 
         def clipped(x: Array) -> Array:
             return jnp.where(norm < max_norm, x, (x / norm.astype(x.dtype)) * max_norm).astype(x.dtype)
@@ -102,14 +106,17 @@ def adaptive_grad_clip(
     Source: Brock et al. (2021), arXiv:2102.06171.
     """
     optax = optax_for("adaptive_grad_clip")
+    check_number("clipping", clipping)
+    check_number("eps", eps)
+    along = None if axis is None else checked_integers("axis", axis, or_one=True)
+    whole = Whole("adaptive_grad_clip", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         _check_params("adaptive_grad_clip", params)
-        whole = Whole("adaptive_grad_clip", specs, partition)
         whole.dtypes(updates, params)
         clipped = []
         for leaf, of_param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
-            axes = _unit_axes(leaf.spec.global_shape, axis)
+            axes = _unit_axes(leaf.spec.global_shape, along)
             norm, of_param_norm = (_unit_norms(block, leaf.spec, axes) for block in (leaf.block, of_param.block))
             most = clipping * jnp.maximum(of_param_norm, eps)
             scaled = leaf.block * (most / jnp.maximum(norm, 1e-6))  # as in optax, never 0
@@ -154,10 +161,12 @@ def scale_by_trust_ratio(
     Source: You et al. (2017), arXiv:1708.03888; You et al. (2020), arXiv:1904.00962.
     """
     optax = optax_for("scale_by_trust_ratio")
+    for name, number in (("min_norm", min_norm), ("trust_coefficient", trust_coefficient), ("eps", eps)):
+        check_number(name, number)
+    whole = Whole("scale_by_trust_ratio", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         _check_params("scale_by_trust_ratio", params)
-        whole = Whole("scale_by_trust_ratio", specs, partition)
         both = whole.sums(lambda x, y: jnp.stack([squares(x), squares(y)]), params, updates)
         scaled = []
         for leaf, (of_param, of_update) in zip(whole.leaves(updates), both, strict=True):
@@ -175,16 +184,16 @@ def _check_params(name: str, params: Any) -> None:
         raise InvalidArgumentError(f"`params` (=None) must be this worker's parameters: {name} compares with them.")
 
 
-def _unit_axes(shape: tuple[int, ...], axis: int | Sequence[int] | None) -> tuple[int, ...]:
+def _unit_axes(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> tuple[int, ...]:
     """The dimensions of a tensor of `shape` that a unit extends along."""
     if axis is not None:
-        given = (axis,) if isinstance(axis, int) else tuple(axis)
-        if any(not -len(shape) <= a < len(shape) for a in given):
+        if any(not -len(shape) <= a < len(shape) for a in axis):
+            given = axis[0] if len(axis) == 1 else axis
             raise InvalidArgumentError(
-                f"`axis` (={axis}) must name dimensions of each tensor, but one has the shape {shape}; optax.masked "
+                f"`axis` (={given}) must name dimensions of each tensor, but one has the shape {shape}; optax.masked "
                 "leaves tensors out."
             )
-        return tuple(a % len(shape) for a in given)
+        return tuple(a % len(shape) for a in axis)
     if sum(n != 1 for n in shape) <= 1:
         return tuple(range(len(shape)))
     if len(shape) > 5:

@@ -12,12 +12,12 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.partition import Partition
+from distdl_jax.partition import Partition, check_workers
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.tensors import TensorSpec, check_specs
 
 
 class Leaf(NamedTuple):
@@ -52,6 +52,8 @@ class Whole:
     """
 
     def __init__(self, purpose: str, specs: Any, partition: Partition | None) -> None:
+        check_specs("specs", specs)
+        check_workers("partition", partition)
         self._purpose = purpose
         self._specs = specs
         self._partition = partition

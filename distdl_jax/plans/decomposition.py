@@ -24,6 +24,17 @@ Range = tuple[int, int]
 Box = tuple[Range, ...]
 
 
+def checked_integer(name: str, value: Any, least: int | None = None) -> int:
+    """The argument `name`, an integer that is not below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
+    if least is not None and number < least:
+        raise InvalidArgumentError(f"`{name}` (={number}) must be {least} or more.")
+    return number
+
+
 def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
     """The argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
     try:

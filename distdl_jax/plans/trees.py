@@ -1,4 +1,4 @@
-"""Binomial trees: who sends to whom, and when, to spread one worker's data over a team or to sum a team's data.
+"""Trees: who sends to whom, and when, to spread one worker's data over a team or to sum or gather a team's data.
 
 A broadcast over n participants takes ceil(log2 n) steps; the reduction is the same tree, walked backwards. Trees of
 point-to-point messages serve small teams because a receiver needs no buffer but the one it receives into.
@@ -48,3 +48,20 @@ def reduction_steps(size: int, position: int) -> tuple[Step, ...]:
     """
     opposite: dict[str, Literal["send", "receive"]] = {"send": "receive", "receive": "send"}
     return tuple(Step(opposite[step.action], step.partner) for step in reversed(broadcast_steps(size, position)))
+
+
+BRANCHES = 32
+"""How many others a participant of a gathering hears, at most: a team that is not larger is a star."""
+
+
+def gathered(team: tuple[int, ...], worker: int) -> tuple[int | None, tuple[int, ...]]:
+    """Whom `worker` tells what it has gathered (the team's first: nobody), and whom it hears before.
+
+    >>> gathered((7, 3, 5), 3)
+    (7, ())
+    >>> gathered(tuple(range(100)), 3)
+    (0, (97, 98, 99))
+    """
+    position = team.index(worker)
+    first = BRANCHES * position + 1
+    return team[(position - 1) // BRANCHES] if position else None, team[first : first + BRANCHES]

@@ -5,6 +5,7 @@ from distdl_jax.primitives.all_gather import reduce_scatter as reduce_scatter
 from distdl_jax.primitives.all_reduce import all_max as all_max
 from distdl_jax.primitives.all_reduce import all_reduce as all_reduce
 from distdl_jax.primitives.all_sum_reduce import all_sum_reduce as all_sum_reduce
+from distdl_jax.primitives.argmax import argmax as argmax
 from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.replication import broadcast as broadcast

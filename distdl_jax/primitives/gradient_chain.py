@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from distdl_jax.backends.base import Transport
-from distdl_jax.compat import at_line_of, bound_again
+from distdl_jax.backends.jaxpr_reader import is_in_one_piece
+from distdl_jax.compat import at_line_of, bound_again, scan_counts
 from distdl_jax.primitives.mark import is_mark, mark
 from distdl_jax.primitives.tie import tie
 
@@ -46,15 +47,18 @@ class Chain:
 
     def evaluate(self, program: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Array]]:
         """What `program` returns for `args`, and arrays without elements on which its result is to depend."""
-        links: list[Array] = []
         args = list(args)
-        if self.tied:
-            inexact = [i for i, arg in enumerate(args) if jnp.issubdtype(jnp.result_type(arg), jnp.inexact)]
-            if inexact:
-                first = min(inexact, key=lambda i: jnp.size(args[i]))
-                args[first], begun = _begun(jnp.asarray(args[first]))
-                links = [begun]
+        links = self.begin(args) if self.tied else []
         return self.run(program, args, links), links
+
+    def begin(self, args: list[Any]) -> list[Array]:
+        """The first link of a chain, which is differentiated as one of `args` is, where one can be."""
+        inexact = [i for i, arg in enumerate(args) if jnp.issubdtype(jnp.result_type(arg), jnp.inexact)]
+        if not inexact:
+            return []
+        first = min(inexact, key=lambda i: jnp.size(args[i]))
+        args[first], link = begun(jnp.asarray(args[first]))
+        return [link]
 
     def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array], number: int = 0) -> list[Any]:
         """What `program` returns for `args`; `links` gets the links of its chain.
@@ -80,6 +84,9 @@ class Chain:
             return args  # of a derivative that was taken before
         if not self._concerns(eqn):
             return bound_again(eqn, args)
+        if is_in_one_piece(eqn):
+            with at_line_of(eqn):
+                return self.run(eqn.params["call_jaxpr"], args, links, number)
         if name in _BODY_RULES:
             with at_line_of(eqn):
                 before = links[0] if self.tied and links else jnp.zeros(NO_LINK.shape, NO_LINK.dtype)
@@ -100,13 +107,20 @@ class Chain:
             _add(links, tie(jnp.zeros(NO_LINK.shape, NO_LINK.dtype), *results), self.tied)
         return results
 
+    def concerns(self, jaxpr: Any) -> bool:
+        """Whether a chain has to go through anything in a program."""
+        return any(self._concerns(eqn) for eqn in jaxpr.eqns)
+
     def _concerns(self, eqn: Any) -> bool:
-        """Whether a chain has to go through an equation: it holds a movement with an anchor; tied, any operation."""
+        """Whether a chain has to go through an equation: it holds a movement with an anchor; tied, any operation, also
+        one that there may be in a derivative of the user's."""
+        if self.tied and eqn.primitive.name == "custom_vjp_call":
+            return True
         if self.transport.operation(eqn) is not None:
             return self.tied
         if anchor_of(eqn) is not None:
             return True
-        return any(self._concerns(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+        return any(self.concerns(jaxpr) for jaxpr in jaxprs_in_params(eqn.params))
 
 
 def anchor_of(eqn: Any) -> int | None:
@@ -123,7 +137,7 @@ def movements_in(eqn: Any) -> int:
     """How many movements with an anchor an equation is, or has in its body."""
     if anchor_of(eqn) is not None:
         return 1
-    if eqn.primitive.name not in _BODY_RULES:
+    if eqn.primitive.name not in _BODY_RULES and not is_in_one_piece(eqn):
         return 0
     return sum(movements_in(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
@@ -147,12 +161,12 @@ def _after(link: Array, args: list[Any], consts: int) -> list[Any]:
 
 
 @jax.custom_vjp
-def _begun(x: Array) -> tuple[Array, Array]:
+def begun(x: Array) -> tuple[Array, Array]:
     """`x`, and a chain that is differentiated, and batched, where `x` is."""
     return x, tie(jnp.zeros(NO_LINK.shape, NO_LINK.dtype), x)
 
 
-_begun.defvjp(lambda x: (_begun(x), None), lambda _, cotangents: (tie(*cotangents),))
+begun.defvjp(lambda x: (begun(x), None), lambda _, cotangents: (tie(*cotangents),))
 
 
 @jax.custom_vjp
@@ -197,11 +211,22 @@ def _callable(chain: Chain, body: Any, number: int, name: str, inline: bool) -> 
 
 
 def _scan(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
-    params, consts = dict(eqn.params), eqn.params["num_consts"]
-    params.update(jaxpr=_chained(chain, params["jaxpr"], number, consts), num_carry=params["num_carry"] + 1)
-    if "linear" in params:
-        params["linear"] = (*params["linear"][:consts], False, *params["linear"][consts:])
-    return list(eqn.primitive.bind(*args[:consts], before, *args[consts:], **params))
+    params, (consts, carried) = dict(eqn.params), scan_counts(eqn)
+    body = _chained(chain, params["jaxpr"], number, consts)
+    if "num_carry" in params:
+        params.update(jaxpr=body, num_carry=carried + 1)
+        if "linear" in params:
+            params["linear"] = (*params["linear"][:consts], False, *params["linear"][consts:])
+        return list(eqn.primitive.bind(*args[:consts], before, *args[consts:], **params))
+    # From jax 0.12 on its parameters hold trees, which only `lax.scan` can make.
+    constants, start, xs = args[:consts], [before, *args[consts : consts + carried]], args[consts + carried :]
+
+    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = jaxpr_as_fun(body)(*constants, *carry, *xs)
+        return results[: carried + 1], results[carried + 1 :]
+
+    carry, ys = lax.scan(step, start, xs, **{name: params[name] for name in ("length", "reverse", "unroll")})
+    return [*carry, *ys]
 
 
 def _cond(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:

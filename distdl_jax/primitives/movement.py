@@ -18,13 +18,15 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.custom_batching import custom_vmap
 
 from distdl_jax.backends.base import World
-from distdl_jax.primitives.gradient_anchors import note_anchor
-from distdl_jax.primitives.reverse_only import reverse_only
+from distdl_jax.primitives.gradient_anchors import after_the_one_before, note_anchor
+from distdl_jax.primitives.mapped import agree_on_size, agreed_on_sizes
+from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
 from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.written_once import written_once
 
 
 class Movement(Protocol):
@@ -95,32 +97,37 @@ def move(world: World, part: Movement, x: Array) -> Array:
     """What this worker holds after the movement, given what it holds before."""
     if not part.differentiable:
         return _run(world, part, x)
-    y, anchor = _move(world, part, reverse_only(x))
+    y, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
     note_anchor(anchor)
-    return y
+    return never_transposed(y)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _move(world: World, part: Movement, x: Array) -> tuple[Array, Array]:
-    """What is held after the movement, and an empty anchor of it: whoever uses that has the adjoint run."""
+def _move(world: World, part: Movement, x: Array) -> tuple[Array, Array, Array | None]:
+    """What is held after the movement, an empty anchor of it (whoever uses that has the adjoint run), what it keeps.
+
+    All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none.
+    """
+    if isinstance(part, NonlinearMovement):
+        # XLA might compute x again for what is kept, an ulp apart.
+        x = written_once(x)
     y = _run(world, part, x)
-    return y, tie(jnp.zeros(0, y.dtype), y)
+    kept = part.kept(x, y) if isinstance(part, NonlinearMovement) else None
+    return y, tie(jnp.zeros(0, y.dtype), y), kept
 
 
-def _forward(world: World, part: Movement, x: Array) -> tuple[tuple[Array, Array], tuple[Array, Array | None]]:
+def _forward(
+    world: World, part: Movement, x: Array
+) -> tuple[tuple[Array, Array, Array | None], tuple[Array, Array | None]]:
     # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
     # would not do: JAX makes a constant of it where `x` is empty.)
     trace_of_x = tie(jnp.zeros(0, x.dtype), x)
-    if not isinstance(part, NonlinearMovement):
-        return _move(world, part, x), (trace_of_x, None)
-    # Computed once: XLA might compute x again for what is kept, an ulp apart.
-    x = lax.optimization_barrier(x)
-    y, anchor = _move(world, part, x)
-    return (y, anchor), (trace_of_x, part.kept(x, y))
+    y, anchor, kept = _move(world, part, x)
+    return (y, anchor, kept), (trace_of_x, kept)
 
 
 def _backward(
-    world: World, part: Movement, of_x: tuple[Array, Array | None], cotangents: tuple[Array, Array]
+    world: World, part: Movement, of_x: tuple[Array, Array | None], cotangents: tuple[Array, Array, Any]
 ) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
@@ -128,11 +135,11 @@ def _backward(
     dy = tie(cotangents[0], cotangents[1], trace_of_x)
     if isinstance(part, NonlinearMovement):
         assert kept is not None
-        moved, anchor = _move(world, part.adjoint(), reverse_only(part.before_adjoint(kept, dy)))
+        moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(kept, dy)))
         note_anchor(anchor)
         return (part.after_adjoint(kept, moved, dy.dtype),)
     adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
-    dx, anchor = _move(world, adjoint, reverse_only(dy))
+    dx, anchor, _ = _move(world, adjoint, reverse_only(dy))
     note_anchor(anchor)
     return (dx,)
 
@@ -162,7 +169,8 @@ def kept_as_calls(kept: bool = True) -> Iterator[None]:
 def _run(world: World, part: Movement, x: Array) -> Array:
     """The movement under jit, so that eager calls with an equal part don't compile again."""
     run = _call if _calls.kept else _inlined
-    return run(world, part, x)
+    with agreed_on_sizes(world, part, x):
+        return run(world, part, x)
 
 
 def _movement(world: World, part: Movement, x: Array) -> Array:
@@ -172,6 +180,7 @@ def _movement(world: World, part: Movement, x: Array) -> Array:
 
     @run.def_vmap
     def batched(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Any, bool]:
+        agree_on_size(world, part, x, axis_size)
         return _run(world, part.batched(axis_size), x), True
 
     return run(jnp.asarray(x))

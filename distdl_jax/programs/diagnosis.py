@@ -38,7 +38,10 @@ def _advice(mismatch: Mismatch) -> str:
     if mismatch.reason != "amount" and any(operation.place.backward for operation in operations):
         return _BACKWARD
     if mismatch.reason == "amount":
-        return "Nothing was run. Look for a shape, dtype or argument that differs between these workers."
+        return (
+            "Nothing was run. Look for a shape, dtype or argument that differs between these workers, or a jax.vmap "
+            "(or jax.jacrev, which maps) over another number."
+        )
     return f"Nothing was run. {ONE_PROGRAM}"
 
 
@@ -52,7 +55,9 @@ def tags_text(a: Stop, b: Stop) -> str:
     """That the tags differ, where it is that."""
     for sender, receiver in ((a, b), (b, a)):
         sent, expected = sender.operation, receiver.operation
-        if sent and expected and (sent.dest, expected.source) == (receiver.worker, sender.worker):
+        if not sent or not expected or expected.recv_tag in (None, sent.send_tag):
+            continue
+        if (sent.dest, expected.source) == (receiver.worker, sender.worker):
             return f", for the message has tag {sent.send_tag}, and one with tag {expected.recv_tag} is expected"
     return ""
 

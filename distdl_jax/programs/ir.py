@@ -31,7 +31,9 @@ class Operation:
 
     - `kind`: MPI's name for it: send, recv, sendrecv, or a collective's.
     - `team`: the workers of its communicator (world ranks).
-    - `dest`, `source`: the partners' world ranks; None where there is none.
+    - `dest`, `source`: the partners' world ranks; None where there is none. `from_any`: whether it receives from
+      whoever of the team is the first to send.
+    - `send_tag`, `recv_tag`: of its messages; None where one with any tag is received.
     - `root`: of a collective that has one, a world rank.
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
     - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
@@ -43,7 +45,7 @@ class Operation:
     dest: int | None = None
     source: int | None = None
     send_tag: int = 0
-    recv_tag: int = 0
+    recv_tag: int | None = 0
     root: int | None = None
     count: int = 0
     received: int = 0
@@ -51,6 +53,7 @@ class Operation:
     received_dtype: str = ""
     itemsize: int = 0
     op: str = ""
+    from_any: bool = False
     place: Place = field(default=Place(), compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -75,6 +78,7 @@ class Operation:
         if self.is_message:
             sent = "" if self.dest is None else f" to worker {self.dest}"
             received = "" if self.source is None else f" from worker {self.source}"
+            received = " from any worker" if self.from_any else received
             return f"{sent}{' and' if sent and received else ''}{received}"
         root = "" if self.root is None else f" with root {self.root}"
         return f" in the team {list(self.team)}{root}"

@@ -2,7 +2,8 @@
 
 The programs are played against each other without data. A send waits for its receive, as MPI allows it to do; a
 collective waits for its team. No operation can choose its partner, so the order of play decides nothing: one play
-that completes shows that every run does, and one that gets stuck shows that every run may.
+that completes shows that every run does, and one that gets stuck shows that every run may. (A receive from any worker
+can; programs with such are not compared.)
 
 A loop is played until its passes repeat each other; then the equal passes that are left are skipped. Of a loop whose
 length only the data decide two passes are played, on the premise that all workers make equally many; of the branches
@@ -11,12 +12,13 @@ of a conditional, each in turn, on the premise that all take the same.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program, simplified
+from distdl_jax.plans.decomposition import Workers
+from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations, simplified
 
 MOST_PLAYED = 500_000
 """How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
@@ -52,9 +54,18 @@ class Mismatch:
 
 
 def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
-    """What keeps the programs (by world rank) from completing; None where they complete."""
-    programs = {worker: simplified(program) for worker, program in programs.items()}
-    branches = max((_most_branches(program) for program in programs.values()), default=0)
+    """What keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
+
+    Workers with one and the same program cost little more than one of them.
+    """
+    distinct = {id(program): program for program in programs.values()}
+    if any(operation.from_any for program in distinct.values() for operation, _ in operations(program)):
+        return None
+    if len(distinct) == 1 and all(_is_of_all(program, programs.keys()) for program in distinct.values()):
+        return None
+    distinct = {key: simplified(program) for key, program in distinct.items()}
+    programs = {worker: distinct[id(program)] for worker, program in programs.items()}
+    branches = max((_most_branches(program) for program in distinct.values()), default=0)
     for branch in range(max(branches, 1)):
         if mismatch := _Play(programs, branch).run():
             return mismatch if branches else Mismatch(mismatch.reason, mismatch.stops)
@@ -69,6 +80,12 @@ def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[
     play = _Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
     play.run()
     return [play.stop(worker) for worker in sorted(programs)]
+
+
+def _is_of_all(program: Program, workers: Set[int]) -> bool:
+    """Whether the program has nothing but collectives of all these workers: then they complete, if all run it."""
+    teams = {() if op.is_message else op.team for op, _ in operations(program)}
+    return all(set(team) == workers for team in teams)
 
 
 def _most_branches(program: Program) -> int:
@@ -103,11 +120,11 @@ class AtOperation(Protocol):
 class _Worker:
     """One worker in play: where it is, and which halves of its operation still wait."""
 
-    def __init__(self, rank: int, program: Program, branch: int) -> None:
+    def __init__(self, rank: int, program: Program, total: int, branch: int) -> None:
         self.rank = rank
         self.operation: Operation | None = None
         self.sends = self.receives = self.joins = False
-        self.total = sum(map(_listed, program))
+        self.total = total
         self.begun: _Pass | None = None  # the pass of a loop that began since the last operation
         self._branch = branch
         self.stack = [_Pass(program, 0)]
@@ -174,7 +191,9 @@ def _listed(item: Operation | Loop | Cond) -> int:
 class _Play:
     def __init__(self, programs: Mapping[int, Program], branch: int, absent: frozenset[int] = frozenset()) -> None:
         self._branch = branch
-        self._workers = {rank: _Worker(rank, program, branch) for rank, program in programs.items()}
+        totals = {id(program): sum(map(_listed, program)) for program in programs.values()}
+        self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
+        self._arrived: Counter[Workers] = Counter()
         self._absent = absent
         self._seen: dict[object, tuple[tuple[int, ...], ...]] = {}
 
@@ -203,10 +222,12 @@ class _Play:
         op = worker.operation
         assert op is not None
         if worker.joins:
-            team = [self._workers.get(rank) for rank in op.team]
-            if not all(w is not None and w.joins and w.operation and w.operation.team == op.team for w in team):
+            # Who waits in an operation of a team goes nowhere else, so it is enough to count.
+            self._arrived[op.team] += worker.rank in op.team
+            if self._arrived[op.team] < len(op.team):
                 return []
-            members = [w for w in team if w is not None]
+            self._arrived[op.team] = 0
+            members = [self._workers[rank] for rank in op.team]
             for other in members:
                 if collective(other.operation) != collective(op):
                     return self._mismatch("amount", worker, other)
@@ -306,7 +327,8 @@ def fit(sender: AtOperation, receiver: AtOperation) -> bool:
     theirs, ours = sender.operation, receiver.operation
     if theirs is None or ours is None or not (sender.sends and receiver.receives):
         return False
-    return (theirs.dest, ours.source, theirs.send_tag) == (receiver.rank, sender.rank, ours.recv_tag)
+    is_expected = ours.recv_tag is None or ours.recv_tag == theirs.send_tag
+    return is_expected and (theirs.dest, ours.source) == (receiver.rank, sender.rank)
 
 
 def sent(sender: AtOperation) -> tuple[int, str]:

@@ -56,7 +56,7 @@ class Report:
                 counts["operations"] += n
                 if op.is_message:
                     counts["sends"] += n * (op.dest is not None)
-                    counts["receives"] += n * (op.source is not None)
+                    counts["receives"] += n * (op.source is not None or op.from_any)
                     counts["bytes sent"] += n * op.bytes_sent
                 else:
                     counts["of teams"] += n

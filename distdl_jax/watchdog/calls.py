@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 REMEMBERED = 1024
@@ -30,6 +31,13 @@ class CallWindow:
         """The function of the given call (from 1); None where it is not remembered."""
         place = len(self.names) - (self.last - call) - 1
         return self.names[place] if 0 <= place < len(self.names) else None
+
+
+class Earlier(NamedTuple):
+    """How many calls a worker had made before one, and the digest of all of them; None where they can't be compared."""
+
+    number: int
+    digest: int | None
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,15 @@ class CallLog:
             else:
                 self._comparable = False
 
+    def undo(self) -> None:
+        """The last call has raised before it told anybody anything: to the others it was none."""
+        with self._lock:
+            self.inside = self.tracing = self.agreed_before = False
+            self._names.pop()
+            self._digests.pop()
+            self._comparable = self._comparable and bool(self._digests)
+            self.number -= 1
+
     def agree(self, number: int, name: str) -> None:
         """All workers have agreed on the plan of their call, and that it is the given one."""
         with self._lock:
@@ -132,6 +149,13 @@ class CallLog:
             if not self._comparable:
                 return CallWindow()
             return CallWindow(self.number, tuple(self._names))
+
+    def earlier(self) -> Earlier:
+        """Those before the one that the worker is in, or is about to make."""
+        with self._lock:
+            place = -1 - self.inside
+            known = self._comparable and len(self._digests) >= -place
+            return Earlier(self.number - self.inside, self._digests[place] if known else None)
 
     def told(self, done: int) -> Calls:
         """What to tell of them; up to call `done` all programs have ended."""

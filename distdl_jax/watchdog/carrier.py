@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import NoReturn
 
 from distdl_jax.errors import PlanError
+from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
@@ -45,6 +46,9 @@ TO_REPORT = (1.0, 10.0)
 """Seconds between the order to end the job and the end: worker 0 waits until all have had time to report; if it can't
 end the job, each does."""
 
+MOST_ELSEWHERE = 8000
+"""Of how many characters a text is that another worker writes: so few that it need not be fetched."""
+
 REPORTED_OPERATIONS = 12
 """How many of a worker's last operations its report lists."""
 
@@ -62,11 +66,14 @@ class Run:
 class Carrier:
     """One worker's in one world. `turn` runs in the watchdog's thread, the rest in the program's.
 
+    - `members`: the workers of its world, by their ranks in COMM_WORLD.
     - `epoch`: how many agreements have failed so far.
     - `calls`: those that count in this world. `channel`: that of its agreements.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int, size: int, limits: TimeLimits) -> None:
+    def __init__(self, mailbox: Mailbox, rank: int, members: Workers, limits: TimeLimits) -> None:
+        size = len(members)
+        self.members = members
         self.epoch = 0
         self.calls = CallLog()
         self.channel: Channel | None = None
@@ -79,9 +86,11 @@ class Carrier:
         self._coordinating = threading.Lock()
         self._done = 0
         self._run = Run()
-        self._compiled = 0.0
+        self._compiled = self._awake = 0.0
         self._left: int | None = None
+        self._left_at = ""
         self._end: tuple[str, float] | None = None
+        self._carriers, self._covered = 0, False
 
     # --- in the program's thread ---
 
@@ -114,9 +123,9 @@ class Carrier:
 
     # --- at the end of the program ---
 
-    def leave(self, status: int) -> None:
-        """Tell the others that this worker's program has ended."""
-        self._left = status
+    def leave(self, status: int, how: str = "") -> None:
+        """Tell the others that this worker's program has ended; `how`: what is to be said of it besides."""
+        self._left, self._left_at = status, how
         with mpi_lock:
             self._mailbox.begin_barrier()
 
@@ -125,10 +134,26 @@ class Carrier:
         with mpi_lock:
             return self._mailbox.has_met()
 
+    # --- in any thread ---
+
+    def say_elsewhere(self, text: str) -> None:
+        """Have another worker write what this one can't; nothing is done where MPI is in use for long."""
+        if mpi_lock.acquire(timeout=2):
+            try:
+                self._mailbox.post(Say(text[:MOST_ELSEWHERE]), 1 if self._rank == COORDINATOR else COORDINATOR)
+            finally:
+                mpi_lock.release()
+
     # --- in the watchdog's thread ---
 
-    def turn(self, sample: Sample, now: float) -> None:
-        """Hear the others, tell them what changed; `now` in seconds in which the watch was awake."""
+    def turn(self, sample: Sample, now: float, carriers: Sequence[Carrier]) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watch was awake.
+
+        `carriers`: those of all worlds of the worker, in the order in which they were opened.
+        """
+        self._awake = now
+        if len(carriers) != self._carriers:
+            self._carriers, self._covered = len(carriers), self._is_covered(carriers)
         while (received := self._mailbox.next()) is not None:
             self._hear(received[1], now)
         self._reporter, posts, orders = self._reporter.look(self._facts(sample), now, self._detail)
@@ -165,11 +190,9 @@ class Carrier:
         self._post_all(posts)
 
     def _facts(self, sample: Sample) -> Facts:
-        waiting, status = self._status.waiting, self._status
+        status = self._status
         self._compiled = sample.compiled
-        agreement = None
-        if waiting is not None and waiting.channel is not None and waiting.channel.monitor is self:
-            agreement = Agreement(waiting.number, waiting.purpose, waiting.where, waiting.waits_for)
+        agreement = self._agreement()
         passed = self.calls.passed  # before the programs are looked at
         if not sample.run and not status.tokens_pending():
             self._done = max(self._done, passed)
@@ -178,7 +201,32 @@ class Carrier:
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
         where = main_line() if self._reporter.questions and not run.where else run.where
-        return Facts(calls, agreement, sample.run, run.program, run.function, sample.compiles, where, self._left)
+        where = where if self._left is None else self._left_at
+        if where and status.thread_error and self._left is None:
+            where = f"{where}, while {status.thread_error}"
+        compiles, covered = sample.compiles, self._covered
+        return Facts(calls, agreement, sample.run, run.program, run.function, compiles, where, self._left, covered)
+
+    def _agreement(self) -> Agreement | None:
+        """That which the worker is in, of this world or another."""
+        waiting = self._status.waiting
+        theirs = None if waiting is None or waiting.channel is None else waiting.channel.monitor
+        if waiting is None or not isinstance(theirs, Carrier):
+            return None
+        waits_for, elsewhere = waiting.waits_for, theirs is not self
+        if elsewhere:
+            here = {member: worker for worker, member in enumerate(self.members)}
+            all_are_here = here.keys() >= set(theirs.members)
+            waits_for = tuple(here[theirs.members[worker]] for worker in waits_for) if all_are_here else ()
+        return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for, elsewhere)
+
+    def _is_covered(self, carriers: Sequence[Carrier]) -> bool:
+        """Whether another world has all workers of this one; of equal ones the first covers the others."""
+        place, mine = carriers.index(self), set(self.members)
+        return any(
+            mine < set(other.members) or (mine == set(other.members) and before < place)
+            for before, other in enumerate(carriers)
+        )
 
     def _look_into(self, sample: Sample) -> Run:
         """A run of a program, looked into when it has lasted for a while."""
@@ -197,9 +245,11 @@ class Carrier:
         self._run = run
         return run
 
-    def _detail(self) -> Detail:
+    def _detail(self, in_full: bool) -> Detail:
+        if not in_full:
+            return Detail(compiled=self._compiled, awake=self._awake)
         sent, received = ({}, {}) if self.channel is None else (dict(self.channel.sent), dict(self.channel.received))
-        return Detail(self.calls.window(), sent, received, self._compiled)
+        return Detail(self.calls.window(), sent, received, self._compiled, self._awake)
 
     # --- the end ---
 

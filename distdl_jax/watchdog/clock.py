@@ -19,6 +19,9 @@ LONGEST_TURN = 1.0
 ASKED_AT = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0)
 """After which parts of the limit a worker that waits asks whether it may."""
 
+FIRST_LINE = 60.0
+"""Seconds after its end for which a worker waits before it asks for whom the job goes on."""
+
 LAST_QUESTION = len(ASKED_AT) - 1
 """How many are asked before that at the limit: the only one of a worker whose program has ended."""
 

@@ -29,8 +29,8 @@ from distdl_jax.watchdog.messages import (
     ToCoordinator,
     ToReporter,
 )
-from distdl_jax.watchdog.needs import Needs, Plans, in_every, needs_of
-from distdl_jax.watchdog.roll import Roll, limit_of, time_is_up
+from distdl_jax.watchdog.needs import Needs, Plans, equal_plans, needs_of_all
+from distdl_jax.watchdog.roll import Limits, Roll, time_is_up, was_not_heard_from
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -38,8 +38,17 @@ COORDINATOR = 0
 PAUSES = (1.0, 60.0)
 """Seconds before those whom a suspicion is about are asked again: at first, and at most."""
 
+LINES_AT_THE_END = (60.0, 3600.0)
+"""Seconds after which those who have ended say who is waited for: at first, and at most after each line."""
+
 VERSIONS = 16
 """How many plans of one function are kept: one for each way in which it was traced."""
+
+SEEKS_EVERY = 1e-3
+"""Seconds, for each worker, from one look at what they do to the next: the larger the world, the more a look costs."""
+
+ROLLS_EVERY = 4e-3
+"""The same from one roll call to the next: who asks meanwhile is in the next one."""
 
 RUNNING = State("running")
 
@@ -98,6 +107,7 @@ class Coordinator:
     questions: int = 0
     inquiry: Inquiry | None = None
     look_at: float = float("inf")
+    seeks_from: float = 0.0
     pause: float = PAUSES[0]
     concluded: tuple[tuple[int, str, int], ...] = ()
     roll: Roll = field(default=Roll())
@@ -106,11 +116,11 @@ class Coordinator:
     def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
         """Keep a plan of the function `name`, which all workers have agreed on."""
         known = self.versions.get(name, ())
-        if programs in known:
+        if any(equal_plans(programs, earlier) for earlier in known):
             return replace(self, programs={**self.programs, name: programs})
         known = (*known, programs)
         # Of too many, nothing is certain but whom they talk to.
-        part = {w: in_every(needs_of(w, version.get(w, ())) for version in known) for w in range(self.size)}
+        part = needs_of_all(known, self.size)
         if len(known) > VERSIONS:
             nothing = Needs(fixed=False)
             part = {worker: replace(nothing, talks=needs.talks) for worker, needs in part.items()}
@@ -135,10 +145,9 @@ class Coordinator:
             case CannotAgree(epoch, text, about):
                 return self._fail(text, about) if epoch == self.epoch else (self, [])
             case StillWaiting(worker, kind, episode):
-                roll, is_new = self.roll.with_asker(message)
-                posts: Posts = [(worker, Noted(kind, episode))]
-                known = replace(self, roll=roll)
-                return known._call_the_roll(posts, now) if is_new else (known, posts)
+                if kind == "left" and worker != self._first_that_left():
+                    return self, [(worker, Allowance(kind, episode, message.seconds, 0.0))]  # one line is enough
+                return replace(self, roll=self.roll.with_asker(message)), [(worker, Noted(kind, episode))]
 
     def tick(self, now: float) -> tuple[Coordinator, Posts]:
         """What follows by now: workers are asked again, or all fail, or the job ends."""
@@ -146,26 +155,39 @@ class Coordinator:
             return self, []
         known = self
         posts: Posts = []
-        if self.roll.is_called and self.roll.is_over(self.size, now, self.limits.waiting):
-            known, posts = self._end_roll(now)
-        if not known.ends and (known.is_news or now >= known.look_at):
+        if now >= self.roll.speaks_at:
+            known, posts = known._speak_of_the_silent(now)
+        if now >= self.roll.is_due_at:
+            known, more = known._call_the_roll(now)
+            posts = posts + more
+        elif now >= self._roll_ends_at():
+            known, more = known._end_roll(now)
+            posts = posts + more
+        if not known.ends and now >= known._seeks_at():
             known, more = known._seek(now)
             posts = posts + more
         return known, posts
 
     def wakes_at(self) -> float:
         """When it will have something to say, if nothing happens before."""
-        return min(self.look_at, self.roll.ends_at(self.size, self.limits.waiting))
+        return min(self._seeks_at(), self._roll_ends_at(), self.roll.is_due_at, self.roll.speaks_at)
+
+    def _seeks_at(self) -> float:
+        return min(self.look_at, self.seeks_from if self.is_news else float("inf"))
+
+    def _roll_ends_at(self) -> float:
+        """When it ends, if nobody answers any more: whoever is silent for longer than the limit can't be waited for."""
+        return self.roll.owed_since + (self.limits.waiting or float("inf"))
 
     # --- what is certain ---
 
     def _seek(self, now: float) -> tuple[Coordinator, Posts]:
         """Ask those whom a suspicion is about."""
-        known = replace(self, is_news=False, look_at=float("inf"))
+        known = replace(self, is_news=False, look_at=float("inf"), seeks_from=now + SEEKS_EVERY * self.size)
         found = find_deadlock(View(self.states, self.plans))
         if found is None:
             return replace(known, inquiry=None, pause=PAUSES[0]), []
-        if set(known._key(found)) <= set(self.concluded):
+        if set(_key(found, self.states)) <= set(self.concluded):
             return replace(known, inquiry=None), []
         said = {worker: self.states.get(worker, RUNNING) for worker in known._concerned(found)}
         asked = self.inquiry
@@ -193,47 +215,58 @@ class Coordinator:
             return known, []
         view = inquiry.view(known.plans)
         failed = {worker: s for worker, s in known.states.items() if s.kind == "left" and s.status}
-        found = find_deadlock(replace(view, states={**view.states, **failed}))
+        view = replace(view, states={**view.states, **failed})
+        found = find_deadlock(view)
         if found is None:
             pause = min(2 * known.pause, PAUSES[1])
             return replace(known, look_at=now + known.pause, pause=pause), []
-        known = replace(known, inquiry=None, pause=PAUSES[0], concluded=known._key(found))
-        return known._conclude(found)
+        known = replace(known, inquiry=None, pause=PAUSES[0], concluded=_key(found, view.states))
+        return known._conclude(found, view.states)
 
-    def _conclude(self, found: Deadlock) -> tuple[Coordinator, Posts]:
-        if found.call and all(self.states[worker].calls.agreed_before for worker in found.waiting):
+    def _conclude(self, found: Deadlock, states: Mapping[int, State]) -> tuple[Coordinator, Posts]:
+        """What follows from what they were doing when they answered: since then some may have been told to go on."""
+        if found.call and all(states[worker].calls.agreed_before for worker in found.waiting):
             return self, self._to_all(Replay(found.call))
-        if all(self.states[worker].kind == "agreeing" for worker in found.waiting):
+        if all(states[worker].kind == "agreeing" for worker in found.waiting):
             return self._fail(found.text, found.about)
         return self._end(found.text, found.about)
 
-    def _key(self, found: Deadlock) -> tuple[tuple[int, str, int], ...]:
-        states = ((worker, self.states.get(worker, RUNNING)) for worker in found.waiting)
-        return tuple((worker, state.kind, state.episode) for worker, state in states)
-
     # --- the clock ---
 
-    def _call_the_roll(self, posts: Posts, now: float) -> tuple[Coordinator, Posts]:
+    def _call_the_roll(self, now: float) -> tuple[Coordinator, Posts]:
         number = self.questions + 1
         known = replace(self, questions=number, roll=self.roll.called(number, self.size, now))
-        return known, posts + self._to_all(Question(number))
+        return known, self._to_all(Question(number, in_full=False))
+
+    def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
+        """A line that ends nothing, long before the limit."""
+        silent = self.roll.silent(now)
+        waiting, _ = next(iter(self.roll.askers))
+        what = "; ".join(was_not_heard_from(worker, self.roll.owed, now) for worker in silent[:8])
+        text = (
+            f"distdl_jax: {what}: gone, stopped, cut off, or in code that does not let Python run. Worker {waiting} "
+            f"{self.states.get(waiting, RUNNING).describe()}. The clock (DISTDL_JAX_TIMEOUT) decides.\n"
+        )
+        roll = replace(self.roll, mentioned=self.roll.mentioned.union(silent))
+        return replace(self, roll=roll), [(COORDINATOR, Say(text))]
 
     def _end_roll(self, now: float) -> tuple[Coordinator, Posts]:
         """What follows when all have said what they do, who can."""
-        roll, allowed = self.roll.closed(now)
+        limits = Limits(self.states, self.plans, self.limits)
+        roll, allowed = self.roll.closed(now + ROLLS_EVERY * self.size)
         known = replace(self, roll=roll)
         posts: Posts = []
-        for asker in self.roll.askers:
+        for asker in self.roll.askers.values():
             state = self.states.get(asker.worker, RUNNING)
             is_over = asker.worker in self.roll.answers and not _is_in(state, asker)
             if is_over:
                 continue
             seconds = allowed[asker.worker, asker.kind]
-            limit = limit_of(asker, self.states, self.plans, self.limits)
+            limit = limits.of(asker)
             if asker.kind == "left":
-                posts += self._line_about_the_end(asker)
-                limit = None
-            if limit is None:
+                posts += self._line_about_the_end(asker, now)
+                seconds, limit = asker.seconds, min(max(LINES_AT_THE_END[0], asker.seconds), LINES_AT_THE_END[1])
+            elif limit is None:
                 seconds, limit = asker.seconds, self.limits.waiting
             if asker.seconds - seconds >= limit:
                 text, about = time_is_up(
@@ -243,13 +276,22 @@ class Coordinator:
             posts.append((asker.worker, Allowance(asker.kind, asker.episode, seconds, limit)))
         return known, posts
 
-    def _line_about_the_end(self, asker: StillWaiting) -> Posts:
+    def _first_that_left(self) -> int | None:
+        return min((worker for worker, state in self.states.items() if state.kind == "left"), default=None)
+
+    def _line_about_the_end(self, asker: StillWaiting, now: float) -> Posts:
         """Of workers whose programs have ended, the first says who is waited for; nobody need hurry."""
         left = [worker for worker, state in self.states.items() if state.kind == "left"]
         others = [worker for worker in range(self.size) if worker not in left]
-        if asker.seconds < self.limits.waiting or asker.worker != min(left) or not others:
+        if not others:
             return []
-        what = "; ".join(f"worker {worker} {self.states.get(worker, RUNNING).describe()}" for worker in others[:8])
+        heard = self.roll.answers
+        what = "; ".join(
+            f"worker {worker} {self.states.get(worker, RUNNING).describe()}"
+            if worker in heard
+            else was_not_heard_from(worker, self.roll.owed, now)
+            for worker in others[:8]
+        )
         ended = f"{workers_text(tuple(sorted(left))).capitalize()} ended {asker.seconds:.0f} s ago or more"
         return [(asker.worker, Say(f"distdl_jax: {ended}; the job goes on: {what}.\n"))]
 
@@ -265,8 +307,13 @@ class Coordinator:
         return replace(self, ends=True), self._to_all(EndJob(text, about))
 
 
+def _key(found: Deadlock, states: Mapping[int, State]) -> tuple[tuple[int, str, int], ...]:
+    waiting = ((worker, states.get(worker, RUNNING)) for worker in found.waiting)
+    return tuple((worker, state.kind, state.episode) for worker, state in waiting)
+
+
 def _is_in(state: State, asker: StillWaiting) -> bool:
     """Whether the worker is in the episode still. In an agreement it may be in a program, too, of which it asks."""
     if state.kind == asker.kind:
         return state.episode == asker.episode
-    return state.kind == "agreeing" and asker.kind == "executing"
+    return state.kind in ("agreeing", "elsewhere") and asker.kind == "executing"

@@ -8,15 +8,15 @@ concludes anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.watchdog.calls import Calls, CallWindow
+from distdl_jax.errors import ONE_PROGRAM, one_program
+from distdl_jax.watchdog.calls import Calls, CallWindow, Earlier
 from distdl_jax.watchdog.needs import Needs, Plans
 
-Kind = Literal["running", "agreeing", "executing", "compiling", "left"]
+Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "left"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class State:
     """What one worker is doing.
 
     - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `purpose`), "executing" (in
-      a compiled program), "left" (its program has ended, with `status`), or "running" (anything else).
+      a compiled program), "left" (its program has ended, with `status`), or "running" (anything else). "elsewhere" is
+      agreeing, in a world of some of these workers, which draws its own conclusions from that.
     - `episode`: which of its agreements, or runs of programs, it is in.
     - `where`: its source line.
     - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and of which
@@ -46,6 +47,13 @@ class State:
         """Whether it may be waiting for others."""
         return self.kind in ("agreeing", "executing")
 
+    @property
+    def plan(self) -> str:
+        """The function whose plan it executes, in the call that `program` says; empty where that is not known."""
+        if self.kind != "executing" or not self.program:
+            return ""
+        return self.function or (self.calls.name if self.program == self.calls.number else "")
+
     def is_as(self, other: State | None) -> bool:
         """Whether the worker has not moved between the two."""
         return other is not None and (self.kind, self.episode) == (other.kind, other.episode)
@@ -53,15 +61,20 @@ class State:
     def describe(self) -> str:
         """What it is doing, after "worker 3 "."""
         match self.kind:
-            case "agreeing":
-                return f"is about to run {self.purpose} ({self.where}), and waits for {workers_text(self.waits_for)}"
+            case "agreeing" | "elsewhere":
+                where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
+                others = f", and waits for {workers_text(self.waits_for)}" if self.waits_for else ""
+                return f"is about to run {self.purpose} ({where}){others}"
             case "executing":
                 return f"is in {self._describe_call()}"
             case "compiling":
                 return f"compiles ({self.where})" if self.where else "compiles"
             case "left":
                 ended = f" with exit status {self.status}" if self.status else ""
-                return f"has ended its program{ended}, after {self.calls.number} calls"
+                ended = f"{ended} {self.where}" if self.where else ended
+                return (
+                    f"has ended its program{ended}{f', after {self.calls.number} calls' if self.calls.number else ''}"
+                )
         return f"is at {self.where}, outside any operation" if self.where else "is outside any operation"
 
     def _describe_call(self) -> str:
@@ -114,17 +127,17 @@ def find_deadlock(view: View) -> Deadlock | None:
 
 def _failed(view: View) -> Deadlock | None:
     """A worker that has ended with an error, and one that waits: the job has failed already."""
-    for worker, left in sorted(view.states.items()):
-        if left.kind != "left" or not left.status:
-            continue
-        for waiting, state in sorted(view.states.items()):
-            if state.waits:
-                return _gone(worker, left, waiting, state)
-    return None
+    failed = min(
+        (worker for worker, state in view.states.items() if state.kind == "left" and state.status), default=None
+    )
+    waiting = min((worker for worker, state in view.states.items() if state.waits), default=None)
+    if failed is None or waiting is None:
+        return None
+    return _gone(failed, view.states[failed], waiting, view.states[waiting])
 
 
 def _gone(worker: int, left: State, waiting: int, state: State) -> Deadlock:
-    text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {ONE_PROGRAM}"
+    text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {one_program([state.purpose])}"
     return Deadlock(text, (waiting,), (worker,) if left.status else (worker, waiting))
 
 
@@ -137,6 +150,8 @@ def _different_calls(view: View) -> Deadlock | None:
         return None
     for worker, state in known[1:]:
         first, reference = known[0]
+        if state.calls.digests == reference.calls.digests and state.calls.number == reference.calls.number:
+            continue
         if not state.calls.differs_from(reference.calls):
             continue
         call = min(state.calls.number, reference.calls.number)
@@ -170,6 +185,23 @@ def _different_text(call: int, first: int, ours: str, second: int, theirs: str) 
     )
 
 
+def different_earlier_calls(name: str, earlier: Mapping[int, Earlier]) -> tuple[str, tuple[int, int]] | None:
+    """What is wrong where two workers that trace `name` together are known to have made different calls before, and
+    which two."""
+    known = [(worker, calls) for worker, calls in sorted(earlier.items()) if calls.digest is not None]
+    for worker, calls in known[1:]:
+        first, reference = known[0]
+        if calls == reference:
+            continue
+        what = f"after {calls.number}" if calls.number != reference.number else "after as many, but not of the same"
+        text = (
+            f"The workers call different functions: worker {first} traces {name} after {reference.number} calls of "
+            f"functions that all workers must call, worker {worker} {what}. {ONE_PROGRAM}"
+        )
+        return text, (first, worker)
+    return None
+
+
 def _first_difference(view: View, first: int, second: int) -> tuple[int, str, str] | None:
     """The first call that is another function's on each: its number, and both."""
     assert view.windows is not None
@@ -180,24 +212,35 @@ def _first_difference(view: View, first: int, second: int) -> tuple[int, str, st
     return None
 
 
+_WITHOUT_JIT = (
+    "without jit (JAX_DISABLE_JIT, jax.disable_jit()) it runs line by line. Disable it on all workers, or none."
+)
+_CHANGED = (
+    "the shapes, dtypes or static arguments of that call changed on some workers only (a Python number in place of an "
+    "array, of weak type, is such a change). Every worker must see the same changes: bring the batch to one size on "
+    "all workers (a worker without samples passes an empty block of its usual dtype)."
+)
+
+
 def _traced_by_some(view: View) -> Deadlock | None:
     """A worker that traces a function in a call that one for which it waits has passed."""
+    tracing = [w for w, s in view.states.items() if s.kind == "agreeing" and _traces(s.calls)]
     # First those who trace what was never agreed on: the others can go on.
-    for tracing, state in sorted(view.states.items(), key=lambda told: (told[1].calls.agreed_before, told[0])):
+    for worker in sorted(tracing, key=lambda w: (view.states[w].calls.agreed_before, w)):
+        state = view.states[worker]
         calls = state.calls
-        if state.kind != "agreeing" or not (calls.tracing and calls.inside and calls.passed < calls.number):
-            continue
-        past = tuple(w for w in state.waits_for if _is_past(view, tracing, w) and not view.coming(w, tracing))
+        past = tuple(w for w in state.waits_for if _is_past(view, worker, w) and not view.coming(w, worker))
         if past:
             text = (
-                f"Worker {tracing} traces {calls.name} anew in call {calls.number} (at {state.where}), but "
-                f"{workers_text(past)} did not: the shapes, dtypes or static arguments of that call changed on "
-                "some workers only (a Python number in place of an array, of weak type, is such a change). Every "
-                "worker must see the same changes: bring the batch to one size on all workers (a worker without "
-                "samples passes an empty block of its usual dtype)."
+                f"Worker {worker} traces {calls.name} anew in call {calls.number} (at {state.where}), but "
+                f"{workers_text(past)} did not: {_WITHOUT_JIT if 'jax_disable_jit' in state.where else _CHANGED}"
             )
-            return Deadlock(text, (tracing,), (tracing, *past), calls.number)
+            return Deadlock(text, (worker,), (worker, *past), calls.number)
     return None
+
+
+def _traces(calls: Calls) -> bool:
+    return calls.tracing and calls.inside and calls.passed < calls.number
 
 
 def _is_past(view: View, tracing: int, worker: int) -> bool:
@@ -222,13 +265,22 @@ def _is_past(view: View, tracing: int, worker: int) -> bool:
 def _standstill(view: View) -> Deadlock | None:
     """Workers that wait for each other, or for one that has left: the most of them of whom each waits for another."""
     stuck = {worker for worker, state in view.states.items() if state.waits or state.kind == "left"}
-    reasons: dict[int, int] = {}
-    while True:
-        reasons = {w: reason for w in stuck if (reason := _held_up_by(view, w, stuck)) is not None}
-        still = {worker for worker in stuck if worker in reasons or view.states[worker].kind == "left"}
-        if still == stuck:
-            break
-        stuck = still
+    never_comes = _NeverComes(view, stuck)
+    held = {w: set(_held_up_by(view, w, stuck, never_comes)) for w in stuck if view.states[w].kind != "left"}
+    holds: dict[int, list[int]] = {}
+    for worker, others in held.items():
+        for other in others:
+            holds.setdefault(other, []).append(worker)
+    moves = [worker for worker, others in held.items() if not others]
+    while moves:
+        worker = moves.pop()
+        del held[worker]
+        for other in holds.get(worker, ()):
+            held[other].discard(worker)
+            if not held[other]:
+                moves.append(other)
+    # Who has left explains more than who waits.
+    reasons = {w: min(others, key=lambda o: (view.states[o].kind != "left", o)) for w, others in held.items()}
     for start in sorted(reasons):
         path = [start]
         while (following := reasons.get(path[-1])) is not None and following not in path:
@@ -238,29 +290,40 @@ def _standstill(view: View) -> Deadlock | None:
             return _gone(worker, view.states[worker], waiting, view.states[waiting])
         cycle = path[path.index(following) :]
         listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
-        text = f"The workers wait for each other in a cycle: {listed}. {ONE_PROGRAM}"
+        advice = one_program(view.states[w].purpose for w in cycle)
+        text = f"The workers wait for each other in a cycle: {listed}. {advice}"
         return Deadlock(text, tuple(sorted(cycle)), tuple(sorted(cycle)))
     return None
 
 
-def _held_up_by(view: View, waiting: int, stuck: set[int]) -> int | None:
-    """One of `stuck` without which the worker can't go on; None where there is none, or where it is not certain."""
+def _held_up_by(view: View, waiting: int, stuck: set[int], never_comes: _NeverComes) -> Iterable[int]:
+    """Those of `stuck` without any of which the worker can't go on; none where it is not certain."""
     state = view.states[waiting]
     if state.kind == "agreeing":
         candidates = (w for w in state.waits_for if w in stuck)
-        held = (w for w in candidates if not view.coming(w, waiting) and not _has_told(view.states[w], waiting, state))
-        # Who has left explains more than who waits.
-        return min(held, key=lambda w: (view.states[w].kind != "left", w), default=None)
-    if state.kind == "executing" and state.program and state.program == state.calls.number:
-        part = view.plans.get(state.calls.name, {}).get(waiting, Needs())
-        absent = [w for w in part.needs & stuck if _never_comes(state, view.states[w])]
-        return min(absent, key=lambda w: (view.states[w].kind != "left", w), default=None)
-    return None
+        return (w for w in candidates if not view.coming(w, waiting) and not _has_told(view.states[w], waiting, state))
+    if name := state.plan:
+        return view.plans.get(name, {}).get(waiting, Needs()).needs & never_comes.to(state) - {waiting}
+    return ()
 
 
-def _never_comes(state: State, other: State) -> bool:
-    """Whether the other one, which goes no further, has not begun the program that the first one is in."""
-    return other.calls.passed < state.program and state.calls.agrees_with(other.calls)
+class _NeverComes:
+    """Who of those that go no further has not begun a program that another one is in: the same for all who are in the
+    same one."""
+
+    def __init__(self, view: View, stuck: set[int]) -> None:
+        self._view, self._stuck = view, stuck
+        self._known: dict[object, frozenset[int]] = {}
+
+    def to(self, state: State) -> frozenset[int]:
+        """Those that do not come to the program that this one is in."""
+        key = (state.program, state.calls.number, state.calls.digests)
+        if key not in self._known:
+            others = ((w, self._view.states[w].calls) for w in self._stuck)
+            self._known[key] = frozenset(
+                w for w, calls in others if calls.passed < state.program and state.calls.agrees_with(calls)
+            )
+        return self._known[key]
 
 
 def _has_told(theirs: State, waiting: int, ours: State) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from distdl_jax.watchdog.abort import end_the_job, is_forked
 from distdl_jax.watchdog.main_thread import main_stack, stack_text, user_frames
 from distdl_jax.watchdog.status import worker_status
+from distdl_jax.watchdog.system_exit import MainProgram
 
 _ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -78,6 +79,54 @@ def record_exit_status() -> None:
 
     exit.records_the_status = True  # type: ignore[attr-defined]
     sys.exit = exit
+
+
+_main: list[MainProgram] = []
+
+
+def watch_main_program() -> None:
+    """`sys.monitoring`: record the status of a `SystemExit` that ends the main program, where Python has that."""
+
+    def found(code: object) -> None:
+        if not is_forked():
+            worker_status().exit_status = exit_status(code)
+
+    if not _main:
+        _main.append(MainProgram(found))
+
+
+def how_it_ended() -> str:
+    """What the exit status does not say of how the main program has ended, after "has ended its program "."""
+    is_known = worker_status().exit_status is not None or has_raised() or not _main
+    where, error = "" if is_known else _main[0].ended_at(), worker_status().thread_error
+    how = [f"by SystemExit at {where}, its status unknown"] if where else []
+    return ", ".join([*how, f"while {error}"] if error else how)
+
+
+def record_errors_of_threads() -> None:
+    """`threading.excepthook`: record what ends a thread, which ends nothing else, but is what others may wait for."""
+    previous = threading.excepthook
+    if getattr(previous, "records_errors", False):
+        return
+
+    def record(error: threading.ExceptHookArgs, /) -> None:
+        if not is_forked() and not issubclass(error.exc_type, SystemExit):
+            name = "a thread" if error.thread is None else error.thread.name
+            worker_status().thread_error = f"its {name} raised {error.exc_type.__name__}: {error.exc_value}"
+        previous(error)
+
+    record.records_errors = True  # type: ignore[attr-defined]
+    threading.excepthook = record
+
+
+def has_raised() -> bool:
+    """Whether an exception has ended the main program, where a hook of its own is in the place of this file's.
+
+    Python keeps such an exception for debuggers. An interactive one does so for each that it goes on after.
+    """
+    trace: TracebackType | None = getattr(sys, "last_traceback", None)
+    is_interactive = sys.flags.interactive or hasattr(sys, "ps1")
+    return trace is not None and not is_interactive and trace.tb_frame.f_back is None
 
 
 def exit_status(code: object) -> int:

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 import jax
 
 from distdl_jax.compat import activity
-from distdl_jax.watchdog.source_lines import is_library
+from distdl_jax.watchdog.source_lines import is_library, is_of_python
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 _JIT = str(Path(__file__).parents[1] / "jit.py")
@@ -136,7 +136,8 @@ _writing_stacks = threading.Lock()
 
 
 def main_stack() -> list[Line]:
-    """The stack of the thread that calls, the innermost line first; safe while it runs. Empty where that fails."""
+    """The stack of the thread that calls, the innermost line first; safe while it runs. Of the main thread, where none
+    has called or it has ended. Empty where that fails."""
     if (file := _stack_file()) is None:
         return []
     with _writing_stacks:
@@ -149,11 +150,9 @@ def main_stack() -> list[Line]:
         except (OSError, ValueError):
             return []
     threads = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\n", text, flags=re.M)
-    called = worker_status().thread or threading.main_thread().ident or 0
-    for ident, lines in zip(threads[1::2], threads[2::2], strict=False):
-        if int(ident, 16) == called:
-            return [Line(*found) for found in re.findall(r'^  File "(.*)", line (\S+) in (.*)$', lines, re.M)]
-    return []
+    stacks = {int(ident, 16): lines for ident, lines in zip(threads[1::2], threads[2::2], strict=False)}
+    lines = stacks.get(worker_status().thread) or stacks.get(threading.main_thread().ident or 0, "")
+    return [Line(*found) for found in re.findall(r'^  File "(.*)", line (\S+) in (.*)$', lines, re.M)]
 
 
 def runs_its_call(stack: list[Line]) -> bool:
@@ -177,8 +176,15 @@ def user_frames(stack: list[Line]) -> list[Line]:
 
 def main_line() -> str:
     """The user's line that the main thread is at."""
-    lines = user_frames(main_stack())
-    return str(lines[0]) if lines else "an unknown line"
+    stack = user_frames(main_stack())
+    lines = [line for line in stack if not is_of_python(line.file)] or stack
+    if not lines:  # a main thread that runs no Python is past the program
+        return "its end (an exit handler, say)"
+    if lines[-1].function == "_shutdown" and is_of_python(lines[-1].file):
+        others = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        names = ", ".join(name for name in others if name != threading.main_thread().name)
+        return f"its end, where it waits for its threads ({names})"
+    return str(lines[0])
 
 
 def stack_text(stack: list[Line]) -> str:

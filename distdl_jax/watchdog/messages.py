@@ -26,13 +26,14 @@ class Detail:
 
     - `window`: its last calls.
     - `sent`, `received`: how many messages of agreements it has sent to, and got from, each other worker.
-    - `compiled`: for how many seconds it has compiled so far.
+    - `compiled`: for how many seconds it has compiled so far. `awake`: for how many its watch has been awake.
     """
 
     window: CallWindow = field(default=CallWindow())
     sent: Mapping[int, int] = field(default_factory=dict)
     received: Mapping[int, int] = field(default_factory=dict)
     compiled: float = 0.0
+    awake: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ class StillWaiting:
 
 @dataclass(frozen=True)
 class Question:
-    """What are you doing now?"""
+    """What are you doing now? `in_full`: and what have you called, and said to whom?"""
 
     number: int
+    in_full: bool = True
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program
+from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations
 
 _NOBODY: frozenset[int] = frozenset()
 _ALL_NEED_ALL = frozenset({"allreduce", "allgather", "alltoall", "barrier"})
@@ -15,9 +15,10 @@ _ALL_NEED_ALL = frozenset({"allreduce", "allgather", "alltoall", "barrier"})
 class Needs:
     """One worker's part in the plan of a function.
 
-    - `needs`: the workers without which it can't end. MPI may keep a message that is sent, and let a root go.
+    - `needs`: the workers without which it can't end, itself perhaps among them. MPI may keep a message that is sent,
+      and let a root go.
     - `talks`: the workers that it has any operation with.
-    - `fixed`: whether its operations are the same whatever the data say.
+    - `fixed`: whether its operations, and with whom, are the same whatever the data say.
     """
 
     needs: frozenset[int] = _NOBODY
@@ -36,7 +37,8 @@ def needs_of(worker: int, program: Program) -> Needs:
         for item in items:
             match item:
                 case Operation():
-                    talks.update(_partners(item))
+                    talks.update(item.team if item.from_any else _partners(item))
+                    fixed = fixed and not item.from_any
                     if happens:
                         needs.update(_needed(worker, item))
                 case Loop(length, body):
@@ -48,34 +50,70 @@ def needs_of(worker: int, program: Program) -> Needs:
                         walk(branch, False)
 
     walk(program, True)
-    mine = {worker}
-    return Needs(frozenset(needs - mine), frozenset(talks - mine), fixed)
+    return Needs(frozenset(needs), frozenset(talks), fixed)
 
 
-def in_every(versions: Iterable[Needs]) -> Needs:
-    """What holds for each of several versions of a plan."""
-    first, *others = versions
-    needs, talks, fixed = first.needs, first.talks, first.fixed
-    for other in others:
-        needs, talks, fixed = needs & other.needs, talks | other.talks, fixed and other.fixed
-    return Needs(needs, talks, fixed)
+def needs_of_all(versions: Sequence[Mapping[int, Program]], size: int) -> dict[int, Needs]:
+    """What holds for each worker in each of several versions of a plan: the workers' programs.
+
+    Workers with one and the same program share what is worked out; so each is among its own needs.
+    """
+    known: dict[object, Needs] = {}
+    roots: dict[int, set[int]] = {}
+
+    def of(worker: int, program: Program) -> Needs:
+        if id(program) not in roots:
+            roots[id(program)] = {
+                op.root for op, _ in operations(program) if op.kind == "reduce" and op.root is not None
+            }
+        key = (id(program), worker if worker in roots[id(program)] else None)
+        if key not in known:
+            known[key] = needs_of(worker, program)
+        return known[key]
+
+    def in_every(worker: int) -> Needs:
+        first, *others = (of(worker, version.get(worker, ())) for version in versions)
+        key = tuple(map(id, (first, *others)))
+        if key not in known:
+            needs, talks, fixed = first.needs, first.talks, first.fixed
+            for other in others:
+                needs, talks, fixed = needs & other.needs, talks | other.talks, fixed and other.fixed
+            known[key] = Needs(needs, talks, fixed)
+        return known[key]
+
+    return {worker: in_every(worker) for worker in range(size)}
 
 
 def takes_all(programs: Mapping[int, Program]) -> bool:
     """Whether a function must be called by all workers or by none: each is bound to every other one, by operations of
     the two or of others in between, whatever the data say. What some workers do among themselves the others may skip.
     """
-    bound = {worker: set(_sure_partners(program)) for worker, program in programs.items()}
-    for worker, partners in bound.items():
-        for partner in partners:
-            bound.get(partner, set()).add(worker)
-    seen: set[int] = set()
-    ahead = [min(bound)]
-    while ahead:
-        if (worker := ahead.pop()) not in seen:
-            seen.add(worker)
-            ahead.extend(bound.get(worker, ()))
-    return len(bound) > 1 and seen.issuperset(bound)
+    partners: dict[int, frozenset[int]] = {}
+    bound: dict[int, int] = {worker: worker for worker in programs}
+
+    def group(worker: int) -> int:
+        while (above := bound.setdefault(worker, worker)) != worker:
+            bound[worker] = bound[above]
+            worker = above
+        return worker
+
+    for worker, program in programs.items():
+        if id(program) not in partners:
+            partners[id(program)] = found = frozenset(_sure_partners(program))
+            for partner in found:
+                bound[group(partner)] = group(worker)
+        for partner in partners[id(program)]:
+            bound[group(worker)] = group(partner)
+            break  # the others are bound to it
+    return len(programs) > 1 and len({group(worker) for worker in programs}) == 1
+
+
+def equal_plans(one: Mapping[int, Program], other: Mapping[int, Program]) -> bool:
+    """Whether the workers' programs are the same; of those with one and the same program one is compared."""
+    if one.keys() != other.keys():
+        return False
+    pairs = {(id(one[worker]), id(other[worker])): worker for worker in one}
+    return all(one[worker] == other[worker] for worker in pairs.values())
 
 
 Plans = Mapping[str, Mapping[int, Needs]]

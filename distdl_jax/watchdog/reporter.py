@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from distdl_jax.watchdog.calls import Calls
-from distdl_jax.watchdog.clock import LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait
+from distdl_jax.watchdog.clock import FIRST_LINE, LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.messages import (
     Allowance,
@@ -28,15 +28,24 @@ from distdl_jax.watchdog.messages import (
     ToReporter,
 )
 
+_SILENT = "Worker 0, which knows of all others, was not heard from for as long as it was asked."
+
 
 @dataclass(frozen=True)
 class Agreement:
-    """One that the worker is in: its number, for what purpose, from which source line, for whom it still waits."""
+    """One that the worker is in: its number, for what purpose, from which source line, for whom it still waits, and
+    whether it is another world's: then it waits for nobody here, unless all of that world are here."""
 
     number: int
     purpose: str
     where: str
     waits_for: tuple[int, ...]
+    elsewhere: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What whoever is in it does."""
+        return "elsewhere" if self.elsewhere else "agreeing"
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ class Facts:
     - `run`: the number of the run of a compiled program that goes on, 0 where there is none; `program`,
       `function`: the call whose program that is, 0 where that is not known, and of which function.
     - `compiles`: whether it compiles now. `where`: its line, if known.
-    - `left`: its exit status, once its program has ended.
+    - `left`: its exit status, once its program has ended; then `where` says how else.
+    - `covered`: whether another world has all workers of this one, so that its clock is enough.
     """
 
     calls: Calls = field(default=Calls())
@@ -58,11 +68,12 @@ class Facts:
     compiles: bool = False
     where: str = ""
     left: int | None = None
+    covered: bool = False
 
     def state(self) -> State:
         """What the worker is doing."""
         if self.left is not None:
-            return State("left", calls=self.calls, status=self.left)
+            return State("left", self.where, calls=self.calls, status=self.left)
         if (agreement := self.agreement) is not None:
             number, purpose, where, waits_for = (
                 agreement.number,
@@ -70,7 +81,7 @@ class Facts:
                 agreement.where,
                 agreement.waits_for,
             )
-            return State("agreeing", where, purpose, waits_for, number, self.calls)
+            return State(agreement.kind, where, purpose, waits_for, number, self.calls)
         if self.run:
             run, program, function = self.run, self.program, self.function
             return State("executing", self.where, "", (), run, self.calls, program, function)
@@ -103,7 +114,7 @@ class Reporter:
     told_at: float = 0.0
     waits: tuple[Wait, ...] = ()
     longest: float = 0.0
-    questions: tuple[int, ...] = ()
+    questions: tuple[Question, ...] = ()
     failures: tuple[Fail, ...] = ()
     replay: int = 0
     end: EndJob | None = None
@@ -120,8 +131,8 @@ class Reporter:
     def hear(self, message: ToReporter, now: float) -> tuple[Reporter, Orders]:
         """Take in what the coordinator says."""
         match message:
-            case Question(number):
-                return replace(self, questions=(*self.questions, number)), Orders()
+            case Question():
+                return replace(self, questions=(*self.questions, message)), Orders()
             case Fail(epoch):
                 known = self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
                 return known, Orders()
@@ -137,9 +148,9 @@ class Reporter:
                 return (replace(self, end=message), Orders(report=True)) if self.end is None else (self, Orders())
 
     def look(
-        self, facts: Facts, now: float, detail: Callable[[], Detail]
+        self, facts: Facts, now: float, detail: Callable[[bool], Detail]
     ) -> tuple[Reporter, list[ToCoordinator], Orders]:
-        """Take in what can be seen now."""
+        """Take in what can be seen now. `detail(in_full)` is asked for where the coordinator wants to know more."""
         if self.end is not None:
             return self, [], Orders()
         known = self._with_waits(facts, now)
@@ -150,15 +161,15 @@ class Reporter:
             posts.append(StateChanged(self.rank, state))
             known = replace(known, told=state, told_at=now)
         if known.questions:
-            posts += [Answer(self.rank, number, actual, detail()) for number in known.questions]
+            posts += [Answer(self.rank, q.number, actual, detail(q.in_full)) for q in known.questions]
             known = replace(known, questions=(), told=actual, told_at=now)
-        return known._ask(posts, now)
+        return known._ask(posts, facts, now)
 
     def _with_waits(self, facts: Facts, now: float) -> Reporter:
         """With the waits that go on now; those that are over are forgotten."""
         episodes: list[tuple[Kind, int]] = []
         if facts.agreement is not None and facts.left is None:
-            episodes.append(("agreeing", facts.agreement.number))
+            episodes.append((facts.agreement.kind, facts.agreement.number))
         if facts.run and facts.left is None:
             episodes.append(("executing", facts.run))
         if facts.left is not None:
@@ -171,7 +182,9 @@ class Reporter:
         return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
 
     def _new_wait(self, kind: Kind, episode: int, now: float) -> Wait:
-        return Wait(kind, episode, began=now, limit=self.limit, asked=LAST_QUESTION if kind == "left" else 0)
+        if kind == "left":  # ends nothing, so it is told whatever the limit is
+            return Wait(kind, episode, began=now, limit=min(FIRST_LINE, self.limit or FIRST_LINE), asked=LAST_QUESTION)
+        return Wait(kind, episode, began=now, limit=self.limit)
 
     def _with_wait(self, kind: Kind, episode: int, change: Callable[[Wait], Wait]) -> Reporter:
         waits = (change(w) if (w.kind, w.episode) == (kind, episode) else w for w in self.waits)
@@ -179,7 +192,7 @@ class Reporter:
 
     def _patience(self, kind: Kind) -> float:
         # Where steps take seconds, there is no need to tell of each.
-        return PATIENCE if kind == "agreeing" else min(max(PATIENCE, 2 * self.longest), LONGEST_PATIENCE)
+        return PATIENCE if kind != "executing" else min(max(PATIENCE, 2 * self.longest), LONGEST_PATIENCE)
 
     def _is_worth_telling(self, state: State, now: float) -> bool:
         if state.kind == "left" or state.is_as(self.told):
@@ -192,16 +205,24 @@ class Reporter:
             return False
         return state.kind != before.kind or state.episode != before.episode or now - self.told_at >= PATIENCE
 
-    def _ask(self, posts: list[ToCoordinator], now: float) -> tuple[Reporter, list[ToCoordinator], Orders]:
-        known = self
+    def _ask(
+        self, posts: list[ToCoordinator], facts: Facts, now: float
+    ) -> tuple[Reporter, list[ToCoordinator], Orders]:
+        known, orders = self, Orders()
         for place, wait in enumerate(self.waits):
+            # Of some waits another world has the clock.
+            if facts.covered or (wait.kind == "elsewhere" and facts.agreement and not facts.agreement.waits_for):
+                continue
             match wait.look(now):
                 case "ask":
                     posts.append(StillWaiting(self.rank, wait.kind, wait.episode, wait.seconds(now)))
                     waits = (*known.waits[:place], wait.after_asking(now), *known.waits[place + 1 :])
                     known = replace(known, waits=waits)
-                case "give up" if wait.kind != "left":  # that ends nothing
-                    seconds = wait.seconds(now)
-                    text = f"Worker {self.rank} has waited for {seconds:.0f} s, and worker 0 is silent."
+                case "give up" if wait.kind == "left":
+                    text = f"distdl_jax: Worker {self.rank} ended {wait.seconds(now):.0f} s ago; {_SILENT}\n"
+                    waits = (*known.waits[:place], wait.noted(now), *known.waits[place + 1 :])
+                    known, orders = replace(known, waits=waits), Orders(say=text)
+                case "give up":
+                    text = f"Worker {self.rank} has waited for {wait.seconds(now):.0f} s. {_SILENT}"
                     return known, posts, Orders(finish=text, report=True)
-        return known, posts, Orders()
+        return known, posts, orders

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_stops
 from distdl_jax.settings import TimeLimits
@@ -15,7 +17,7 @@ from distdl_jax.watchdog.messages import Answer, StillWaiting
 from distdl_jax.watchdog.needs import Needs, Plans, needs_of
 
 UNHEARD = 12.0
-"""After how many seconds without an answer a report says that a worker was not heard from."""
+"""After how many seconds without an answer it is said that a worker was not heard from."""
 
 LISTED = 64
 """Of how many workers a report says what they do."""
@@ -27,18 +29,25 @@ RUNNING = State("running")
 class Roll:
     """The roll calls of one coordinator.
 
-    - `number`: of the question that is asked now, 0 for none. `askers`: who has asked. `answers`: what came back.
-    - `owed`: since when each worker has owed an answer.
-    - `compiled`: how long each worker had compiled when it was last asked, `at` that time. `passed`: in how many
-      seconds so far some worker has compiled. `began`: what that was when each wait began, by worker and kind.
+    - `number`: of the question that is asked now, 0 for none, of `size` workers since `began_at`. `askers`: for whom;
+      `later`: who has asked meanwhile, for whom it will be called again. `answers`: what came back.
+    - `rests_until`: when it may be called again.
+    - `owed`: since when each worker has owed an answer. `mentioned`: of whose silence has been spoken.
+    - `compiled`, `awake`: how long each worker had compiled, and been awake, when it last answered. `passed`: in how
+      many seconds so far some worker has compiled. `began`: what that was when each wait began, by worker and kind.
     """
 
     number: int = 0
-    askers: tuple[StillWaiting, ...] = ()
+    size: int = 0
+    began_at: float = 0.0
+    rests_until: float = 0.0
+    askers: Mapping[tuple[int, Kind], StillWaiting] = field(default_factory=dict)
+    later: Mapping[tuple[int, Kind], StillWaiting] = field(default_factory=dict)
     answers: Mapping[int, Answer] = field(default_factory=dict)
     owed: Mapping[int, float] = field(default_factory=dict)
+    mentioned: frozenset[int] = frozenset()
     compiled: Mapping[int, float] = field(default_factory=dict)
-    at: float = 0.0
+    awake: Mapping[int, float] = field(default_factory=dict)
     passed: float = 0.0
     began: Mapping[tuple[int, Kind], tuple[int, float]] = field(default_factory=dict)
 
@@ -47,89 +56,137 @@ class Roll:
         """Whether one goes on."""
         return self.number > 0
 
-    def with_asker(self, asker: StillWaiting) -> tuple[Roll, bool]:
-        """One more worker asks; whether the roll must be called for it."""
-        others = tuple(a for a in self.askers if (a.worker, a.kind) != (asker.worker, asker.kind))
-        return replace(self, askers=(*others, asker)), not self.is_called
+    def with_asker(self, asker: StillWaiting) -> Roll:
+        """One more worker asks. What others have answered before says nothing of how long they compile from then on."""
+        key = (asker.worker, asker.kind)
+        if self.is_called:
+            return replace(self, later={**self.later, key: asker})
+        return replace(self, askers={**self.askers, key: asker})
+
+    @property
+    def is_due_at(self) -> float:
+        """When it is to be called."""
+        return self.rests_until if self.askers and not self.is_called else float("inf")
 
     def called(self, number: int, size: int, now: float) -> Roll:
         """All are asked now."""
         owed = {worker: self.owed.get(worker, now) for worker in range(size)}
-        return replace(self, number=number, answers={}, owed=owed)
+        return replace(self, number=number, size=size, began_at=now, answers={}, owed=owed)
 
     def with_answer(self, answer: Answer) -> Roll:
         """A worker has answered, this question or another."""
         owed = self.owed
         if answer.worker in owed:
             owed = {worker: since for worker, since in owed.items() if worker != answer.worker}
+        known = self if owed is self.owed else replace(self, owed=owed, mentioned=self.mentioned - {answer.worker})
         if answer.question != self.number:
-            return self if owed is self.owed else replace(self, owed=owed)
-        return replace(self, owed=owed, answers={**self.answers, answer.worker: answer})
+            return known
+        return replace(known, answers={**self.answers, answer.worker: answer})
 
-    def ends_at(self, size: int, limit: float) -> float:
-        """When it ends, if nobody answers any more: whoever is silent for longer than the limit can't be waited for."""
+    @cached_property
+    def owed_since(self) -> float:
+        """Since when the last one owes an answer; for ever ago where all have answered, and never where none is due."""
         if not self.is_called:
             return float("inf")
-        return max((self.owed.get(w, 0.0) + limit for w in range(size) if w not in self.answers), default=0.0)
+        # Who has answered another question meanwhile is there, and will answer this one.
+        since = (self.owed.get(w, self.began_at) for w in range(self.size) if w not in self.answers)
+        return max(since, default=-float("inf"))
 
-    def is_over(self, size: int, now: float, limit: float) -> bool:
-        """Whether all have answered, who can."""
-        return now >= self.ends_at(size, limit)
+    def silent(self, now: float) -> tuple[int, ...]:
+        """Who has owed an answer for so long that it is to be spoken of, and was not mentioned yet."""
+        return tuple(sorted(w for w, since in self._waited_for().items() if now - since >= UNHEARD))
 
-    def closed(self, now: float) -> tuple[Roll, dict[tuple[int, Kind], float]]:
-        """After it, and how many seconds each asker has waited while some worker compiled."""
+    @cached_property
+    def speaks_at(self) -> float:
+        """When somebody's silence will be spoken of, if nobody answers any more."""
+        return min(self._waited_for().values(), default=float("inf")) + UNHEARD
+
+    def _waited_for(self) -> dict[int, float]:
+        """Who owes an answer, and was not spoken of; nobody where nobody waits."""
+        return {w: since for w, since in self.owed.items() if w not in self.mentioned and self.askers}
+
+    def closed(self, rests_until: float) -> tuple[Roll, dict[tuple[int, Kind], float]]:
+        """After it, with the next one no sooner; and for how many seconds of each asker's wait some worker compiled."""
         compiled = {worker: answer.detail.compiled for worker, answer in self.answers.items()}
-        new = sum(seconds - self.compiled.get(worker, 0.0) for worker, seconds in compiled.items())
-        new = min(new, now - self.at)  # of all together, no more than has passed
+        awake = {worker: answer.detail.awake for worker, answer in self.answers.items()}
+        # Of all together, no more than has passed: by their own clocks, for the coordinator's may have stood still, and
+        # its turns are not when they answered.
+        elapsed = max((seconds - self.awake.get(worker, 0.0) for worker, seconds in awake.items()), default=0.0)
+        new = min(elapsed, sum(seconds - self.compiled.get(worker, 0.0) for worker, seconds in compiled.items()))
         passed = self.passed + new
         began = dict(self.began)
-        for asker in self.askers:
-            key = (asker.worker, asker.kind)
+        for key, asker in self.askers.items():
             if began.get(key, (-1, 0.0))[0] != asker.episode:
                 began[key] = (asker.episode, passed - min(new, asker.seconds))
-        allowed = {(a.worker, a.kind): passed - began[a.worker, a.kind][1] for a in self.askers}
-        known = replace(self, number=0, askers=(), answers={}, began=began)
-        return replace(known, compiled={**self.compiled, **compiled}, at=now, passed=passed), allowed
+        allowed = {key: passed - began[key][1] for key in self.askers}
+        known = replace(self, number=0, askers=self.later, later={}, answers={}, began=began, rests_until=rests_until)
+        compiled, awake = {**self.compiled, **compiled}, {**self.awake, **awake}
+        return replace(known, compiled=compiled, awake=awake, passed=passed), allowed
 
 
-def limit_of(asker: StillWaiting, states: Mapping[int, State], plans: Plans, limits: TimeLimits) -> float | None:
-    """How long the worker may wait; None where it does not wait for anybody: its program is long."""
-    state = states.get(asker.worker, RUNNING)
-    if asker.kind == "agreeing":
-        return limits.waiting
-    if (found := _those_in_its_program(asker.worker, state, states, plans)) is None:
-        together = all(s.kind in ("executing", "left") for s in states.values()) and len(states) > asker.worker
-        return limits.program if together else limits.waiting
-    part, absent, pending = found
-    if (
-        part.fixed
-        and not pending
-        and not any(states[w].calls.mixed for w in (asker.worker, *part.talks) if w in states)
-    ):
-        return None
-    return limits.waiting if absent else limits.program
+@dataclass(frozen=True)
+class Missing:
+    """Of those whom workers in one program talk to, perhaps themselves: who has not begun it, who has not ended it,
+    and whether some have run programs that were not compared."""
+
+    absent: tuple[int, ...]
+    pending: tuple[int, ...]
+    mixed: bool
 
 
-def _those_in_its_program(
-    worker: int, state: State, states: Mapping[int, State], plans: Plans
-) -> tuple[Needs, list[int], list[int]] | None:
-    """The worker's part in the program that it executes; who of those that it talks to there has not begun it, and who
-    has not ended it. None where the program is not known."""
-    calls = state.calls
-    if state.kind != "executing" or not state.program or state.program != calls.number or calls.name not in plans:
-        return None
-    part = plans[calls.name].get(worker, Needs())
-    absent = [w for w in sorted(part.talks) if not _has_passed(states.get(w, RUNNING).calls, calls)]
-    pending = [w for w in sorted(part.talks) if w in absent or not _has_ended(states.get(w, RUNNING), calls.number)]
-    return part, absent, pending
+class Limits:
+    """How long each of those who have asked may wait, by what all do now."""
+
+    def __init__(self, states: Mapping[int, State], plans: Plans, limits: TimeLimits) -> None:
+        self._states, self._plans, self._limits = states, plans, limits
+        self._known: dict[object, Missing] = {}  # the same for all in one program, whose needs are the same
+
+    def of(self, asker: StillWaiting) -> float | None:
+        """Seconds; None where it does not wait for anybody: its program is long."""
+        limits, worker = self._limits, asker.worker
+        if asker.kind in ("agreeing", "elsewhere"):
+            return limits.waiting
+        state = self._states.get(worker, RUNNING)
+        if state.plan not in self._plans:
+            return limits.program if self._all_are_in_programs and len(self._states) > worker else limits.waiting
+        part = self._plans[state.plan].get(worker, Needs())
+        key = (id(part), state.program, state.calls.number, state.calls.digests)
+        if key not in self._known:
+            self._known[key] = missing_of(part, state, self._states)
+        missing = self._known[key]
+        if part.fixed and not _besides(worker, missing.pending) and not (missing.mixed or state.calls.mixed):
+            return None
+        return limits.waiting if _besides(worker, missing.absent) else limits.program
+
+    @cached_property
+    def _all_are_in_programs(self) -> bool:
+        return all(state.kind in ("executing", "left") for state in self._states.values())
 
 
-def _has_passed(theirs: Calls, ours: Calls) -> bool:
-    return theirs.passed >= ours.number and theirs.agrees_with(ours)
+def missing_of(part: Needs, state: State, states: Mapping[int, State]) -> Missing:
+    """For a worker that is in a program, in which it has that part."""
+    others = sorted(part.talks)
+    absent = tuple(w for w in others if not _has_passed(states.get(w, RUNNING).calls, state))
+    gone = set(absent)
+    pending = tuple(w for w in others if w in gone or not _has_ended(states.get(w, RUNNING), state.program))
+    return Missing(absent, pending, any(states[w].calls.mixed for w in others if w in states))
+
+
+def _besides(worker: int, others: tuple[int, ...]) -> bool:
+    return any(other != worker for other in others)
+
+
+def _has_passed(theirs: Calls, ours: State) -> bool:
+    return theirs.passed >= ours.program and theirs.agrees_with(ours.calls)
 
 
 def _has_ended(state: State, call: int) -> bool:
     return state.calls.done >= call or state.kind == "left"
+
+
+def was_not_heard_from(worker: int, owed: Mapping[int, float], now: float) -> str:
+    """What is said of a worker that has owed an answer for some time."""
+    return f"worker {worker} was not heard from for {now - owed[worker]:.0f} s"
 
 
 def time_is_up(
@@ -154,7 +211,7 @@ def time_is_up(
             lines.append(f"Worker {worker} was not heard from for {unheard[worker]:.0f} s.")
         else:
             lines.append(f"Worker {worker} {states.get(worker, RUNNING).describe()}.")
-    lines += _in_the_plan(size, states, programs, frozenset(unheard))
+    lines += _in_the_plan(size, states, programs, frozenset(unheard)) or _without_a_plan(asker, states)
     return "\n".join(lines), _held_up_by(asker, size, states, plans, unheard)
 
 
@@ -163,11 +220,12 @@ def _in_the_plan(
 ) -> list[str]:
     """Where in the plan those must be that wait, given who is not in the call."""
     executing = [s for s in states.values() if s.kind == "executing"]
-    busy = [s for s in executing if s.calls.number and (s.calls.inside or s.program == s.calls.number)]
+    busy = [(s.program, s.plan) for s in executing if s.plan]
+    busy = busy or [(s.calls.number, s.calls.name) for s in executing if s.calls.number and s.calls.inside]
     if not busy:
         names = {state.function for state in executing if state.function in programs}
         return [_by_the_data(name) for name in sorted(names) if not needs_of(0, sum(programs[name].values(), ())).fixed]
-    call, name = max((state.calls.number, state.calls.name) for state in busy)
+    call, name = max(busy)
     plan = programs.get(name)
     absent = frozenset(w for w in range(size) if states.get(w, RUNNING).calls.number < call or w in unheard)
     if plan is None:
@@ -183,6 +241,24 @@ def _in_the_plan(
                 f"{stop.operation}, {place.layer} at {place.line}."
             )
     return lines
+
+
+def _without_a_plan(asker: StillWaiting, states: Mapping[int, State]) -> list[str]:
+    """What is most often the matter where workers wait in what nobody has compared: one of them has left, or a worker
+    traces what another one runs."""
+    left = tuple(w for w, state in sorted(states.items()) if state.kind == "left")
+    if left and asker.kind == "executing":
+        return [f"Worker {asker.worker} may wait for {workers_text(left)}, which ended before. {ONE_PROGRAM}"]
+    for worker, state in sorted(states.items()):
+        if state.kind == "agreeing":
+            past = tuple(w for w in state.waits_for if w in states and states[w].kind == "executing")
+            if past:
+                return [
+                    f"Worker {worker} asks for what others hold, which is done only while a function is traced, or "
+                    f"runs without jit; {workers_text(past)} did not trace it: most often a shape, a dtype or a static "
+                    "argument of a jax.jit function has changed on some workers only. dj.jit finds that at once."
+                ]
+    return []
 
 
 def _by_the_data(name: str) -> str:
@@ -206,12 +282,15 @@ def _held_up_by(
             continue
         seen.add(worker)
         state = states.get(worker, RUNNING)
-        if worker in unheard or not state.waits:
+        if worker in unheard or not (state.waits or state.kind == "elsewhere"):
             about.add(worker)
-        elif state.kind == "agreeing":
+        elif state.kind in ("agreeing", "elsewhere"):
             ahead.extend(state.waits_for)
-        elif (found := _those_in_its_program(worker, state, states, plans)) is not None and not state.calls.mixed:
-            ahead.extend(found[1] or found[2] or found[0].talks)
+        elif state.plan in plans and not state.calls.mixed:
+            part = plans[state.plan].get(worker, Needs())
+            missing = missing_of(part, state, states)
+            found = (missing.absent, missing.pending, tuple(part.talks))
+            ahead.extend(next((others for others in found if _besides(worker, others)), ()))
         else:
             is_certain = False  # it may wait for anybody, or be in a program of its own that does not end
             ahead.extend(range(size))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import sysconfig
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,11 @@ _LIBRARIES = (
 )
 
 
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_GENERATED = ("<frozen ", "<string>", "<__array_function__")
+"""What is code of no file: of Python's own, of dataclasses, of numpy. A notebook's cell is the user's."""
+
+
 def user_line() -> str:
     """The line of the user's program that this thread is at, `train.py:31 in loss`."""
     return line_of(sys._getframe(1))
@@ -29,13 +35,21 @@ def user_line() -> str:
 def line_of(innermost: FrameType) -> str:
     """The same of another thread, which must stand still, from the innermost of its frames."""
     frame: FrameType | None = innermost
+    without_file = None
     while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__") == "__main__":
+            without_file = without_file or frame  # python -c
         frame = frame.f_back
-    if frame is None:
+    if (frame := frame or without_file) is None:
         return "an unknown line"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def is_library(file_name: str) -> bool:
     """Whether a source file belongs to this library, to those that it is built on, or to Python."""
-    return file_name.startswith(_LIBRARIES) or file_name.startswith("<")
+    return file_name.startswith(_LIBRARIES) or file_name.startswith(_GENERATED)
+
+
+def is_of_python(file_name: str) -> bool:
+    """Whether it belongs to Python's own library."""
+    return file_name.startswith(_PYTHON) and "-packages" not in file_name

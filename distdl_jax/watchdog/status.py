@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from distdl_jax.compat import dispatched_by_this_thread
-from distdl_jax.watchdog.agreed import Agreed, Agreements
+from distdl_jax.watchdog.agreed import Agreements, Traces
 from distdl_jax.watchdog.calls import REMEMBERED, CallLog
 
 RUNS_REMEMBERED = 8
@@ -70,11 +70,12 @@ class WorkerStatus:
     - `in_call`, `tracing`: whether it is in such a call now, and whether it traces it.
     - `log`: where that call counts; None where that is not known yet.
     - `thread`: the one that calls: agreements, and checked functions. `tokens`: what tells how far its programs are.
-    - `agreements`: those of the trace that it makes.
+    - `agreements`: how the checked function is traced that it traces. `traces`: of all functions, and those before.
     - `worlds`: where somebody wants to know them, the worlds whose partitions it has used.
     - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
-    - `exit_status`: what the process ends with, once it does so by `sys.exit`; 0 before.
+    - `exit_status`: what the process ends with, once that is known; None before.
+    - `thread_error`: what has ended one of its threads, in words.
     """
 
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:
@@ -89,9 +90,11 @@ class WorkerStatus:
         self.tokens: Callable[[], list[Any]] = list
         self.mixed = False
         self.agreements: Agreements | None = None
+        self.traces = Traces()
         self.worlds: list[Any] | None = None
         self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
-        self.exit_status = 0
+        self.exit_status: int | None = None
+        self.thread_error = ""
         self._agreements = 0
 
     @property
@@ -157,7 +160,7 @@ class WorkerStatus:
         self.mixed = self.mixed or any(all(token is not other for other in last) for token in self.tokens())
         if log is not None:
             log.begin(name)
-        completed = False
+        completed, agreements, tokens = False, self._agreements, self.tokens()
         try:
             yield
             completed = True
@@ -167,7 +170,10 @@ class WorkerStatus:
                 self.mixed = self.mixed or any(all(token is not other for other in before) for token in self.tokens())
             self.dispatched.append(Dispatched(self.tokens(), self.log, self.log.number if self.log else 0, name))
             if self.log is not None:
-                self.log.end(completed)
+                if completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, self.tokens())):
+                    self.log.end(completed)
+                else:
+                    self.log.undo()
             self.log = None
             self.in_call = self.tracing = False
 
@@ -180,24 +186,33 @@ class WorkerStatus:
             self.log = log
 
     @contextmanager
-    def traced(self, before: tuple[Agreed, ...] | None = None) -> Iterator[Agreements]:
-        """Record that the worker traces the function that it calls; where it calls none, nothing follows.
-
-        `before`: what was agreed on when it was traced with the same arguments. Where the call counts nowhere, nobody
-        can tell whether others trace, too; so then it is taken at once.
-        """
+    def traced(self) -> Iterator[Agreements]:
+        """Record that the worker traces the function that it calls; where it calls none, nothing follows."""
         self.tracing = self.in_call
-        before = before if self.in_call else None
-        outer, self.agreements = self.agreements, Agreements(before, alone=before is not None and self.log is None)
-        agreed_before = before is not None
+        traces = self.traces.now() if self.log is not None else []
+        asks = bool(traces) and traces[-1].before is not None
+        outer, self.agreements = self.agreements, Agreements(asks, len(traces) + 1)
         if self.log is not None:
-            self.log.agreed_before, self.log.tracing = agreed_before, True
+            self.log.agreed_before, self.log.tracing = asks, True
         try:
             yield self.agreements
         finally:
             self.agreements, self.tracing = outer, False
             if self.log is not None:
                 self.log.tracing = False
+
+    def agree(
+        self,
+        team: tuple[int, ...],
+        purpose: str,
+        contribution: Any,
+        meet: Callable[[bool], Any],
+        fail: Callable[[str], Any],
+    ) -> Any:
+        """What `meet`, in which the workers of a team meet, decides; or what it has decided when what is traced now was
+        traced before. `meet` is told whether it was, and was not like this; `fail` makes all workers raise."""
+        agreements = self.agreements or Agreements()
+        return agreements.agree(self.traces.now(), team, purpose, contribution, meet, fail)
 
 
 _of_process = WorkerStatus()

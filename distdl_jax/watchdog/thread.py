@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock
+from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.carrier import Carrier
-from distdl_jax.watchdog.clock import AwakeClock
-from distdl_jax.watchdog.exit_hooks import handle_pending_signals
+from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock
+from distdl_jax.watchdog.exit_hooks import handle_pending_signals, has_raised, how_it_ended
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.main_thread import Sample, Sampler, prepare_to_write_stacks
+from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
+from distdl_jax.watchdog.os_exit import announce_os_exit
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 PAUSE = 0.05
@@ -36,6 +39,7 @@ class WatchdogThread:
     def add(self, carrier: Carrier) -> None:
         """Give one more carrier its turns, from now on."""
         self._carriers = [*self._carriers, carrier]
+        say_elsewhere.append(carrier.say_elsewhere)
 
     def begin(self, limit: float) -> None:
         """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
@@ -48,6 +52,7 @@ class WatchdogThread:
             self._thread.start()
             # After everything that others register later, before MPI is finalised.
             atexit.register(self._leave, status)
+            announce_os_exit(lambda: self._leave(status))
 
     def _run(self, status: WorkerStatus) -> None:
         sampler, clock = Sampler(status), AwakeClock(time.monotonic())
@@ -58,7 +63,8 @@ class WatchdogThread:
             except Exception as error:
                 if repr(error) not in self._failed:
                     self._failed.add(repr(error))
-                    log.exception("The watchdog failed; it goes on.")
+                    with suppress(Exception):  # where the log goes may be closed
+                        log.exception("The watchdog failed; it goes on.")
 
     def _turn(self, sampler: Sampler, clock: AwakeClock, status: WorkerStatus) -> None:
         handle_pending_signals()
@@ -70,7 +76,7 @@ class WatchdogThread:
         finally:
             with mpi_lock:
                 for carrier in self._carriers:
-                    carrier.turn(sample, now)
+                    carrier.turn(sample, now, self._carriers)
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
         """That of a worker that waits for others to open a world."""
@@ -86,19 +92,34 @@ class WatchdogThread:
             )
 
     def _leave(self, status: WorkerStatus) -> None:
-        if is_forked() or mpi_has_ended():
+        if is_forked() or mpi_has_ended() or self._stop.is_set():
             return
         try:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
         for carrier in self._carriers:
-            carrier.leave(status.exit_status)
+            carrier.leave(status.exit_status or int(has_raised()), how_it_ended())
         while not all(carrier.all_have_left() for carrier in self._carriers):
             time.sleep(0.005)
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        with suppress(RuntimeError):
+            pause = min(FIRST_LINE, self._limit or FIRST_LINE)
+            threading.Thread(target=_say_what_remains, args=(status, pause), daemon=True).start()
+
+
+def _say_what_remains(status: WorkerStatus, pause: float) -> None:
+    """Beside what a process still does when the programs of all workers have ended: the exit handlers that were there
+    before the first world, which may wait for another worker that is past its own."""
+    while True:
+        time.sleep(pause)
+        say(
+            f"distdl_jax: the programs of all workers have ended, but {pause:.0f} s later worker {status.rank} "
+            f"(process {os.getpid()}) is still at {main_line()}.\n"
+        )
+        pause *= 2
 
 
 watchdog_thread = WatchdogThread()

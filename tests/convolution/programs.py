@@ -41,7 +41,7 @@ def arrays(drawn: Conv | Pool, seed: int) -> list[np.ndarray]:
 
 def block(array: np.ndarray, box: Any) -> Any:
     """This worker's part; a zero-volume array where it has none."""
-    return dj.zero_volume_tensor(dtype=array.dtype) if box is None else jnp.asarray(array[box])
+    return dj.zero_volume_tensor(dtype=array.dtype) if box is None else jax.device_put(array[box])
 
 
 def slices(spec: dj.TensorSpec) -> tuple[slice, ...] | None:

@@ -68,7 +68,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def public_names() -> list[str]:
     names = []
-    for module in ("distdl_jax", "distdl_jax.functional", "distdl_jax.nn", "distdl_jax.optim"):
+    for module in (
+        "distdl_jax",
+        "distdl_jax.functional",
+        "distdl_jax.nn",
+        "distdl_jax.optim",
+        "distdl_jax.checkpoint",
+        "distdl_jax.data",
+    ):
         names += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     return names
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, IN_ONE_PART, ROOT, run, run_all, run_alone, simulate_all
+from programs import FAST_TO_COMPILE, ROOT, run, run_all, run_alone, simulate_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (
@@ -108,10 +108,11 @@ def test_too_few_workers_are_told_how_many(tmp_path: Path) -> None:
     assert "or --simulate 4" in output
 
 
-def test_digits_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, 4] if long_run() else [2])
+def test_digits_trains_as_the_sequential_network_does(size: int, tmp_path: Path) -> None:
     """The example checks its accuracy (0.95) and the parameters' difference (1e-10) itself, and fails without them."""
     arguments = ("--out", tmp_path / "curve" / "digits.png")
-    status, output = run(4, EXAMPLES / "digits_mlp.py", *arguments, limit=290, flags=FAST_TO_COMPILE)
+    status, output = run(size, EXAMPLES / "digits_mlp.py", *arguments, limit=290, flags=FAST_TO_COMPILE)
     assert status == 0, output
     accuracies = re.search(r"Test accuracy: (\S+) distributed, (\S+) sequential", output).groups()  # type: ignore[union-attr]
     difference = float(re.search(r"Largest difference between their parameters: (\S+)", output)[1])  # type: ignore[index]
@@ -147,31 +148,56 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
         digits_options.weight_shapes(text, workers=4, layers=3)
 
 
-def test_lenet5_follows_the_sequential_network_step_by_step(tmp_path: Path) -> None:
-    """One epoch is not enough to learn the digits, which it says; it is enough to tell two networks apart."""
-    arguments = ("--epochs", 1, "--batch-size", 128, "--out", tmp_path / "lenet5.png")  # the last batch has 29 images
-    status, output = run(4, EXAMPLES / "lenet5.py", *arguments, limit=290, flags=IN_ONE_PART)
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """80 images to train on and 20 to test on, in files as MNIST comes in, some of them zipped; nothing to learn."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 80), ("t10k", 20)):
+        images = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        head = np.array([count, 28, 28], ">u4").tobytes()
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + head + images.tobytes())
+        labels = rng.integers(0, 10, count).astype(np.uint8)
+        content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
+    return tmp_path
+
+
+NOISE = "--epochs 1 --batch-size 32 --mnist ."  # the last batch has 16 images
+
+
+@pytest.mark.parametrize("size", [1, 4] if long_run() else [4])
+def test_lenet5_follows_the_sequential_network_step_by_step(size: int, noise: Path) -> None:
+    """A few steps are enough to tell two networks apart."""
+    arguments = (*NOISE.split(), "--out", noise / "lenet5.png")
+    status, output = run(size, EXAMPLES / "lenet5.py", *arguments, limit=290, cwd=noise, flags=FAST_TO_COMPILE)
     assert status == 1, output
+    assert "80 images to train on, 20 to test on" in output
     assert "FAILED: the test accuracy must be 0.98 or more." in output
     for what in ("their parameters", "their losses at any step"):
         assert float(re.search(rf"Largest difference between {what}: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
     assert "FAILED: the differences" not in output
 
 
+def test_lenet5_names_the_file_that_is_missing(noise: Path) -> None:
+    (noise / "t10k-images-idx3-ubyte").unlink()
+    status, output = run(1, EXAMPLES / "lenet5.py", "--mnist", noise, flags=FAST_TO_COMPILE)
+    assert status != 0
+    assert f"--mnist: {noise} holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output
+
+
 @pytest.mark.limit(300)
-@pytest.mark.parametrize("name", ["lenet5", "digits_mlp", "unet3d"])
-def test_the_networks_train_on_simulated_workers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lenet5", "digits_mlp", "unet3d"] if long_run() else ["lenet5"])
+def test_the_networks_train_on_simulated_workers(name: str, noise: Path) -> None:
     """As over MPI: the same losses as the sequential network's, and worker 0 alone prints and draws."""
-    picture = tmp_path / f"{name}.png"
+    picture = noise / f"{name}.png"
     short = {
-        "lenet5": "--epochs 1 --batch-size 479",
+        "lenet5": NOISE,
         "digits_mlp": "--epochs 2",
         "unet3d": "--volume 12 --memory-volume 0 --channels 2 4 --samples 2 --steps 3 --check --dtype float64",
     }[name].split()
-    arguments = (EXAMPLES / f"{name}.py", "--simulate", 2, *short, "--out", picture)
-    status, output = run_alone(
-        *arguments, limit=290, cwd=tmp_path, flags=IN_ONE_PART if name == "lenet5" else FAST_TO_COMPILE
-    )
+    size = 4 if name == "digits_mlp" else 2
+    arguments = (EXAMPLES / f"{name}.py", "--simulate", size, *short, "--out", picture)
+    status, output = run_alone(*arguments, limit=290, cwd=noise, flags=FAST_TO_COMPILE)
     assert status == (0 if name == "unet3d" else 1), output  # so few steps don't reach the accuracy
     found = re.findall(r"Largest difference between their .*: (\S+)", output)
     assert len(found) == (1 if name == "unet3d" else 2)
@@ -192,22 +218,3 @@ def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[in
     assert status == 0, output
     assert len(re.findall(r"Largest difference between .*: (\S+)", output)) == 2
     assert len(re.findall(r"step +4  objective", output)) == 2
-
-
-def test_lenet5_reads_mnist_from_idx_files(tmp_path: Path) -> None:
-    """On one worker, from files as MNIST comes in, one of them zipped; and it names the file that is missing."""
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 40), ("t10k", 20)):
-        images = rng.integers(0, 256, (count, 28, 28), np.uint8)
-        head = np.array([count, 28, 28], ">u4").tobytes()
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + head + images.tobytes())
-        labels = rng.integers(0, 10, count).astype(np.uint8)
-        content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
-        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
-    arguments = ("--mnist", tmp_path, "--epochs", 1, "--batch-size", 20, "--out", tmp_path / "lenet5.png")
-    status, output = run(1, EXAMPLES / "lenet5.py", *arguments, flags=FAST_TO_COMPILE)
-    assert status == 1, output  # there is nothing to learn in noise
-    assert "40 images to train on, 20 to test on" in output
-    (tmp_path / "t10k-images-idx3-ubyte").unlink()
-    status, output = run(1, EXAMPLES / "lenet5.py", *arguments, flags=FAST_TO_COMPILE)
-    assert "holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output

@@ -25,7 +25,7 @@ def loss_of(steps: list[Step]) -> Callable[[Any], Any]:
 def mine(whole: Any) -> Any:
     """This worker's block."""
     start, stop = balanced_ranges(len(whole), WORKERS)[dj.Partition().rank]
-    return jnp.asarray(whole[start:stop])
+    return jax.device_put(whole[start:stop])
 
 
 def in_plain_jax(steps: list[Step], whole: Any) -> tuple[Any, Any]:
@@ -155,7 +155,9 @@ def test_second_derivatives() -> None:
         blocks = [whole[i : i + 1] for i in range(3)] + [whole[:0]]
         return jax.grad(lambda blocks: sum(run(steps, Together(), blocks)[1]))(blocks)
 
-    expected = jax.grad(lambda whole: jnp.vdot(jnp.concatenate(whole_gradient(whole)), direction))(jnp.asarray(THREE))
+    expected = jax.grad(lambda whole: jnp.vdot(jnp.concatenate(whole_gradient(whole)), direction))(
+        jax.device_put(THREE)
+    )
     got = dj.jit(dj.grad(lambda x: jnp.vdot(gradient(x), mine(direction))))(mine(THREE))
     np.testing.assert_allclose(got, mine(expected), rtol=1e-11)
 
@@ -194,6 +196,119 @@ def test_movements_of_equal_plans_are_told_apart() -> None:
     np.testing.assert_allclose(dj.jit(dj.grad(loss))(x), expected)
 
 
+def copied_to_all(P: dj.Partition) -> Callable[[Any], Any]:
+    """The identity, with the sum over workers backward: a movement that a user wrote."""
+
+    @jax.custom_vjp
+    def copied(x: Any) -> Any:
+        return x
+
+    def backward(_: None, dy: Any) -> tuple[Any]:
+        return (dj.functional.all_sum_reduce(dy, P, axes_keep=()),)
+
+    copied.defvjp(lambda x: (x, None), backward)
+    return copied
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("transform", [dj.jit, lambda fun: fun], ids=["dj.jit", "eager"])
+def test_derivatives_of_the_users_own_that_move_data(transform: Callable[..., Any]) -> None:
+    """Each worker uses another one, whose messages would fit each other; one worker uses one; one in a loop."""
+    P = dj.Partition()
+    copied, x = copied_to_all(P), jnp.array([1.0, 2.0]) * (1 + P.rank)
+
+    def others(x: Any) -> Any:
+        y, z = copied(x), copied(2 * x)
+        return jnp.sum(y**2) if P.rank == 0 else jnp.sum(z**2)
+
+    def one(x: Any) -> Any:
+        y, z = lax.scan(lambda c, _: (2 * copied(c), None), x, None, length=2)[0], copied(x)
+        return jnp.sum(y * z) if P.rank == 0 else 0.0
+
+    first, second = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
+    np.testing.assert_allclose(transform(dj.grad(others))(x), 2 * first + 2 * 2 * (2 * second))
+    np.testing.assert_allclose(transform(dj.grad(one))(x), 4 * first + 2 * (2 * (2 * first)))  # summed in each pass
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("name", ["jvp", "hvp", "linearize"])
+def test_a_derivative_that_moves_data_backward_only_is_not_transposed(name: str) -> None:
+    """It would give the sum over workers of what is one value; the same sentence on all, with the line."""
+    P = dj.Partition()
+    copied, x = copied_to_all(P), jnp.array([1.0, 2.0])
+
+    def total(x: Any) -> Any:
+        y = copied(x)
+        return jnp.sum(y**2) if P.rank == 0 else 0.0
+
+    run = {
+        "jvp": lambda x: dj.jvp(total, (x,), (x,)),
+        "hvp": lambda x: dj.hvp(total, (x,), (x,)),
+        "linearize": lambda x: dj.linearize(total, x)[0],
+    }
+    said = (
+        rf"dj.{name} can't pass through .* at test_same_adjoints.py:\d+ in total: backward it moves data, .*replicated"
+    )
+    with pytest.raises(dj.InvalidArgumentError, match=said) as raised:
+        jax.jit(run[name])(x)
+    assert len(set(P.allgather_data(str(raised.value)))) == 1
+
+
+@pytest.mark.simulated(2)
+def test_local_derivatives_of_the_users_own_change_nothing() -> None:
+    """Beside one without messages the programs stay as they are: no adjoint that nobody needs."""
+    P = dj.Partition()
+    P_one, P_all = (P.create_partition_inclusive(range(n)) for n in (1, 2))
+
+    @jax.custom_vjp
+    def doubled(x: Any) -> Any:
+        return 2 * x
+
+    doubled.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
+
+    def loss(x: Any, data: Any) -> Any:
+        return jnp.sum(doubled(x) * jnp.sum(dj.functional.repartition(data, P_one, P_all)))
+
+    data = jnp.ones(4) if P.rank == 0 else dj.zero_volume_tensor()
+    report = dj.check(dj.grad(loss), jnp.ones(3), data)
+    assert report.ok and not any(operation.place.backward for operation in flat(report.programs[P.rank]))
+
+
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("transform", [dj.grad, dj.jit], ids=["dj.grad", "dj.jit"])
+def test_indexing_an_empty_block_inside_vmap_is_named(transform: Callable[..., Any]) -> None:
+    """The array, the line that made a constant of it, and the movement of that, also in a loop; the same on all."""
+    P = dj.Partition()
+    P_line = P.create_cartesian_topology_partition([3])
+    block = jnp.ones((4, P.rank < 2), float)
+
+    def one(x: Any) -> Any:
+        y = x[jnp.zeros(x.size, int)]
+        return lax.scan(lambda c, _: (c + jnp.sum(dj.functional.all_gather(y, P_line, 0)), None), 0.0, None, length=2)[
+            0
+        ]
+
+    said = r"on worker 2 float64\[0\], made in test_same_adjoints.py:\d+ in one, moves in test_same_adjoints.py:\d+ in"
+    with pytest.raises(dj.PlanError, match=said) as raised:
+        transform(lambda x: jnp.sum(jax.vmap(one)(x)))(block)
+    assert len(set(P.allgather_data(str(raised.value)))) == 1
+
+
+@pytest.mark.simulated(3)
+def test_under_plain_jit_the_sentence_says_what_kind_of_constant_it_is() -> None:
+    """Nobody compares programs there, so the workers wait for one that maps over nothing."""
+    P = dj.Partition()
+    P_line = P.create_cartesian_topology_partition([3])
+
+    def one(x: Any) -> Any:
+        return jnp.sum(dj.functional.all_gather(x[jnp.zeros(x.size, int)], P_line, 0))
+
+    with pytest.raises(
+        Exception, match=r"maps over nothing there: what it moves is a constant\. JAX makes one of y\[arr"
+    ):
+        jax.jit(jax.vmap(one))(jnp.ones((4, P.rank < 2), float))
+
+
 @pytest.mark.simulated(2)
 def test_a_function_that_asks_for_values() -> None:
     """What doesn't depend on the arguments may be asked for outside of jit, on all workers or after the movements."""
@@ -206,6 +321,21 @@ def test_a_function_that_asks_for_values() -> None:
         return jnp.sum(y**power) if P.rank == 0 else 0.0
 
     np.testing.assert_allclose(dj.grad(loss)(jnp.array([1.0 + P.rank])), [6.0])
+
+
+@pytest.mark.simulated(2)
+def test_a_loss_that_asks_for_its_own_value() -> None:
+    """It can't be traced, and so not be compared; its movements are chained while it runs."""
+    P = dj.Partition()
+    P_line = P.create_cartesian_topology_partition([2])
+    x = jnp.array([1.0, 2.0])[: 2 * (P.rank == 0)]
+
+    def loss(x: Any) -> Any:
+        total = dj.functional.all_sum_reduce(jnp.sum(x), P, axes_keep=())
+        y = dj.functional.all_gather(x[jnp.arange(x.size)], P_line, 0)  # a constant where x is empty
+        return jnp.sum(y**3) * (2.0 if total > 2 else 1.0) if P.rank == 1 else 0.0
+
+    np.testing.assert_allclose(dj.grad(loss)(x), 6 * x**2)
 
 
 @pytest.mark.simulated(2)

@@ -75,7 +75,7 @@ class PlainGuard:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        if marks.of(item):
+        if marks.of(item) != marks.PARENT:
             return (yield)
         with within(lambda: marks.limit(item, self.pace), item.nodeid, self.stderr):
             return (yield)

@@ -1,4 +1,4 @@
-"""A thread of the parent that has all tests of one size run, in one world after the other, and tells the results."""
+"""A thread of the parent that has all tests of one group run, in one world after the other, and tells the results."""
 
 import queue
 import threading
@@ -21,7 +21,7 @@ LAST_WORDS = 10.0  # for mpiexec to end by itself, once a rank is gone
 
 
 class Trouble(Exception):
-    """A world that has to go. `broken`: and another one of its size would be no better."""
+    """A world that has to go. `broken`: and another one of its kind would be no better."""
 
     def __init__(self, title: str, text: str, broken: bool = False):
         super().__init__(title)
@@ -41,21 +41,22 @@ class Outcome:
 
 
 class Lane:
-    """Runs the items of one size, in their order."""
+    """Runs the items of one group, in their order."""
 
     def __init__(
         self,
         config: pytest.Config,
         pace: Pace,
         home: Path,
-        size: int,
+        group: marks.Group,
         items: list[pytest.Item],
         arguments: list[str],
         options: dict[str, Any],
         environment: dict[str, str],
     ) -> None:
-        self.thread = threading.Thread(target=self._run_all, name=f"world of {size}", daemon=True)
-        self.config, self.pace, self.home, self.size, self.items = config, pace, home, size, items
+        self.thread = threading.Thread(target=self._run_all, name=str(group), daemon=True)
+        self.config, self.pace, self.home, self.group, self.items = config, pace, home, group, items
+        self.size = group.processes
         self.arguments, self.options, self.environment = arguments, options, environment
         self.when_done: Callable[[], None] = lambda: None
         self.stopped = threading.Event()
@@ -130,19 +131,19 @@ class Lane:
         todo = self.items[place:]
         self._numbers = {each.nodeid: number for number, each in enumerate(todo)}
         arguments = [*self.arguments, *sorted({str(each.path) for each in todo})]
-        spec = {"size": self.size, "items": list(self._numbers), "options": self.options}
+        spec = {"size": self.group.world, "items": list(self._numbers), "options": self.options}
         show = self.config.option.capture == "no"
         where = self.config.invocation_params.dir
         try:
-            self._world = World(self.size, self.home, spec, arguments, self.environment, where, show)
+            self._world = World(self.group, self.home, spec, arguments, self.environment, where, show)
         except OSError as error:
-            raise Trouble(f"no world of {self.size} could be started", str(error), broken=True) from error
+            raise Trouble(f"no {self.group} could be started", str(error), broken=True) from error
         self._starting = True
-        self.pace.begin(self.size)
+        self.pace.begin(self.group, self.size)
 
     def _started(self, world: World) -> None:
         self._starting = False
-        self.pace.end(self.size)
+        self.pace.end(self.group)
         self.starts.append(time.monotonic() - world.began)
 
     def _wait(self, item: pytest.Item, number: int) -> Trouble | None:
@@ -181,7 +182,7 @@ class Lane:
         if not world.ready():
             limit = marks.start_limit(self.size, self.pace)
             if now - world.began > limit:
-                title = f"the world of {self.size} was not ready within {limit:.3g} s"
+                title = f"the {self.group} was not ready within {limit:.3g} s"
                 raise Trouble(title, self._scene(world), broken=True)
             return
         limit = marks.limit(item, self.pace)
@@ -204,7 +205,7 @@ class Lane:
         if named:
             scene = f"mpiexec names {ranks_text(named, world.size)}\n\n{scene}"
         where = self._where(world, number) + "\n\n" if started else ""
-        return Trouble(f"the world of {world.size} {verb}: {world.exit_text()}", where + scene, broken=not started)
+        return Trouble(f"the {self.group} {verb}: {world.exit_text()}", where + scene, broken=not started)
 
     def _missing(self, world: World, item: pytest.Item) -> Trouble:
         lacking = [rank for rank in world.numbered() if item.nodeid in (rank.ready or {})["here"]]
@@ -225,11 +226,11 @@ class Lane:
         while world.process.poll() is None:
             limit = marks.end_limit(self.pace)
             if time.monotonic() - began > limit:
-                title = f"the world of {world.size} ran all its tests and did not end within {limit:.3g} s"
+                title = f"the {self.group} ran all its tests and did not end within {limit:.3g} s"
                 raise Trouble(title, self._scene(world))
             self._pause()
         if world.process.returncode != 0:
-            title = f"the world of {world.size} ran all its tests and ended badly: {world.exit_text()}"
+            title = f"the {self.group} ran all its tests and ended badly: {world.exit_text()}"
             raise Trouble(title, self._scene(world, stacks=False))
 
     def _scene(self, world: World, stacks: bool = True) -> str:
@@ -258,7 +259,7 @@ class Lane:
         if self._world is not None:
             if self._starting:
                 self._starting = False
-                self.pace.starting.pop(self.size, None)
+                self.pace.starting.pop(self.group, None)
             self._world.kill()
             self._world = None
 

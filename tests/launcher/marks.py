@@ -1,4 +1,6 @@
-"""What the marks of a test say: the world it needs and the time it may take."""
+"""What the marks of a test say: the processes it needs and the time it may take."""
+
+from typing import NamedTuple
 
 import pytest
 
@@ -8,8 +10,22 @@ from launcher.pace import Pace
 ARGUMENT = "world_size"
 
 
+class Group(NamedTuple):
+    """The processes that run a test, beside the pytest process: an MPI world of this size, or (0) without MPI."""
+
+    world: int
+    processes: int
+
+    def __str__(self) -> str:
+        return f"world of {self.world}" if self.world else "process without MPI"
+
+
+PARENT = Group(0, 0)  # the pytest process itself
+THREADS = Group(0, 1)
+
+
 class Simulated(int):
-    """The size of a world of threads, in the process that reads the marks."""
+    """The size of a world of threads."""
 
 
 def declared(mark: pytest.Mark) -> tuple[int, ...]:
@@ -29,10 +45,16 @@ def simulated(item: pytest.Item) -> Simulated | None:
     return size if isinstance(size, Simulated) else None
 
 
-def of(item: pytest.Item) -> int:
-    """The size of the MPI world that the item needs; 0 for the parent process itself."""
+def of(item: pytest.Item) -> Group:
+    """Who runs the item."""
     if simulated(item):
-        return 0
+        return PARENT if item.config.option.usepdb else THREADS  # a debugger needs the terminal
+    size = _world(item)
+    return Group(size, size) if size else PARENT
+
+
+def _world(item: pytest.Item) -> int:
+    """The size of the MPI world that the item needs; 0 where it needs none."""
     mark = item.get_closest_marker("world")
     if mark is None:
         return 0
@@ -55,9 +77,9 @@ def limit(item: pytest.Item, pace: Pace | None = None) -> float:
     return marked * (pace.now() if pace else 1)
 
 
-def start_limit(size: int, pace: Pace) -> float:
-    """Seconds a world may take to start. Measured by the worlds before: its own slow start is no excuse."""
-    return settings.own_limit() or settings.DEFAULT_LIMIT * pace.slowest + 20 * size
+def start_limit(processes: int, pace: Pace) -> float:
+    """Seconds a group may take to start. Measured by those before: its own slow start is no excuse."""
+    return settings.own_limit() or settings.DEFAULT_LIMIT * pace.slowest + 20 * processes
 
 
 def end_limit(pace: Pace) -> float:

@@ -70,6 +70,23 @@ def clean(environment: MutableMapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k.startswith(kept) or not k.startswith(left_behind)}
 
 
+def leave_mpi_alone() -> None:
+    """Test modules may import mpi4py, which initialises MPI unless told otherwise."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+    except ImportError:
+        pass
+
+
+def mpi_version() -> str:
+    """The MPI library that mpi4py has loaded. Does not initialise it."""
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+
+
 def versions() -> list[str]:
     """The lines of pytest's header. Loads the MPI library, but does not initialise it."""
 
@@ -80,9 +97,7 @@ def versions() -> list[str]:
             return f"{package} missing"
 
     try:
-        from mpi4py import MPI
-
-        library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+        library = mpi_version()
     except Exception as error:  # no MPI, or one that does not load: the header says so and plain tests still run
         library = f"none ({type(error).__name__}: {error})"
     started_by = os.environ.get(settings.MPIEXEC) or f"{find()} ({flavour()})"

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Hashable
 
 MOST = 20.0
 USUAL_START = 4.0  # seconds in which as many ranks as there are cores start and collect their tests
@@ -19,20 +20,19 @@ class Pace:
 
     def __init__(self) -> None:
         self.slowest = 1.0
-        self.starting: dict[int, float] = {}
+        self.starting: dict[Hashable, tuple[int, float]] = {}
 
-    def begin(self, size: int) -> None:
-        self.starting[size] = time.monotonic()
+    def begin(self, group: Hashable, processes: int) -> None:
+        self.starting[group] = processes, time.monotonic()
 
-    def end(self, size: int) -> None:
-        began = self.starting.pop(size)
-        self.slowest = min(MOST, max(self.slowest, _slower(size, time.monotonic() - began)))
+    def end(self, group: Hashable) -> None:
+        self.slowest = min(MOST, max(self.slowest, _slower(*self.starting.pop(group))))
 
     def now(self) -> float:
         """Also a start that is still under way counts, with the time it has taken so far."""
-        so_far = [_slower(size, time.monotonic() - began) for size, began in list(self.starting.items())]
+        so_far = [_slower(*start) for start in list(self.starting.values())]
         return min(MOST, max([self.slowest, *so_far]))
 
 
-def _slower(size: int, seconds: float) -> float:
-    return seconds / (USUAL_START * math.ceil(size / cores()))
+def _slower(processes: int, began: float) -> float:
+    return (time.monotonic() - began) / (USUAL_START * math.ceil(processes / cores()))

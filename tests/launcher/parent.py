@@ -45,12 +45,12 @@ class Turns:
 
 
 class Parent:
-    """Plugin of the parent: takes over the items that need a world."""
+    """Plugin of the parent: takes over the items that other processes run."""
 
     def __init__(self, config: pytest.Config, pace: Pace) -> None:
         self.config, self.pace = config, pace
         self.home: Path | None = None
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[marks.Group, Lane] = {}
         self.turns: Turns | None = None
         self.plain = False
         self.warned: set[str] = set()
@@ -59,13 +59,13 @@ class Parent:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if self.turns is None:
             self._begin(item.session)
-        size = marks.of(item)
-        if not size:
+        group = marks.of(item)
+        if group == marks.PARENT:
             return None
         if self.plain:
             self.plain = False
             self.turns.give_back()
-        outcome = self.lanes[size].next_outcome()
+        outcome = self.lanes[group].next_outcome()
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for event in outcome.warnings:
             self._pass_on_warning(event)
@@ -89,29 +89,29 @@ class Parent:
             terminalreporter.section("worlds")
         for lane in ran:
             starts = ", ".join(f"{seconds:.1f}" for seconds in lane.starts)
-            text = f"{len(lane.items)} tests in a world of {lane.size}: {lane.seconds:.0f} s"
+            text = f"{len(lane.items)} tests in a {lane.group}: {lane.seconds:.0f} s"
             terminalreporter.line(f"{text}, with {len(lane.starts)} starts that took {starts} s")
 
     def _begin(self, session: pytest.Session) -> None:
-        """Make a lane for each size of world, and let the first of them run."""
+        """Make a lane for each group of processes, and let the first of them run."""
         gc.collect()
         gc.freeze()  # what has been imported stays: no need to look through it again and again
         gc.set_threshold(20_000, 20, 20)
-        sizes = sorted({marks.of(item) for item in session.items} - {0})
         self.home = Path(tempfile.mkdtemp(prefix="worlds-"))
         arguments, options = for_workers(self.config)
-        for size in sizes:
+        for group in sorted({marks.of(item) for item in session.items} - {marks.PARENT}):
             environment = mpiexec.clean(os.environ)
             environment.pop("PYTEST_ADDOPTS", None)
-            self.config.hook.pytest_world_environment(environment=environment, size=size)
-            items = [item for item in session.items if marks.of(item) == size]
-            self.lanes[size] = Lane(self.config, self.pace, self.home, size, items, arguments, options, environment)
+            if group.world:
+                self.config.hook.pytest_world_environment(environment=environment, size=group.world)
+            items = [item for item in session.items if marks.of(item) == group]
+            self.lanes[group] = Lane(self.config, self.pace, self.home, group, items, arguments, options, environment)
         # What is shown unread on the terminal must not be mixed up.
         at_a_time = 1 if self.config.option.capture == "no" else settings.worlds_at_a_time()
         self.turns = Turns([*self.lanes.values()], at_a_time)
         for lane in self.lanes.values():
             lane.when_done = self.turns.give_back
-        self.plain = marks.of(session.items[0]) == 0
+        self.plain = marks.of(session.items[0]) == marks.PARENT
         if self.plain:
             self.turns.take()
         self.turns.start()

@@ -43,13 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if mpiexec.size_around() > 1:
         raise pytest.UsageError("pytest starts its MPI worlds itself; under mpiexec it needs --in-world")
-    # Test modules import mpi4py. In this process it must not initialise MPI, which would break its children.
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-    except ImportError:
-        pass
+    mpiexec.leave_mpi_alone()  # initialised here it would break the children of this process
     pace = Pace()
     config.pluginmanager.register(PlainGuard(pace), "world-guard")
     config.pluginmanager.register(Parent(config, pace), "world-parent")
@@ -84,7 +78,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plain tests first, then world after world, each in the order of the files."""
+    """Plain tests first, then the simulated ones, then world after world, each in the order of the files."""
     session.items.sort(key=marks.of)
 
 
@@ -95,5 +89,5 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
     counts = Counter(map(marks.of, items))
     return "worlds: " + ", ".join(
-        f"{counts[size]} in {f'a world of {size}' if size else 'this process'}" for size in sorted(counts)
+        f"{counts[group]} in {'this process' if group == marks.PARENT else f'a {group}'}" for group in sorted(counts)
     )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 HIDDEN = (
     *("/_pytest/", "/pluggy/", "/pytest/__main__.py", "<frozen runpy>", "<frozen importlib"),
-    *("/launcher/worker.py", "/launcher/examples.py", "/site-packages/hypothesis/"),
+    *("/launcher/worker.py", "/launcher/agreement.py", "/launcher/examples.py", "/site-packages/hypothesis/"),
 )
 # The outermost frame of a rank's main thread, which is dumped last; or more frames than faulthandler shows.
 LAST_LINE = re.compile(r"( in _run_module_as_main|  \.\.\.)\n+$")
-WAITING = r'/launcher/worker\.py", line \d+ in _wait$'
+WAITING = r'/launcher/agreement\.py", line \d+ in _wait$'
 OWN_THREAD = "in _leave_with_parent"
 
 

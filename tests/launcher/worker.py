@@ -11,13 +11,13 @@ import signal
 import threading
 import time
 import warnings
-from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import examples, marks, mpiexec
+from launcher.agreement import Agreement, Alone, OverMPI
 from launcher.guard import real_stderr
 from launcher.world import LOCK, segments
 
@@ -39,20 +39,24 @@ class Worker:
         else:
             config.hook.pytest_world_environment(environment=os.environ, size=mpiexec.size_around())
         # Everything that can show a hang in what follows is set up by now.
-        config.hook.pytest_world_start()
-        from mpi4py import MPI  # initialises MPI where the project has not
-
-        self.MPI = MPI
-        self.comm = MPI.COMM_WORLD.Dup()
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.ranks = self._join()
+        self.rank, self.size = self.ranks.rank, self.ranks.size
         self.write("rank", rank=self.rank, segments=segments(os.getpid()))
-        expected = self.spec.get("size", self.size)
-        if self.size != expected:
-            library = MPI.Get_library_version().split("\n")[0]
-            text = f"mpiexec was asked for {expected} ranks, but mpi4py's library ({library}) sees {self.size}"
+
+    def _join(self) -> Agreement:
+        expected = self.spec.get("size")
+        if expected == 0:
+            mpiexec.leave_mpi_alone()
+            return Alone()
+        self.config.hook.pytest_world_start()
+        ranks = OverMPI()
+        if expected is not None and expected != ranks.size:
+            library = mpiexec.mpi_version()
+            text = f"mpiexec was asked for {expected} ranks, but mpi4py's library ({library}) sees {ranks.size}"
             self.write("refused", text=f"{text}: they belong to different MPIs")
-            MPI.Finalize()  # or a lone Open MPI process leaves its session's folder behind
+            ranks.MPI.Finalize()  # or a lone Open MPI process leaves its session's folder behind
             os._exit(1)
+        return ranks
 
     def _follow_parent(self, home: Path) -> None:
         pid = os.getpid()
@@ -80,8 +84,8 @@ class Worker:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.home is None:
-            out = [item for item in items if marks.of(item) != self.size]
-            items[:] = [item for item in items if marks.of(item) == self.size]
+            out = [item for item in items if marks.of(item).world != self.size]
+            items[:] = [item for item in items if marks.of(item).world == self.size]
             config.hook.pytest_deselected(items=out)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -107,15 +111,13 @@ class Worker:
         gc.set_threshold(20_000, 20, 20)
         here = {item.nodeid: item for item in session.items}
         wanted: list[str] = self.spec.get("items", list(here))
-        self._wait(self.comm.Ibarrier())
-        everyone: list[set[str]] = self.comm.allgather(set(wanted) - set(here))
-        missing = set().union(*everyone)
+        missing = self.ranks.missing(set(wanted) - set(here))
         self.write(
             "ready", missing=sorted(missing), here=sorted(set(wanted) - set(here)), segments=segments(os.getpid())
         )
         run = [(n, here[name]) for n, name in enumerate(wanted) if name not in missing]
-        for (n, item), after in zip(run, [*run[1:], (-1, None)], strict=True):
-            self._run(n, item, after[1])
+        for (n, item), (_, after) in zip(run, [*run[1:], (-1, None)], strict=False):  # none in an empty run
+            self._run(n, item, after)
             if self.dirty and self.home is not None:
                 time.sleep(BACKSTOP)  # the parent ends this world: its messages may be half way
                 os._exit(1)
@@ -150,16 +152,8 @@ class Worker:
 
     def _agree(self) -> bool:
         """Whether this item left the world in doubt: a failure somewhere, or different outcomes."""
-        mine, all_ = array("i", [self.code, -self.code]), array("i", [0, 0])
-        self._wait(self.comm.Iallreduce([mine, self.MPI.INT], [all_, self.MPI.INT], op=self.MPI.MAX))
-        return all_[0] == FAILED or all_[0] != -all_[1]
-
-    def _wait(self, request: Any) -> None:
-        """Wait without spinning: the cores are for the ranks that still work."""
-        pause = 1e-5
-        while not request.Test():
-            time.sleep(pause)
-            pause = min(2 * pause, 5e-3)
+        largest, smallest = self.ranks.largest_and_smallest(self.code)
+        return largest == FAILED or largest != smallest
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed or hasattr(report, "wasxfail"):

@@ -1,4 +1,4 @@
-"""One `mpiexec` with its ranks, seen from the parent."""
+"""One `mpiexec` with its ranks, or one process without MPI, seen from the parent."""
 
 import contextlib
 import fcntl
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import mpiexec
+from launcher.marks import Group
 from launcher.stacks import merge, shorten, whole
 
 TAIL = 4000
@@ -68,7 +69,7 @@ class World:
 
     def __init__(
         self,
-        size: int,
+        group: Group,
         home: Path,
         spec: dict[str, Any],
         arguments: list[str],
@@ -76,21 +77,31 @@ class World:
         cwd: Path,
         show: bool,
     ) -> None:
-        self.size = size
+        self.size = group.processes
         self.spent = False  # it has run all its tests, or its messages may be half way
         self.ranks: dict[int, Rank] = {}
         self.warnings: list[dict[str, Any]] = []
         self.segments: set[str] = set()
-        self.home = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=home))
+        self.home = Path(tempfile.mkdtemp(prefix=f"world{group.world}-", dir=home))
         (self.home / "spec.json").write_text(json.dumps(spec))
         # Ranks block on this lock: they get it, and leave, when the parent lets go of it in whatever way.
         self.lock = os.open(self.home / LOCK, os.O_CREAT | os.O_RDWR)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.command = [*mpiexec.command(size), sys.executable, "-m", "pytest", "--in-world"]
+        self.command = mpiexec.command(group.world) if group.world else []
+        self.starter = "mpiexec" if group.world else "it"
         self.began = time.monotonic()
         with open(self.home / OUTPUT, "wb") as output:
             self.process = subprocess.Popen(
-                [*self.command, "--world-dir", str(self.home), *arguments],
+                [
+                    *self.command,
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "--in-world",
+                    "--world-dir",
+                    str(self.home),
+                    *arguments,
+                ],
                 cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -155,8 +166,12 @@ class World:
     def exit_text(self) -> str:
         code = self.process.returncode
         if code is None:
-            return "mpiexec was still running"
-        return f"mpiexec was killed by signal {-code}" if code < 0 else f"mpiexec ended with exit status {code}"
+            return f"{self.starter} was still running"
+        return (
+            f"{self.starter} was killed by signal {-code}"
+            if code < 0
+            else f"{self.starter} ended with exit status {code}"
+        )
 
     def stacks(self, wait: float = 20.0) -> str:
         """Ask every rank for its Python stacks, wait until they are written in full, and merge the equal ones."""

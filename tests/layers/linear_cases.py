@@ -89,7 +89,7 @@ class LinearCase:
         i, j = np.unravel_index(P.rank, (P.shape[0], P.shape[-1]))
         cuts = P.shape[0] if self.batches is None else np.cumsum(self.batches)[:-1]
         rows = np.array_split(whole, cuts)[i]
-        return jnp.asarray(np.array_split(rows, P.shape[-1], axis=-1)[j], dtype)
+        return jax.device_put(np.array_split(rows, P.shape[-1], axis=-1)[j].astype(dtype))
 
     def local(self, dtype: Any = float) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
         """This worker's parameters, input and cotangent."""

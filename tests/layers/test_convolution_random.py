@@ -1,4 +1,4 @@
-"""Random convolutions and poolings on twelve workers, forward and all gradients, against JAX on the whole array."""
+"""Random convolutions and poolings on twelve threads: forward and all gradients, against JAX on the whole array."""
 
 import os
 
@@ -16,7 +16,7 @@ def drawn(case: int) -> Conv | Pool:
     return draw.pool() if case % 3 == 2 else draw.conv()
 
 
-@pytest.mark.world(WORKERS)
+@pytest.mark.simulated(WORKERS)
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("program", range(5 * LONG))
 def test_random_layers(program: int) -> None:

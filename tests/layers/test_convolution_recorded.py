@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from convolution.programs import block, run, slices
@@ -28,7 +27,8 @@ def test_all_records_are_played() -> None:
     assert found == {name for names in RECORDED.values() for name in names.split()}
 
 
-@pytest.mark.world(4, 12, 16)
+@pytest.mark.world(4)
+@pytest.mark.simulated(12, 16)
 def test_recorded_layers(world_size: int) -> None:
     """Output, input, weight and bias gradient, per worker, in float64; zero-volume outputs keep their shapes."""
     records = {name: np.load(ORACLE / f"{name}.npz", allow_pickle=False) for name in RECORDED[world_size].split()}
@@ -71,7 +71,7 @@ def _plain(value: np.ndarray) -> Any:
 def inputs(layer: Any, record: Any, rank: int) -> tuple[dict[str, Any], Any, Any]:
     """This worker's parameters, input and output cotangent; its shares of w and b are those of our own layout."""
     params = {key: block(record[key[0]], slices(spec)) for key, spec in layer.param_specs().items()}
-    return params, jnp.asarray(record[f"x_r{rank}"]), jnp.asarray(record[f"dy_r{rank}"])
+    return params, jax.device_put(record[f"x_r{rank}"]), jax.device_put(record[f"dy_r{rank}"])
 
 
 def program(layers: dict[str, Any]) -> Any:

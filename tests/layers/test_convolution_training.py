@@ -83,7 +83,7 @@ def test_twenty_steps_give_the_parameters_of_the_sequential_network() -> None:
     ]
     whole = P_world.broadcast_data(jax.tree.map(np.asarray, dj.gather(params, specs)))
 
-    expected, losses = train(jax.value_and_grad(sequential), jax.tree.map(jnp.asarray, whole), x, target)
+    expected, losses = train(jax.value_and_grad(sequential), jax.device_put(whole), x, target)
     data = [block(array, slices(dj.TensorSpec(array.shape, P))) for array, P in ((x, P_images), (target, linear.P_y))]
     trained, values = train(dj.value_and_grad(distributed), params, *data)
 

@@ -134,7 +134,7 @@ def test_transformations(name: str) -> None:
 
     mine = {key: block(array, its_boxes[key]) for key, array in v.items()}
     shape = jax.eval_shape(distributed(layer), mine).shape
-    my_c = jnp.zeros(shape) if y_box is None else jnp.asarray(c[y_box])
+    my_c = jnp.zeros(shape) if y_box is None else jax.device_put(c[y_box])
     assert y_box is None or shape == my_c.shape
     got = run(program(distributed(layer)), mine, my_c, 3)
     got["y eager"] = np.asarray(distributed(layer)(mine))

@@ -46,6 +46,37 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         for d in (1, 2, 3)
         for kind in ("Max", "Avg")
     },
+    "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=on(P, 2, 2), num_features=3, momentum=None),
+    "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=on(P, 2, 2), normalized_shape=[3], bias=False),
+    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=on(P, 2, 2), normalized_shape=3),
+    "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=on(P, 2, 2), num_groups=2, num_channels=6),
+    "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=on(P, 1, 2, 2), num_features=3, affine=True),
+    **{
+        f"DistributedConvTranspose{d}d": lambda P, d=d: getattr(nn, f"DistributedConvTranspose{d}d")(
+            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)),
+            in_channels=2,
+            out_channels=3,
+            kernel_size=3,
+            output_padding=1,
+            stride=2,
+        )
+        for d in (1, 2, 3)
+    },
+    "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=on(P, 1, 2, 2), P_y=None, scale_factor=2),
+    "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=on(P, 1, 2, 2), output_size=3),
+    "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=on(P, 1, 2, 2)),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=on(P, 1, 2, 2)),
+    "DistributedPad": lambda P: nn.DistributedPad(P_x=on(P, 2, 2), padding=[(1, 2)], mode="reflect"),
+    "DistributedCrop": lambda P: nn.DistributedCrop(P_x=on(P, 2, 2), cropping=[(1, 2)]),
+    "Flatten": lambda P: nn.Flatten(P_x=on(P, 1, 2, 2), P_y=on(P, 2, 2)),
+    "Unflatten": lambda P: nn.Unflatten(P_x=on(P, 2, 2), P_y=on(P, 1, 2, 2), shape=[3, 4]),
+    "Dropout": lambda P: nn.Dropout(P_x=on(P, 2, 2), p=0.3),
+    "DistributedEmbedding": lambda P: nn.DistributedEmbedding(
+        P_x=on(P, 1), P_y=on(P, 1, 2), P_W=on(P, 2, 2), num_embeddings=5, embedding_dim=3, padding_idx=1
+    ),
+    "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
+        P_x=on(P, 1, 2, 2), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
+    ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(on(P, 2, 2), on(P, 1, 4)), jax.nn.relu),
 }
 

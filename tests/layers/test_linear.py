@@ -54,7 +54,8 @@ CASES = {
 }
 
 
-@pytest.mark.world(1, 2, 4, 12)
+@pytest.mark.world(1, 2, 4)
+@pytest.mark.simulated(12)
 def test_forward_and_every_gradient_under_jit(world_size):
     """Each of x, W and b differentiated alone, and all together: to 1e-12 in float64, in one compiled program."""
     check_together(CASES[world_size])
@@ -113,7 +114,9 @@ def test_every_dtype():
         return jnp.sum(jnp.abs(x @ weight.T + bias) ** 2)
 
     names = ("weight", "bias", "x")
-    expected = jax.grad(sequential, argnums=(0, 1, 2))(*(jnp.asarray(whole[name], complex) for name in names))
+    expected = jax.grad(sequential, argnums=(0, 1, 2))(
+        *(jax.device_put(np.asarray(whole[name], complex)) for name in names)
+    )
     mine = case.cut(whole, jnp.complex64)
     gradients = jax.jit(
         jax.grad(lambda w, b, x: jnp.sum(jnp.abs(case.layer({"weight": w, "bias": b}, x)) ** 2), argnums=(0, 1, 2))

@@ -64,8 +64,8 @@ def _case(name, dtype, batch=2):
     features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
     stride, dilation = _per_dimension(stride, kernel), _per_dimension(dilation, kernel)
     rng = np.random.default_rng(len(name))
-    x = jnp.asarray(rng.normal(size=(batch, c_in, *features)), dtype)
-    weight = jnp.asarray(rng.normal(size=(c_out, c_in // groups, *kernel)), dtype)
+    x = jax.device_put(rng.normal(size=(batch, c_in, *features)).astype(dtype))
+    weight = jax.device_put(rng.normal(size=(c_out, c_in // groups, *kernel)).astype(dtype))
 
     def ours(x, weight):
         return convolution(x, weight, stride, padding, dilation, groups)

@@ -42,7 +42,7 @@ def _ways(name, function):
 
 def _x(name, dtype="float64"):
     """Small whole numbers: sums are exact, and windows have several largest entries."""
-    return jnp.asarray(np.random.default_rng(len(name)).integers(-2, 3, (2, 3, *CASES[name][0])), dtype)
+    return jax.device_put(np.random.default_rng(len(name)).integers(-2, 3, (2, 3, *CASES[name][0])).astype(dtype))
 
 
 def _run(f):

@@ -51,6 +51,31 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         (),
     ),
     "pool": lambda P: (nn.DistributedAvgPool1d(part(P, 2, 1, 2), 2), (3, 2, 9), (3, 2, 4), part(P, 2, 1, 2), ()),
+    "group norm": lambda P: (
+        nn.DistributedGroupNorm(part(P, 1, 3, 1), 2, 4), (3, 4, 5), (3, 4, 5), part(P, 1, 3, 1), ()
+    ),
+    "transposed": lambda P: (
+        nn.DistributedConvTranspose1d(
+            *(part(P, 1, 2, 1), part(P, 1, 2, 1, ranks=(3, 2)), part(P, 2, 2, 1)),
+            **{"in_channels": 3, "out_channels": 5, "kernel_size": 2, "stride": 2},
+        ),
+        (2, 3, 7),
+        (2, 5, 14),
+        part(P, 1, 2, 1, ranks=(3, 2)),
+        (),
+    ),
+    "upsample": lambda P: (
+        nn.DistributedUpsample(part(P, 2, 1, 2), part(P, 1, 3, 1), scale_factor=1.5), (2, 4, 5), (2, 4, 7),
+        part(P, 1, 3, 1), (),
+    ),
+    "global pool": lambda P: (
+        nn.DistributedGlobalAvgPool(part(P, 2, 1, 2)), (2, 4, 5), (2, 4, 1), part(P, 2, 1, 2), (),
+    ),
+    "flatten": lambda P: (nn.Flatten(part(P, 2, 1, 2), part(P, 1, 3)), (2, 4, 5), (2, 20), part(P, 1, 3), ()),
+    "flatten where it is": lambda P: (nn.Flatten(part(P, 2, 1, 2)), (2, 4, 5), (2, 20), part(P, 2, 2), ()),
+    "unflatten": lambda P: (
+        nn.Unflatten(part(P, 1, 3), part(P, 2, 1, 2), (4, 5)), (2, 20), (2, 4, 5), part(P, 2, 1, 2), ()
+    ),
     "repartition": lambda P: (nn.Repartition(part(P, 3, 1), part(P, 1, 2)), (7, 5), (7, 5), part(P, 1, 2), ()),
     "rows to columns": lambda P: (
         nn.Repartition(part(P, 2, 1, ranks=(0, 1)), part(P, 1, 2, ranks=(2, 3))), (5, 4), (5, 4),

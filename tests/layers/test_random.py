@@ -84,7 +84,7 @@ def test_dropout_is_the_same_whatever_the_partition() -> None:
     P = dj.Partition()
     spec = dj.TensorSpec((4, 8), P.create_cartesian_topology_partition([1, 3]))
     whole = np.arange(32.0).reshape(4, 8)
-    x = jnp.asarray(block(whole, spec))
+    x = jax.device_put(block(whole, spec))
     dropped = jax.jit(lambda key, x: jnp.where(dj.random.bernoulli(key, 0.7, spec), x / 0.7, 0))(KEY, x)
     got = dj.gather(dropped, spec)
     if P.rank == 0:

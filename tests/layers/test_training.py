@@ -80,7 +80,7 @@ def test_twenty_steps_give_the_parameters_of_the_sequential_network(optimizer):
     def cut(params):
         return jax.tree.map(lambda value, spec: block(np.asarray(value), spec.partition), params, specs)
 
-    expected, losses = train(optimizer, jax.value_and_grad(sequential), jax.tree.map(jnp.asarray, whole), x, target)
+    expected, losses = train(optimizer, jax.value_and_grad(sequential), jax.device_put(whole), x, target)
     mine = train(optimizer, dj.value_and_grad(distributed), cut(whole), block(x, P_in), block(target, P_out))
     assert losses[-1] < 0.8 * losses[0]
     np.testing.assert_allclose(mine[1], losses, rtol=1e-12)

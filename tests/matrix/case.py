@@ -21,6 +21,7 @@ class Case:
       `linear`, in jax.numpy, so that JAX differentiates it.
     - `plan`: from that partition and what all workers hold, by world rank (as `shapes`), to the library's plan.
     - `any_dtype`, `any_complex`: whether integers and booleans move too; whether complex numbers do.
+    - `exact`: whether small integers go through it without rounding.
     - `silent`: whether it has to do without any message; so does everything on one worker.
     """
 
@@ -34,6 +35,7 @@ class Case:
     silent: bool = False
     linear: bool = True
     any_complex: bool = True
+    exact: bool = True
 
     def __str__(self) -> str:
         return self.name

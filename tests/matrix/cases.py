@@ -19,6 +19,7 @@ from distdl_jax.primitives.plan import Plan
 from matrix import reference
 from matrix.case import Case as Case
 from matrix.case import Operator
+from matrix.layer_cases import enlarged, layer, normalised
 from matrix.painting import is_shape, painted
 from matrix.partitions import On, Shape, blocks, held, on
 from matrix.team_cases import all_reduce, gather, replicated, scatter
@@ -309,6 +310,37 @@ PRIMITIVES = (
     conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, stride=(2,), padding=(1,)),
     conv(on(1, 1, 2, 2), None, None, (3, 5), (3, 2), stride=(1, 2), padding=(1, 1)),
     average_pool(on(1, 2, 2), (5,), (4,), (1,), (1,)),
+    layer(
+        "batch_norm",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (5, 3),
+        lambda P: nn.DistributedBatchNorm(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3),
+        lambda p, x: normalised(x, (0,)) * p["weight"] + p["bias"],
+        linear=False,
+    ),
+    layer(
+        "group_norm",
+        on(1, 3, ranks=(2, 0, 3)),
+        (2, 4),
+        lambda P: nn.DistributedGroupNorm(on(1, 3, ranks=(2, 0, 3)).partition(P), 2, 4, affine=False),
+        lambda p, x: normalised(x.reshape(2, 2, 2), (2,)).reshape(2, 4),
+        linear=False,
+    ),
+    layer(
+        "upsample",
+        on(1, 1, 2, 2),
+        (1, 2, 3, 1),
+        lambda P: nn.DistributedUpsample(on(1, 1, 2, 2).partition(P), scale_factor=2),
+        lambda p, x: enlarged(x),
+    ),
+    layer(
+        "flatten",
+        on(1, 2, 2, ranks=(3, 1, 2, 0)),
+        (2, 3, 2),
+        lambda P: nn.Flatten(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), on(2, 1).partition(P)),
+        lambda p, x: x.reshape(len(x), -1),
+        on(2, 1),
+    ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
@@ -322,6 +354,24 @@ PRIMITIVES = (
     all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
     reduce_scatter(on(3), (0,), held(on(3), (2,), 3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
+    all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
+    conv(on(1, 1, 3), None, None, (4,), (3,), world=3, padding=(1,)),
+    # Two workers.
+    broadcast(on(1, ranks=(1,)), on(2), {1: (2, 3)}, world=2),
+    sum_reduce(on(2, 1, ranks=(1, 0)), on(1, 1), _BLOCK, world=2),
+    all_sum_reduce(on(2), (0,), _BLOCK, world=2),
+    *(all_reduce(on(1, 2), op, (1,), _BLOCK, world=2) for op in ("max", "min", "mean", "prod")),
+    replicated(on(2), (0,), _BLOCK, world=2),
+    gather((3,), on(1, 2), (0,), 1, world=2),
+    scatter((1, 2), on(2, 1, ranks=(1, 0)), (), 0, world=2),
+    repartition(on(2, 1), on(1, 2, ranks=(1, 0)), blocks(on(2, 1), 3, 1, world=2)),
+    halo_exchange(on(2), blocks(on(2), 3, world=2), (1, 2), periodic=(True,)),
+    all_gather(on(2, 1), (0,), blocks(on(2, 1), 1, 3, world=2)),
+    reduce_scatter(on(2), (0,), held(on(2), (3,), 2)),
+    linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
+    linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
+    conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
+    average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
     # One worker: the same programs, without MPI.
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),

@@ -47,7 +47,7 @@ class DenseOperator:
 class PlainDerivatives:
     """JAX's own, forward mode included."""
 
-    jvp, linearize, linear_transpose = map(staticmethod, (jax.jvp, jax.linearize, jax.linear_transpose))
+    grad, jvp, linearize, linear_transpose = map(staticmethod, (jax.grad, jax.jvp, jax.linearize, jax.linear_transpose))
 
     @staticmethod
     def hvp(fun: Any, primals: Any, tangents: Any) -> Any:

@@ -21,9 +21,12 @@ def together() -> None:
     dj.Partition().allgather_data(None)
 
 
-def run(program: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Compile `program` on all workers, then run it on all: who waits for a message spins."""
-    compiled = jax.jit(program, **options)
+def run(program: Callable[..., Any], *args: Any, by: Callable[..., Any] | None = jax.jit, **options: Any) -> Any:
+    """Compile `program` on all workers, `by` which jit, then run it on all: who waits for a message spins. Eagerly,
+    without a jit."""
+    if by is None:
+        return jax.block_until_ready(program(*args))
+    compiled = by(program, **options)
     compiled.trace(*args).lower().compile()
     together()
     return jax.block_until_ready(compiled(*args))
@@ -61,8 +64,10 @@ def library(cases: Iterable[Case]) -> dict[str, OnWorker]:
     return {case.name: OnWorker(named(case, case.operator, world)) for case in cases}
 
 
-def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool = True) -> Results:
-    """What the library makes of it on this worker."""
+def transformed(
+    cases: Sequence[Case], transformation: Transformation, jit: Callable[..., Any] | None = jax.jit
+) -> Results:
+    """What the library makes of it on this worker; eagerly, without a `jit`."""
     rank = dj.Partition().rank
     operators = library(cases)
     args = {case.name: tuple(part[rank] for part in arguments(case, transformation)) for case in cases}
@@ -72,8 +77,7 @@ def transformed(cases: Sequence[Case], transformation: Transformation, jit: bool
             case.name: named(case, transformation.function, operators[case.name], *args[case.name], n) for case in cases
         }
 
-    args = jax.tree.map(jnp.asarray, args)
-    return run(program, args, 3) if jit else program(args, jnp.asarray(3))
+    return run(program, jax.device_put(args), 3 if jit else jnp.asarray(3), by=jit)
 
 
 def expected(cases: Sequence[Case], transformation: Transformation) -> Results:

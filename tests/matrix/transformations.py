@@ -19,7 +19,7 @@ from jax import Array, lax
 class Operator(Protocol):
     """An operator, on one worker or on all at once.
 
-    - `derivatives`: what has `jvp`, `hvp`, `linearize` and `linear_transpose` for it.
+    - `derivatives`: what has `grad`, `jvp`, `hvp`, `linearize` and `linear_transpose` for it.
     """
 
     @property

@@ -40,7 +40,7 @@ def specs() -> dict[str, Any]:
 def drawn(seed: int, scale: float = 1.0, dtype: Any = float) -> dict[str, Any]:
     """Whole tensors."""
     draw = np.random.default_rng(seed)
-    return {name: jnp.asarray(scale * draw.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+    return {name: jax.device_put((scale * draw.normal(size=shape)).astype(dtype)) for name, shape in SHAPES.items()}
 
 
 NOT_BIAS = {name: name != "bias" for name in SHAPES}

@@ -44,6 +44,8 @@ def test_partitions_of_other_communicators():
     P = dj.Partition(half)
     assert (P.rank, P.size, P.ranks) == (half.rank, 2, (0, 1))
     assert P.allgather_data(comm.rank) == [comm.rank % 2 + 2, comm.rank % 2]
+    first, second = P.allgather_data([1, 2])
+    assert first == second and first is not second  # whoever changes one does not change the other
     with pytest.raises(dj.InvalidArgumentError, match="stands on another communicator"):
         P.create_partition_union(dj.Partition())
     half.Free()

@@ -1,5 +1,6 @@
 """Whole states of optimisers, and modules of other libraries, gathered and scattered."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -91,19 +91,84 @@ def test_modules_of_equinox_and_flax() -> None:
     assert jnp.shape(jax.tree.leaves(gathered)[0]) == ((5,) if P.rank == 0 else (0,))
 
 
+@pytest.mark.simulated(3)
 def test_other_leaves_and_refusals() -> None:
     """Random keys are left alone; one array as the parameters; specs of another structure."""
-    P = partition_of(0, 3)
-    w, spec = jnp.ones(2), dj.TensorSpec((5,), P)
-    state = {"count": jnp.int32(0), "m": w, "key": jax.random.key(0), "old": jax.random.PRNGKey(0), "none": None}
-    found = dj.specs_like(state | {"f": jax.nn.relu}, w, spec)
-    assert (found["m"], found["key"], found["none"], found["f"]) == (spec, None, None, None)
-    assert found["count"] == dj.TensorSpec((), P, replicated=True)
+    P = dj.Partition()
+    spec = dj.TensorSpec((5,), P)
+    w = jnp.ones(spec.local_shape)
+    state = {"count": jnp.int32(0), "key": jax.random.key(0), "old": jax.random.PRNGKey(0), "none": None}
+    found = dj.specs_like(state | {"f": jax.nn.relu}, {"w": w}, {"w": spec})
+    assert (found["key"], found["none"], found["f"]) == (None, None, None)
+    assert found["old"] == dj.TensorSpec((2,), P, replicated=True)
+    alone = dj.specs_like({"count": jnp.int32(0), "m": w}, w, spec)
+    assert alone == {"count": dj.TensorSpec((), P, replicated=True), "m": spec}
     stacked = dj.specs_like({"memory": jnp.ones((4, 2))}, {"w": w}, {"w": spec})
     assert stacked["memory"] == dj.TensorSpec((4, 2), P, replicated=True)
-    memory = dj.specs_like({"memory": {"w": jnp.ones((4, 2))}}, {"w": w}, {"w": spec})
+    memory = dj.specs_like({"memory": {"w": jnp.ones((4, *w.shape))}}, {"w": w}, {"w": spec})
     assert memory["memory"]["w"] == dj.TensorSpec((4, 5), P.create_cartesian_topology_partition([1, 3]))
     with pytest.raises(dj.InvalidArgumentError, match="`param_specs` must have the structure of `params`"):
         dj.specs_like(state, {"w": w}, {"v": spec})
     with pytest.raises(dj.InvalidTypeError, match="`param_specs` must hold TensorSpecs, or None, but holds 3"):
         dj.specs_like(state, {"w": w}, {"w": 3})
+    with pytest.raises(dj.PlanError, match=r"`params\['w'\]` must have the shape that its spec says, \(2,\), but has"):
+        dj.specs_like(state, {"w": jnp.ones(3) if P.rank == 0 else w}, {"w": spec})
+    with pytest.raises(dj.PlanError, match="`state` must have the same structure on all workers"):
+        dj.specs_like({"a" if P.rank else "b": w}, {"w": w}, {"w": spec})
+    with pytest.raises(
+        dj.PlanError, match=r"`state\['all'\]` is in the place of no parameter, and has shape \(2,\) on"
+    ):
+        dj.specs_like({"all": w}, {"w": w}, {"w": spec})
+
+
+@partial(jax.jit, static_argnums=0)
+def stepped(optimiser: Any, params: Any) -> Any:
+    """Its state after a step."""
+    gradient = jax.tree.map(jnp.sin, params)
+    return optimiser.update(gradient, optimiser.init(params), params)[1]
+
+
+@pytest.mark.simulated(2)
+def test_statistics_of_another_shape_than_the_parameter() -> None:
+    """Adafactor's and SM3's of tensors that are not cut along what they reduce; the second worker's parameter alone."""
+    P = dj.Partition()
+    cut = dj.TensorSpec((3, 4, 5), P.create_cartesian_topology_partition([2, 1, 1]))
+    copies = dj.TensorSpec((3, 4), P, replicated=True)
+    its = dj.TensorSpec((4, 3), P.create_partition_inclusive([1]).create_cartesian_topology_partition([1, 1]))
+    specs = ({"cut": cut, "copies": copies}, its)
+    whole = jax.tree.map(lambda s: jnp.arange(1.0, 1 + np.prod(s.global_shape)).reshape(s.global_shape), specs)
+    params = dj.scatter(jax.tree.map(lambda x: x if P.rank == 0 else jnp.zeros(0), whole), specs)
+    factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
+    state = stepped(factored, params)
+    of_state = dj.specs_like(state, params, specs)
+    assert of_state.v_row[0]["cut"] == dj.TensorSpec((3, 4), P.create_cartesian_topology_partition([2, 1]))
+    assert of_state.v_col[0]["copies"] == dj.TensorSpec((4,), P, replicated=True)
+    assert of_state.v_row[1] == dj.TensorSpec((3,), its.partition, replicated=True)
+    assert of_state.v[1] == dj.TensorSpec((1,), its.partition, replicated=True)
+    gathered = dj.gather(state, of_state)
+    if P.rank == 0:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), gathered, stepped(factored, whole))
+    sm3 = optax.scale_by_sm3()
+    with pytest.raises(dj.PlanError, match=r"structure on all workers, but worker 1 has state\.mu\[1\]\[1\]"):
+        dj.specs_like(sm3.init(params), params, specs)
+    with pytest.raises(dj.PlanError, match=r"\.mu\['cut'\]\[1\]` has shape \(4,\) on worker 0, in the place"):
+        dj.specs_like(sm3.init(params[0]), params[0], specs[0])
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+        optax.scale_by_sm3(),
+        optax.scale_by_novograd(),
+        optax.flatten(optax.adam(0.1)),
+    ],
+    ids=["factored", "sm3", "novograd", "flatten"],
+)
+@pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=str)
+def test_what_is_no_block_of_anything_is_refused(optimiser: Any, grid: tuple[int, int]) -> None:
+    spec = dj.TensorSpec((4, 6), dj.Partition().create_cartesian_topology_partition(grid))
+    params = {"w": jnp.ones(spec.local_shape)}
+    with pytest.raises(dj.PlanError, match=r"it is (perhaps )?no block of anything"):
+        dj.specs_like(optimiser.init(params), params, {"w": spec})

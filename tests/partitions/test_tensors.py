@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
+from distdl_jax.primitives.tie import tie
 
 
 def grid(P, ranks, shape):
@@ -174,3 +175,22 @@ def test_zero_volume_tensors_have_no_elements_but_a_dtype():
     assert dj.zero_volume_tensor(0).shape == (0, 0)
     assert float(jnp.sum(dj.zero_volume_tensor())) == 0
     np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(x**2))(dj.zero_volume_tensor(2)), np.zeros((2, 0)))
+
+
+def test_placeholders_and_ties_of_new_shapes_compile_nothing() -> None:
+    """Eagerly, JAX's zeros compile a program for each shape, and the shape of a placeholder changes with the batch."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **about: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(about.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jnp.zeros(1234)
+        assert compiled  # they are heard of
+        compiled.clear()
+        tie(dj.zero_volume_tensor(1235), dj.zero_volume_tensor(1236, jnp.bfloat16))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled

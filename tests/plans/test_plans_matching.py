@@ -64,6 +64,19 @@ def test_small_programs(programs, expected):
     assert reason(programs) == expected
 
 
+def test_any_tag_is_every_tag():
+    anything = replace(recv(0), recv_tag=None)
+    assert reason({0: (send(1, tag=7), send(1)), 1: (anything, anything)}) is None
+    assert reason({0: (send(1, count=5, tag=7),), 1: (anything,)}) == ("amount", 1, 0)
+
+
+def test_nothing_is_said_of_programs_that_receive_from_any_worker():
+    """Who is the first to send decides what is received; a play decides that in one way of many."""
+    anyone = replace(recv(None), from_any=True)
+    assert reason({0: (anyone, recv(2)), 1: (send(0),), 2: (send(0),)}) is None
+    assert "from any worker" in str(anyone)
+
+
 def test_a_mismatch_says_where_each_worker_stands():
     mismatch = find_mismatch(
         {0: (allreduce(0, 1), Loop(3, (send(1),)), recv(1)), 1: (allreduce(0, 1), Loop(3, (recv(0),)))}

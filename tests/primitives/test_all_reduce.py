@@ -1,5 +1,7 @@
 """All-reduce beyond the matrix: numbers without an order or with ties, and how halves are rounded."""
 
+import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,6 +62,41 @@ def test_ties_share_the_cotangent_as_in_jnp() -> None:
 
     np.testing.assert_allclose(jax.jit(jax.grad(part))(x[P.rank]), jax.grad(whole)(x)[P.rank], atol=1e-14)
     np.testing.assert_allclose(twice(jax.grad(part))(x[P.rank]), twice(jax.grad(whole))(x)[P.rank], atol=1e-13)
+
+
+@pytest.mark.simulated(2)
+def test_what_is_sent_and_what_is_compared_are_one_array() -> None:
+    """A compiler may work x out for each use, rounded otherwise; then nobody would hold what was the largest.
+
+    Both uses read the result of a loop, which it runs once. Seen in the compiled program of x = a b + c.
+    """
+    P = dj.Partition()
+    a, b = jnp.arange(64.0), jnp.linspace(-1.0, 1.0, 64)
+    gradient = jax.jit(jax.grad(lambda a: jnp.sum(jnp.sin(dj.functional.all_max(a * b + a * a, P)))))
+    text = gradient.lower(a).compile().as_text()
+    program = text[text.index("ENTRY") :]
+    (loop,) = re.findall(r"%([\w.-]+) = \(.*?\) while\(", program)
+    (written,) = re.findall(rf"%([\w.-]+) = f64\[64\]\S* get-tuple-element\(%{re.escape(loop)}\)", program)
+    uses = [line for line in program.splitlines() if re.search(rf"%{re.escape(written)}[,)]", line)]
+    assert len(uses) == 2 and any("pred[64]" in use for use in uses) and any("s64[64]" in use for use in uses), text
+
+
+@pytest.mark.simulated(2)
+def test_a_policy_that_saves_movements_saves_what_they_keep() -> None:
+    """Otherwise the x that is compared would be worked out again, an ulp from the one that was sent."""
+    P = dj.Partition()
+
+    @partial(jax.checkpoint, policy=lambda primitive, *_, **__: primitive.name == "custom_vjp_call")
+    def loss(a: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(dj.functional.all_max(jnp.tanh(a) * a, P)))
+
+    a = jnp.array([1.0, 2.0]) + P.rank
+    program = jax.make_jaxpr(jax.grad(loss))(a)
+    again = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name in ("checkpoint", "remat", "remat2")]
+    assert len(again) == 1 and "eq " not in str(again[0]) and "eq " in str(program).replace(str(again[0]), "")
+    largest = jnp.array([2.0, 3.0])
+    expected = jax.grad(lambda a: 2 * jnp.sum(jnp.sin(jnp.tanh(a) * a)))(largest) * (P.rank == 1)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(a), expected, rtol=1e-14)
 
 
 @pytest.mark.simulated(3)

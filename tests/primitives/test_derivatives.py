@@ -10,6 +10,7 @@ import pytest
 from blocks import block
 from imaginary import partition_of
 from jax import lax
+from matrix.partitions import on
 
 import distdl_jax as dj
 from distdl_jax import functional as F
@@ -43,6 +44,7 @@ def here(dtype: Any = float) -> tuple[jax.Array, jax.Array]:
     return x, jnp.cos(x).astype(dtype)
 
 
+@pytest.mark.world(3)
 @pytest.mark.simulated(3)
 def test_workers_whose_part_is_empty_constant_or_unused() -> None:
     """Outputs that are used on one worker only, losses that are constant on the rest: all move the same."""
@@ -147,12 +149,38 @@ def test_dtypes() -> None:
             results[dtype] = (value, tangent, *dj.linear_transpose(broadcast, x)(value))
         return results
 
-    for dtype, (value, tangent, adjoint) in program({name: jnp.asarray(x, name) for name, x in xs.items()}).items():
+    for dtype, (value, tangent, adjoint) in program(
+        {name: jax.device_put(np.asarray(x, name)) for name, x in xs.items()}
+    ).items():
         assert value.dtype == tangent.dtype == adjoint.dtype == dtype
         squares = (X * turn[dtype]) ** 2
         np.testing.assert_array_equal(np.asarray(value, complex), 3 * squares)
         np.testing.assert_array_equal(np.asarray(tangent, complex), 12 * squares)
         np.testing.assert_array_equal(np.asarray(adjoint, complex), 9 * squares if rank == 1 else [])
+
+
+@pytest.mark.simulated(4)
+def test_jax_grad_of_a_derivative() -> None:
+    """Of copies of empty blocks, which JAX makes constants of on some workers only: all run all adjoints.
+
+    Of what dj.jvp and dj.linearize give.
+    """
+    P = dj.Partition()
+    spec = dj.TensorSpec((2, 5), on(1, 2, 2, ranks=(1, 3, 0, 2)).partition(P), (1,))
+    whole = np.arange(10.0).reshape(2, 5) / 7
+    x = jnp.asarray(whole if P.rank == 3 else np.zeros(0))
+
+    def moved(x: Any) -> Any:
+        return jnp.sin(dj.scatter([jnp.sin(x)], [spec], 3)[0])
+
+    def along(x: Any) -> Any:
+        return dj.jvp(moved, (x,), (jnp.cos(x),))[1] + dj.linearize(moved, x)[1](x)
+
+    def two(x: Any) -> Any:  # copies of each element
+        return 2 * jnp.sum(jax.jvp(lambda x: jnp.sin(jnp.sin(x)), (x,), (jnp.cos(x) + x,))[1] ** 2)
+
+    got = jax.jit(jax.grad(lambda x: jnp.sum(along(x) ** 2)))(x)
+    np.testing.assert_allclose(got, jax.grad(two)(whole) if P.rank == 3 else [], rtol=1e-12)
 
 
 @pytest.mark.simulated(2)
@@ -203,7 +231,7 @@ def test_a_network() -> None:
 def test_replicated_values() -> None:
     """A tangent is copied like its value, a Hessian is that of one variable; in a nested jit that was used before."""
     P, x = dj.Partition(), np.arange(6.0).reshape(2, 3) / 5
-    mine = jnp.asarray(x[:, P.rank])
+    mine = jax.device_put(x[:, P.rank])
     params = {"scale": jnp.float64(1.5), "shift": jnp.float64(-0.25)}
     v = {"scale": jnp.float64(2.0), "shift": jnp.float64(-1.0)}
 
@@ -262,6 +290,32 @@ def test_jax_jvp_names_what_to_call() -> None:
     ]
     for program in programs:
         with pytest.raises(TypeError, match=r"Use dj\.jvp\(fun, primals, tangents\)"):
+            program()
+
+
+@pytest.mark.simulated(2)
+def test_what_jax_can_not_transpose_names_what_to_write() -> None:
+    """jax.linear_transpose, and a rule forward in which tangents move, under dj.grad, jax.grad and dj.jvp."""
+    P, x = dj.Partition(), jnp.array([1.0, 2.0])
+
+    def total(x: Any) -> Any:
+        return F.all_sum_reduce(x, P, axes_keep=())
+
+    @jax.custom_jvp
+    def cubes(x: Any) -> Any:
+        return total(x**3)
+
+    cubes.defjvp(lambda primals, tangents: (cubes(*primals), total(3 * primals[0] ** 2 * tangents[0])))
+    programs: list[Callable[[], Any]] = [
+        lambda: jax.linear_transpose(total, x)(x),
+        lambda: jax.jit(jax.grad(lambda x: jnp.sum(cubes(x))))(x),
+        lambda: dj.grad(lambda x: jnp.sum(cubes(x)))(x),
+        lambda: dj.jvp(cubes, (x,), (x,)),
+    ]
+    for program in programs:
+        with pytest.raises(
+            TypeError, match=r"call dj\.linear_transpose; in place of a jax\.custom_jvp .* jax\.custom_vjp"
+        ):
             program()
 
 

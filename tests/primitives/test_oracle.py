@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrix.cases import On
 from matrix.programs import difference, run
-from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -91,10 +89,10 @@ def test_there_are_records() -> None:
 
 
 @pytest.mark.primitives
-@pytest.mark.world(13)
+@pytest.mark.simulated(13)
 def test_recorded() -> None:
     """Every record, with DistDL's own cotangent: output, gradient of the input and of the parameters, shapes too."""
-    rank = MPI.COMM_WORLD.rank
+    rank = dj.Partition().rank
     records = {name: dict(np.load(ORACLE / f"{name}.npz", allow_pickle=False)) for name in RECORDS}
     kinds = {name: name.split("_")[0] for name in RECORDS}
     operators = {name: operator(kinds[name], records[name], rank) for name in RECORDS}
@@ -108,7 +106,7 @@ def test_recorded() -> None:
             results[name] = {"y": y, "dx": pullback(cotangents[name].reshape(y.shape))[0]}
         return results
 
-    got = run(program, *jax.tree.map(jnp.asarray, (arguments, cotangents)))
+    got = run(program, *jax.device_put((arguments, cotangents)))
     wrong = []
     for name, record in records.items():
         want = wanted(kinds[name], record, rank)

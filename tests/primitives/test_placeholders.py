@@ -57,7 +57,7 @@ def block(name: str, P_x: dj.Partition, dtype: str, placeholder: str) -> jax.Arr
     if not P_x.active:
         return dj.zero_volume_tensor(dtype=placeholder)
     whole = name in ("broadcast", "sum_reduce", "scatter")
-    return jnp.asarray(values(dtype) if whole else np.array_split(values(dtype), P_x.size)[P_x.rank])
+    return jax.device_put(values(dtype) if whole else np.array_split(values(dtype), P_x.size)[P_x.rank])
 
 
 def all_of(P: dj.Partition, chosen: list[tuple[str, str, str]], mode: str, differentiate: bool) -> dict[str, Any]:

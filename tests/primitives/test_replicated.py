@@ -23,7 +23,7 @@ def columns(P: dj.Partition) -> tuple[jax.Array, slice]:
     """This worker's columns of the same matrix on all, and where they are: more workers than columns need not be."""
     whole = np.random.default_rng(3).standard_normal((N, FEATURES))
     place = slice(*dj.TensorSpec((FEATURES,), P).box[0])
-    return jnp.asarray(whole[:, place]), place
+    return jax.device_put(whole[:, place]), place
 
 
 def layer_norm(params: dict[str, Any], x: jax.Array, P: dj.Partition, n: int) -> jax.Array:
@@ -50,7 +50,7 @@ def test_training_keeps_copies_equal_to_plain_jax(mode: str) -> None:
     P = dj.Partition()
     x, _ = columns(P)
     weight = np.random.default_rng(4).standard_normal((N, FEATURES))
-    mine = jnp.asarray(weight[:, columns(P)[1]])
+    mine = jax.device_put(weight[:, columns(P)[1]])
     whole_x = np.random.default_rng(3).standard_normal((N, FEATURES))
 
     def loss(params: Any) -> jax.Array:

@@ -8,8 +8,11 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from virtual_job import FOREVER, Job, Network
+from virtual_job import Job, Network
+from virtual_watch import FOREVER
 from virtual_worker import Function, Steps, Worker
+
+from distdl_jax.settings import TimeLimits
 
 FAULTS = (
     "hangs",
@@ -25,12 +28,21 @@ FAULTS = (
     "loops less often",
 )
 
+STOPS = ("hangs", "is killed", "is stopped", "fails")
+"""Those with which a worker just does nothing more."""
+
 
 @dataclass
 class Step:
-    """One step of a program: of what kind, for whom, and how long each takes before it (by worker)."""
+    """One step of a program: of what kind, in which world, for whom of it, and how long each takes before it.
+
+    - `before`, `pauses`, `compiles`: seconds before it, in the middle of it, and of compilation, by number in the job.
+    - `traces`, `retries`: who traces the function, and who has an error in it that it catches, by the same.
+    - `known`: whether it was traced before. `overlaps`: whether its program goes on beside the next steps.
+    """
 
     kind: str
+    world: int
     team: tuple[int, ...]
     before: dict[int, float]
     function: Function | None = None
@@ -38,29 +50,45 @@ class Step:
     known: bool = False
     overlaps: bool = False
     compiles: dict[int, float] = field(default_factory=dict)
+    pauses: dict[int, float] = field(default_factory=dict)
+    retries: frozenset[int] = frozenset()
+
+    def computes(self) -> float:
+        """Seconds in its program, of all workers."""
+        parts = () if self.function is None else self.function.parts.values()
+        return sum(seconds for part in parts for kind, seconds in part if kind == "compute")
 
 
 @dataclass
 class Draw:
-    """Everything that a job does: drawn from a seed, with the fault and the worker that has it, if any."""
+    """Everything that a job does: drawn from a seed, with the fault and the worker that has it, if any.
+
+    - `worlds`: who has which communicator, all workers the first; but if they are `overlapping`, none has all.
+    - `longer`: how many times as long as the clock's limit workers may be in programs together.
+    - `still_seconds`: for how long a watch or a worker stands still, at most; `slowest`: how long a message takes.
+    """
 
     seed: int
     size: int
     limit: float
     steps: list[Step]
+    worlds: list[tuple[int, ...]]
+    overlapping: bool = False
     fault: str | None = None
     faulty: int = 0
     at: int = 0
+    fault_seconds: float = 0.0
+    longer: float = 1.0
     compile_seconds: float = 0.0
     still_seconds: float = 0.0
     slowest: float = 0.0
 
     def __str__(self) -> str:
         what = f"worker {self.faulty} {self.fault} at step {self.at}" if self.fault else "healthy"
-        lines = [f"seed {self.seed}: {self.size} workers, limit {self.limit:g} s, {what}"]
+        lines = [f"seed {self.seed}: {self.size} workers, worlds {self.worlds[1:]}, limit {self.limit:g} s, {what}"]
         for number, step in enumerate(self.steps):
             name = step.function.name if step.function else ""
-            lines.append(f"  {number} {step.kind} {name} {step.team} traced by {sorted(step.traces)}")
+            lines.append(f"  {number} {step.kind} {name} {step.world}: {step.team} traced by {sorted(step.traces)}")
         return "\n".join(lines)
 
 
@@ -69,12 +97,31 @@ def duration(random: Random, longest: float) -> float:
     return longest * 10 ** (-10 * random.random() ** 0.3) if random.random() < 0.5 else 1e-3 * random.random()
 
 
+def some(random: Random, size: int, most: int) -> list[int]:
+    """Some workers, now and then all."""
+    return random.sample(range(size), size if random.random() < 0.1 else min(size, most))
+
+
 def team_of(random: Random, size: int) -> tuple[int, ...]:
     """Two workers or more, in any order."""
     return tuple(random.sample(range(size), random.choice((2, 2, size, random.randint(2, size)))))
 
 
-def function_of(random: Random, size: int, name: str, longest: float) -> Function:
+def overlapping_worlds(random: Random, size: int) -> list[tuple[int, ...]]:
+    """Communicators that have workers in common, but none of which has all."""
+    worlds: list[tuple[int, ...]] = []
+    while set().union(*worlds) != set(range(size)):
+        others = [w for w in range(size) if not any(w in world for world in worlds)]
+        known = [w for w in range(size) if w not in others]
+        team = random.sample(others, random.randint(1, len(others))) + random.sample(known, min(len(known), 2))
+        if 1 < len(team) < size:
+            worlds.append(tuple(random.sample(team, len(team))))
+        elif len(others) < 2:
+            worlds.append((*others, random.choice(known)))
+    return worlds
+
+
+def function_of(random: Random, world: int, size: int, name: str, longest: float) -> Function:
     """Some collectives and messages, the same for all workers."""
     parts: dict[int, list[tuple[str, Any]]] = {worker: [] for worker in range(size)}
     for _ in range(random.randint(1, 3)):
@@ -89,84 +136,126 @@ def function_of(random: Random, size: int, name: str, longest: float) -> Functio
             for source, dest in pairwise(team):
                 parts[source].append(("send", dest))
                 parts[dest].append(("receive", source))
-    return Function(name, parts, random.random() < 0.2)
+    return Function(name, world, parts, random.random() < 0.2)
 
 
 def drawn(seed: int, faulty: bool) -> Draw:
     """The job of this seed."""
     random = Random(seed)
-    size = random.choice(
-        (2, 2, 3, 3, 4, 5, random.randint(2, 9), random.randint(2, 64 if random.random() < 0.1 else 6))
-    )
+    size = random.choice((2, 2, 3, 3, 4, 5, random.randint(2, 9), random.randint(2, 9)))
+    if random.random() < 0.08:
+        size = random.choice((random.randint(10, 16), random.randint(10, 24), random.randint(25, 64)))
     longest = 10 ** random.uniform(-3, 4)
-    functions = [function_of(random, size, f"f{n}", longest) for n in range(random.randint(1, 3))]
+    worlds = [tuple(range(size))]
+    while random.random() < 0.2:
+        worlds.append(team_of(random, size))
+    if overlapping := size > 2 and random.random() < 0.15:
+        worlds = overlapping_worlds(random, size)
+    functions = [
+        function_of(random, world := random.randrange(len(worlds)), len(worlds[world]), f"f{n}", longest)
+        for n in range(random.randint(1, 3))
+    ]
     traced: set[str] = set()
     some_skip = random.random() < 0.3  # calls in which they have no part: then nothing is said of cleared caches
     steps: list[Step] = []
     for _ in range(random.randint(2, 8)):
-        before = {worker: duration(random, longest) for worker in random.sample(range(size), min(size, 3))}
+        before = {worker: duration(random, longest) for worker in some(random, size, 3)}
         kind = random.choice(("agree", "call", "call", "call", "plain", "local"))
-        everyone = tuple(range(size))
-        if kind != "call":
-            step = Step(kind, team_of(random, size), before, overlaps=random.random() < 0.3)
-            if kind == "plain":
-                step.function = function_of(random, size, "plain", longest)
-                step.team = everyone
-        else:
-            function = random.choice(functions)
-            first = function.name not in traced
-            traced.add(function.name)
-            step = Step("call", everyone, before, function, overlaps=random.random() < 0.5)
-            if first or random.random() < 0.1:
-                step.traces = frozenset(everyone)
-            elif not some_skip and random.random() < 0.2:  # a cache is cleared on some workers
-                step.traces = frozenset(random.sample(range(size), random.randint(1, size)))
-                step.known = True
-            elif some_skip and random.random() < 0.4:  # nobody calls it who has no part in it
-                step.team = tuple(
-                    worker for worker in everyone if any(k != "compute" for k, _ in function.parts[worker])
-                )
-            step.compiles = {worker: duration(random, 3 * longest) for worker in step.traces}
+        if kind == "call":
+            steps.append(call_of(random, worlds, random.choice(functions), before, longest, traced, some_skip))
+            continue
+        world = random.randrange(len(worlds)) if kind == "agree" or overlapping else 0
+        step = Step(kind, world, team_of(random, len(worlds[world])), before, overlaps=random.random() < 0.3)
+        if kind == "plain":
+            step.function = function_of(random, world, len(worlds[world]), "plain", longest)
+            step.team = tuple(range(len(worlds[world])))
         steps.append(step)
-    draw = Draw(seed, size, 0.0, steps)
-    parts = [seconds for f in functions for part in f.parts.values() for kind, seconds in part if kind == "compute"]
-    parts += [
-        seconds
-        for step in steps
-        if step.function is not None and step.function.name == "plain"
-        for part in step.function.parts.values()
-        for kind, seconds in part
-        if kind == "compute"
-    ]
-    waits = sum(sum(step.before.values()) for step in steps) + len(steps) * sum(parts)
+    draw = Draw(seed, size, 0.0, steps, worlds, overlapping, longer=random.choice((1.0, 1.0, 8.0)))
     draw.slowest = random.choice((1e-4, 1e-2, 1.0, longest))
     draw.compile_seconds = sum(sum(step.compiles.values()) for step in steps)
+    draw.still_seconds = random.choice((0.0, longest))
+    waits = sum(sum(step.before.values()) + 8 * sum(step.pauses.values()) for step in steps)
+    # Before a program waits that goes on beside others.
+    waits += len(steps) * sum(step.computes() for step in steps)
     # No wait of a healthy job is longer than all it computes, sends and stands still for; compilation doesn't count.
-    waits += 6 * size * len(steps) * draw.slowest
+    waits += 6 * size * len(steps) * draw.slowest + 3 * draw.still_seconds
+    if overlapping:  # nobody knows of all who compile
+        waits += draw.compile_seconds + sum(sum(step.before.values()) for step in steps if step.kind == "local")
     if faulty:
-        draw.faulty, draw.at = random.randrange(size), random.randrange(len(steps))
-        draw.fault = random.choice(FAULTS)
-        # Where it can happen.
-        kinds = {"calls another function": "call", "traces alone": "call", "agrees on something else": "agree"}
-        for number, step in enumerate(steps):
-            if step.kind == kinds.get(draw.fault, step.kind) and (step.kind != "agree" or draw.faulty in step.team):
-                draw.at = number
-                if random.random() < 0.3:
-                    break
+        choose_fault(random, draw)
         draw.limit = max(10 + 2 * waits, draw.compile_seconds * size / 100)
     elif random.random() < 0.5:
-        draw.still_seconds = random.choice((0.0, longest))
-        draw.limit = max(10 + 1.1 * (waits + 3 * draw.still_seconds), draw.compile_seconds / 50)
+        draw.limit = max(10 + 1.1 * waits, draw.compile_seconds / 50)
     return draw
+
+
+def call_of(
+    random: Random,
+    worlds: list[tuple[int, ...]],
+    function: Function,
+    before: dict[int, float],
+    longest: float,
+    traced: set[str],
+    some_skip: bool,
+) -> Step:
+    """A call of a function, which is traced the first time."""
+    members = worlds[function.world]
+    everyone = tuple(range(len(members)))
+    first = function.name not in traced
+    traced.add(function.name)
+    step = Step("call", function.world, everyone, before, function, overlaps=random.random() < 0.5)
+    if first or random.random() < 0.1:
+        step.traces = frozenset(members)
+    elif not some_skip and random.random() < 0.2:  # a cache is cleared on some workers
+        step.traces = frozenset(random.sample(members, random.randint(1, len(members))))
+        step.known = True
+    elif some_skip and random.random() < 0.4:  # nobody calls it who has no part in it
+        step.team = tuple(rank for rank in everyone if any(kind != "compute" for kind, _ in function.parts[rank]))
+    step.compiles = {worker: duration(random, 3 * longest) for worker in sorted(step.traces)}
+    if random.random() < 0.3:
+        step.pauses = {worker: duration(random, longest) for worker in random.sample(members, 2)}
+    if random.random() < 0.1:
+        step.retries = frozenset(random.sample(members, random.randint(1, len(members))))
+    return step
+
+
+def choose_fault(random: Random, draw: Draw) -> None:
+    """One that can happen, and where."""
+    draw.faulty = random.randrange(draw.size)
+    places: dict[str, list[int]] = {fault: [] for fault in FAULTS}
+    called: set[str] = set()
+    for number, step in enumerate(draw.steps):
+        is_in = draw.faulty in (draw.worlds[step.world][rank] for rank in step.team)
+        name = step.function.name if step.function is not None and step.kind == "call" else ""
+        for fault, can_be in {
+            "skips a call": is_in and step.kind != "local",
+            "calls another function": is_in and step.kind == "call" and bool(called - {name}),
+            "traces alone": is_in and step.kind == "call" and name in called and not step.traces,
+            "agrees on something else": is_in and step.kind == "agree",
+            "loops less often": is_in and step.kind == "plain",
+        }.items():
+            if can_be:
+                places[fault].append(number)
+        if name and is_in:
+            called.add(name)
+    for fault in (fault for fault, numbers in places.items() if not numbers):
+        if fault in ("skips a call", "calls another function", "traces alone", "agrees on something else") or (
+            fault == "loops less often"
+        ):
+            continue
+        places[fault] = list(range(len(draw.steps)))
+    draw.fault = random.choice([fault for fault in FAULTS if places[fault]])
+    draw.at = random.choice(places[draw.fault])
+    # A worker that is killed or stopped is so at any moment.
+    draw.fault_seconds = random.choice((0.0, duration(random, 1e3)))
 
 
 def job_of(draw: Draw) -> Job:
     """The job, about to begin."""
     random = Random(draw.seed + 1)
     network = Network(lambda: duration(random, draw.slowest), random.random() < 0.7)
-    job = Job(draw.size, draw.limit, network, random)
-    if draw.fault is None:
-        stand_still(job, draw, random)
+    job = Job(draw.size, TimeLimits(draw.limit, draw.longer * draw.limit), network, random, draw.worlds)
+    stand_still(job, draw, random)
     for worker in job.workers:
         job.start(worker, program_of(worker, draw))
     return job
@@ -175,7 +264,7 @@ def job_of(draw: Draw) -> Job:
 def stand_still(job: Job, draw: Draw, random: Random) -> None:
     """Watches without the interpreter's lock, stopped workers, and the whole job suspended."""
     soon = draw.limit / 20 if draw.limit else 10 ** random.uniform(-2, 4)
-    if random.random() < 0.3:
+    if draw.fault is None and random.random() < 0.3:
         begin = random.uniform(0, soon)
         span = (begin, begin + 10 ** random.uniform(-1, 6))
         for worker in job.workers:
@@ -189,50 +278,55 @@ def stand_still(job: Job, draw: Draw, random: Random) -> None:
 
 def program_of(worker: Worker, draw: Draw) -> Steps:
     """What the worker does, its fault included."""
-    rank, job = worker.rank, worker.job
     for number, step in enumerate(draw.steps):
-        yield from worker.compute(step.before.get(rank, 0.0))
-        fault = draw.fault if (number, rank) == (draw.at, draw.faulty) else None
-        if fault is not None:
-            handled = yield from faulty_step(worker, draw, step, fault)
+        yield from worker.compute(step.before.get(worker.rank, 0.0))
+        if draw.fault is not None and (number, worker.rank) == (draw.at, draw.faulty):
+            handled = yield from faulty_step(worker, draw, step, draw.fault)
             if handled:
                 continue
-        if rank in step.team:
+        if worker.rank in (draw.worlds[step.world][rank] for rank in step.team):
             yield from healthy_step(worker, step)
-    if draw.fault is not None and rank == draw.faulty and draw.at >= len(draw.steps):
-        yield lambda: False
     yield from worker.leave()
-    job.poke(worker)
+    worker.job.poke(worker)
 
 
 def healthy_step(worker: Worker, step: Step) -> Steps:
+    watch = worker.watches[worker.job.worlds[step.world]]
     match step.kind:
         case "agree":
-            yield from worker.agree(step.team, f"something in {step.team}")
+            yield from worker.agree(watch, step.team, f"something in {step.team}")
         case "call":
             assert step.function is not None
-            traces = worker.rank in step.traces
-            seconds = step.compiles.get(worker.rank, 0.0)
-            yield from worker.call(step.function, traces, step.known, seconds, step.overlaps)
+            yield from worker.call(
+                step.function,
+                worker.rank in step.traces,
+                step.known,
+                step.compiles.get(worker.rank, 0.0),
+                step.overlaps,
+                worker.rank in step.retries,
+                step.pauses.get(worker.rank, 0.0),
+            )
         case "plain":
             assert step.function is not None
-            yield from worker.plain(step.function.parts[worker.rank], step.overlaps)
+            yield from worker.plain(watch, step.function.parts[watch.rank], step.overlaps)
         case "local":
             yield from worker.compile(step.before.get(worker.rank, 0.0))
 
 
 def faulty_step(worker: Worker, draw: Draw, step: Step, fault: str) -> Iterator[Any]:
     """The fault, in place of the step or before it; whether the step is done with."""
+    job, function = worker.job, step.function
     match fault:
         case "hangs":
             yield lambda: False
         case "hangs in a program":
-            yield from worker.plain([("compute", FOREVER)], False)
+            yield from worker.plain(next(iter(worker.watches.values())), [("compute", FOREVER)], False)
         case "is killed":
-            worker.dead_at = worker.job.now
-            yield lambda: False
+            worker.dead_at = job.now + draw.fault_seconds
+            if not draw.fault_seconds:
+                yield lambda: False
         case "is stopped":
-            worker.whole.spans.append((worker.job.now, FOREVER))
+            worker.whole.spans.append((job.now + draw.fault_seconds, FOREVER))
             yield 1e-6
         case "leaves":
             yield from worker.leave()
@@ -242,21 +336,22 @@ def faulty_step(worker: Worker, draw: Draw, step: Step, fault: str) -> Iterator[
             yield lambda: False
         case "skips a call":
             return True
-        case "calls another function" if step.kind == "call":
-            others = [
-                s for s in draw.steps[: draw.at] if s.function and s.kind == "call" and s.function != step.function
-            ]
-            if others:
-                yield from worker.call(others[0].function, False, False, 0.0, step.overlaps)
+        case "calls another function":
+            others = [s.function for s in draw.steps[: draw.at] if s.function and s.kind == "call"]
+            mine = [f for f in others if f != function and worker.rank in draw.worlds[f.world]]
+            if mine:
+                yield from worker.call(mine[0], False, False, 0.0, step.overlaps)
                 return True
-        case "traces alone" if step.kind == "call" and step.function is not None and worker.job.plans:
-            yield from worker.call(step.function, True, False, 0.0, step.overlaps)
+        case "traces alone":
+            assert function is not None
+            yield from worker.call(function, True, False, 0.0, step.overlaps)
             return True
-        case "agrees on something else" if step.kind == "agree" and worker.rank in step.team:
-            yield from worker.agree(step.team, "something else")
+        case "agrees on something else":
+            yield from worker.agree(worker.watches[job.worlds[step.world]], step.team, "something else")
             return True
-        case "loops less often" if step.function is not None and step.kind == "plain":
-            parts = step.function.parts[worker.rank]
-            yield from worker.plain(parts[:-1], step.overlaps)
+        case "loops less often":
+            assert function is not None
+            watch = worker.watches[job.worlds[step.world]]
+            yield from worker.plain(watch, function.parts[watch.rank][:-1], step.overlaps)
             return True
     return False

@@ -6,7 +6,9 @@ import pytest
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
 
 from distdl_jax.programs.ir import Loop, Operation
+from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog import needs
 from distdl_jax.watchdog.calls import CallWindow
 from distdl_jax.watchdog.coordinator import PAUSES, Coordinator
 from distdl_jax.watchdog.messages import (
@@ -19,6 +21,7 @@ from distdl_jax.watchdog.messages import (
     Noted,
     Question,
     Replay,
+    Say,
     StateChanged,
     StillWaiting,
 )
@@ -44,6 +47,13 @@ class Played:
     def tick(self, now=0.0):
         self.coordinator, posts = self.coordinator.tick(now)
         return posts
+
+    def asks(self, waiting, now):
+        """A worker asks whether it may wait, and the roll is called; the number of the question."""
+        assert self.hear(waiting, now) == [(waiting.worker, Noted(waiting.kind, waiting.episode))]
+        posts = self.tick(now)
+        assert posts == to_all(Question(posts[0][1].number, in_full=False), len(self.states))
+        return posts[0][1].number
 
     def answer(self, number, *workers, now=0.0):
         posts = []
@@ -134,9 +144,7 @@ def test_a_failed_agreement_is_passed_on_once():
 
 def clock(played, seconds, kind="executing", episode=0, now=100.0):
     """What follows when worker 0's clock runs out, and all answer."""
-    posts = played.hear(StillWaiting(0, kind, episode, seconds), now)
-    number = posts[1][1].number
-    assert posts == [(0, Noted(kind, episode)), *to_all(Question(number), len(played.states))]
+    number = played.asks(StillWaiting(0, kind, episode, seconds), now)
     played.answer(number, now=now)
     return played.tick(now)
 
@@ -174,7 +182,7 @@ def test_who_has_no_operation_left_with_others_does_not_wait():
 def test_compile_time_of_others_does_not_count():
     played = Played({0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: replace(RUNNING, kind="compiling")})
     allowed = clock(played, 10.0, "agreeing", 1, now=10.0)
-    played.details = {2: Detail(compiled=300.0), 1: Detail(compiled=20.0)}
+    played.details = {2: Detail(compiled=300.0, awake=350.0), 1: Detail(compiled=20.0, awake=350.0)}
     ((_, allowance),) = clock(played, 350.0, "agreeing", 1, now=350.0)
     assert allowed[0][1].seconds == 0.0 and allowance.seconds == 320.0
     assert isinstance(clock(played, 421.0, "agreeing", 1, now=421.0)[0][1], EndJob)
@@ -182,9 +190,9 @@ def test_compile_time_of_others_does_not_count():
 
 def test_the_roll_waits_for_the_silent_until_the_limit():
     played = Played({0: AGREEING, 1: RUNNING, 2: RUNNING})
-    played.hear(StillWaiting(0, "agreeing", 1, 101.0), 101.0)
+    played.asks(StillWaiting(0, "agreeing", 1, 101.0), 101.0)
     played.answer(1, 0, 1, now=101.0)
-    assert played.tick(200.9) == []
+    assert [type(message) for _, message in played.tick(200.9)] == [Say]
     text, about = (lambda end: (end.text, end.about))(played.tick(201.0)[0][1])
     assert "Worker 2 was not heard from for 100 s." in text and about == (1,)
 
@@ -207,7 +215,7 @@ def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
     coordinator = Coordinator(2, LIMITS)
     for _ in range(3):
         coordinator = coordinator.remember("f", all_reduce(0, 1))
-    assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].needs == {1}
+    assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].needs >= {1}
     for count in range(40):
         operation = Operation("allreduce", (0, 1), count=count)
         coordinator = coordinator.remember("f", {0: (operation,), 1: (operation,)})
@@ -216,8 +224,126 @@ def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
 
 def test_who_has_ended_says_now_and_then_who_is_waited_for():
     played = Played({0: LEFT, 1: LEFT, 2: replace(RUNNING, where="a.py:7 in main")})
-    for seconds, said in ((50.0, 0), (101.0, 1)):
+    for seconds, again in ((30.0, 60.0), (60.0, 60.0), (480.0, 480.0), (9000.0, 3600.0)):
         posts = clock(played, seconds, "left", now=seconds)
-        assert posts[-1] == (0, Allowance("left", 0, seconds, 100.0)) and len(posts) == said + 1
+        assert posts[-1] == (0, Allowance("left", 0, seconds, again)) and len(posts) == 2
     text = posts[0][1].text
-    assert "Workers 0 and 1 ended 101 s ago or more; the job goes on: worker 2 is at a.py:7 in main" in text
+    assert "Workers 0 and 1 ended 9000 s ago or more; the job goes on: worker 2 is at a.py:7 in main" in text
+
+
+def test_of_who_is_silent_a_line_is_said_long_before_the_limit():
+    """Once in each silence; and nothing else follows from it."""
+    played = Played({0: AGREEING, 1: RUNNING, 2: RUNNING})
+    played.asks(StillWaiting(0, "agreeing", 1, 7.0), 7.0)
+    for worker in (0, 1):
+        played.answer(1, worker, now=7.0)
+    assert played.tick(18.9) == [] and played.coordinator.wakes_at() == 19.0
+    ((worker, line),) = played.tick(19.0)
+    assert worker == 0 and "worker 2 was not heard from for 12 s" in line.text
+    assert played.tick(50.0) == []
+    played.answer(1, 2, now=50.0)
+    played.tick(50.0)
+    assert played.coordinator.wakes_at() == float("inf")
+
+
+def test_who_is_silent_is_never_said_to_be_at_work():
+    """Neither by the clock nor by those who have ended."""
+    played = Played({0: LEFT, 1: RUNNING})
+    played.asks(StillWaiting(0, "left", 0, 60.0), 60.0)
+    played.answer(1, 0, now=60.0)
+    ((_, first),) = played.tick(72.0)
+    (_, line), (_, allowance) = played.tick(160.0)
+    assert "worker 1 was not heard from for 12 s" in first.text
+    assert "the job goes on: worker 1 was not heard from for 100 s." in line.text
+    assert allowance == Allowance("left", 0, 60.0, 60.0)
+
+
+def test_compile_time_is_not_lost_between_roll_calls():
+    """Answers come a little before a roll is over, and the coordinator's own clock may have stood still."""
+    waiting = replace(AGREEING, waits_for=(1,))
+    played = Played({0: waiting, 1: replace(RUNNING, kind="compiling")})
+    for turn in range(1, 2000):
+        seconds = 10.0 * turn
+        now = seconds / 50  # the coordinator stands still most of the time
+        number = played.asks(StillWaiting(0, "agreeing", 1, seconds), now)
+        early = 0.5 * (turn % 2)
+        played.details = {1: Detail(compiled=seconds - early, awake=seconds - early), 0: Detail(awake=seconds)}
+        played.answer(number, now=now)
+        ((_, allowance),) = played.tick(now)
+        assert isinstance(allowance, Allowance) and seconds - allowance.seconds <= early
+
+
+def test_several_that_compile_at_once_count_once():
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING, 2: RUNNING})
+    clock(played, 1.0, "agreeing", 1, now=1.0)
+    played.details = {worker: Detail(compiled=80.0, awake=81.0) for worker in (1, 2)}
+    ((_, allowance),) = clock(played, 81.0, "agreeing", 1, now=81.0)
+    assert allowance.seconds <= 81.0
+
+
+def test_who_asks_while_the_roll_is_called_is_in_the_next_one():
+    """What others have answered before says nothing of how long they have compiled since."""
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING, 2: replace(AGREEING, waits_for=(1,))})
+    number = played.asks(StillWaiting(0, "agreeing", 1, 10.0), 10.0)
+    played.answer(number, 0, 1, now=10.0)
+    played.hear(StillWaiting(2, "agreeing", 1, 101.0), 101.0)
+    played.answer(number, 2, now=101.0)
+    assert [type(message) for _, message in played.tick(101.0)] == [Allowance]
+    assert [type(message) for _, message in played.tick(102.0)] == 3 * [Question]
+
+
+def test_who_answers_another_question_first_has_yet_to_answer_the_roll():
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING})
+    number = played.asks(StillWaiting(0, "agreeing", 1, 1000.0), 1000.0)
+    played.answer(number, 0, now=1000.0)
+    played.answer(number - 1, 1, now=1000.0)
+    assert played.tick(1001.0) == []
+
+
+def test_what_is_concluded_follows_from_the_answers_not_from_what_came_since():
+    """Worker 0 has been told to go on by then, and is in its next call."""
+    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True))
+    played = Played({0: known, 1: RUNNING})
+    played.tick()
+    assert played.answer(1, 0) == []
+    played.hear(StateChanged(0, IN_CALL))
+    assert played.answer(1, 1) == to_all(Replay(3))
+
+
+def test_of_those_that_have_left_one_is_enough_to_say_so():
+    played = Played({0: LEFT, 1: LEFT, 2: RUNNING})
+    assert played.hear(StillWaiting(1, "left", 0, 60.0), 60.0) == [(1, Allowance("left", 0, 60.0, 0.0))]
+    assert played.tick(60.0) == []
+
+
+def test_equal_programs_cost_what_one_costs(monkeypatch):
+    """Of a thousand workers with one and the same program, one is looked at."""
+    looked_at, walk = [], needs.needs_of
+    monkeypatch.setattr(needs, "needs_of", lambda *of: looked_at.append(of) or walk(*of))
+    workers = tuple(range(1000))
+    program = (Operation("allreduce", workers), Operation("bcast", workers, root=3))
+    programs = dict.fromkeys(workers, program)
+    coordinator = Coordinator(1000, LIMITS).remember("f", programs)
+    assert len(looked_at) == 1 and coordinator.plans["f"][7].needs == set(workers)
+    assert needs.takes_all(programs) and find_mismatch(programs) is None
+    reduction = (Operation("reduce", workers, root=3),)
+    reduced = Coordinator(1000, LIMITS).remember("f", dict.fromkeys(workers, reduction)).plans["f"]
+    assert len(looked_at) == 3 and reduced[3].needs == set(workers) and not reduced[4].needs
+
+
+@pytest.mark.parametrize(
+    ("teams", "all_must"),
+    [
+        ([(0, 1, 2)], True),
+        ([(0, 1), (1, 2)], True),
+        ([(0, 1)], False),
+        ([(0, 1), (2, 3)], False),
+        ([(0, 3), (1, 2)], False),
+    ],
+)
+def test_whom_a_plan_binds_together(teams, all_must):
+    """Found by way of others, too, and not by what the data decide."""
+    size = 1 + max(map(max, teams)) if len(teams) > 1 else 3
+    programs = {w: tuple(Operation("allreduce", team) for team in teams if w in team) for w in range(size)}
+    assert needs.takes_all(programs) == all_must
+    assert not needs.takes_all({w: (Loop(None, program),) for w, program in programs.items()})

@@ -5,8 +5,8 @@ from zlib import crc32
 
 import pytest
 
-from distdl_jax.watchdog.calls import CallLog, Calls, CallWindow
-from distdl_jax.watchdog.deadlock import State, View, find_deadlock, workers_text
+from distdl_jax.watchdog.calls import CallLog, Calls, CallWindow, Earlier
+from distdl_jax.watchdog.deadlock import State, View, different_earlier_calls, find_deadlock, workers_text
 from distdl_jax.watchdog.needs import Needs
 
 
@@ -138,3 +138,46 @@ def test_workers_are_listed():
     assert workers_text((3,)) == "worker 3"
     assert workers_text((1, 2, 5)) == "workers 1, 2 and 5"
     assert workers_text(tuple(range(20))) == "workers 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
+
+
+def test_a_program_of_an_earlier_call_is_known_too():
+    """It goes on beside its thread, which is in the next call."""
+    earlier = replace(IN_CALL, program=2, function="g")
+    found = find_deadlock(View({0: earlier, 1: replace(LEFT, calls=calls("f"))}, EVERYBODY))
+    assert found is not None and set(found.about) == {0, 1}
+    assert (
+        find_deadlock(View({0: replace(earlier, function=""), 1: replace(LEFT, calls=calls("f"))}, EVERYBODY)) is None
+    )
+    assert find_deadlock(View({0: earlier, 1: replace(LEFT, calls=calls("ff"))}, EVERYBODY)) is None
+
+
+def made(names, inside=False):
+    log = CallLog()
+    for name in names:
+        log.begin(name)
+        log.end(True)
+    if inside:
+        log.begin("h")
+    return log.earlier()
+
+
+def test_who_skipped_a_call_is_found_when_all_trace_the_next_function():
+    text, about = different_earlier_calls("h", {0: made("f"), 1: made("ff", inside=True), 2: made("ff")})
+    assert about == (0, 1) and "worker 0 traces h after 1 calls" in text and "worker 1 after 2" in text
+    text, _ = different_earlier_calls("h", {0: made("fg"), 1: made("gf")})
+    assert "worker 1 after as many, but not of the same" in text
+    assert different_earlier_calls("h", {0: made("fg"), 1: made("fg", inside=True)}) is None
+    assert different_earlier_calls("h", {0: Earlier(7, None), 1: made("ff"), 2: made("ff")}) is None
+
+
+def test_a_call_that_raised_before_it_told_anybody_anything_was_none():
+    log = CallLog()
+    log.begin("f")
+    log.end(True)
+    before = log.told(0), log.window(), log.earlier()
+    log.begin("g")
+    log.undo()
+    assert (log.told(0), log.window(), log.earlier()) == before
+    log.begin("g")
+    log.end(False)
+    assert log.earlier().digest is None

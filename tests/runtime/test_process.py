@@ -1,8 +1,11 @@
 """What the import does to the process, and that it can be told to leave it alone."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from launcher import mpiexec
 from programs import run
 
 PROGRAM = """
@@ -22,6 +25,19 @@ P = dj.Partition()
 from distdl_jax import huge_pages
 sys.stdout.write(f"with a partition {changed()} {huge_pages._done}\\n")
 assert P.allgather_data(P.rank) == list(range(P.size))
+"""
+
+
+ABORTS = """
+import re
+from pathlib import Path
+import distdl_jax
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    for file in set(re.findall(r"/dev/shm/mpich_shm_\\w+", Path("/proc/self/maps").read_text())):
+        print("shares", file, flush=True)
+    raise ValueError
+MPI.COMM_WORLD.Barrier()
 """
 
 
@@ -51,3 +67,12 @@ def test_one_worker_gets_none():
     nothing = [False] * 4
     found = lines(1, {"DISTDL_JAX_HUGE_PAGES": "0"})
     assert found == {f"after the import {nothing} True": 1, f"with a partition {nothing} False": 1}
+
+
+def test_what_mpich_leaves_behind_is_removed():
+    """It keeps the file that the workers of a host share until it is finalised, and an abort does not do that."""
+    status, output = run(2, "-c", ABORTS)
+    assert status != 0
+    files = re.findall(r"^shares (/dev/shm/mpich_shm_\w+)$", output, re.MULTILINE)
+    assert files or mpiexec.flavour() != "hydra", output
+    assert not any(Path(file).exists() for file in files)

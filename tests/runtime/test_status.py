@@ -3,9 +3,11 @@
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 from programs import ROOT
 
+from distdl_jax.watchdog.calls import CallLog
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
 
@@ -52,3 +54,16 @@ print(worker_status().rank, worker_status().size)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+
+
+def test_a_call_that_raises_counts_only_if_it_has_told_others_something():
+    status = WorkerStatus(0, 2)
+    calls = CallLog()
+    with acting_as(status):
+        for agrees in (False, True):
+            with suppress(ValueError), status.call("step", calls):
+                if agrees:
+                    with status.agreeing(None, "a sum", "a.py:1", (1,)):
+                        pass
+                raise ValueError
+            assert (calls.number, calls.earlier().digest is None) == ((1, True) if agrees else (0, False))

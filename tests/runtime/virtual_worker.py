@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from virtual_watch import FOREVER, Watch, World
+
+from distdl_jax.plans.trees import gathered
 from distdl_jax.programs.ir import Loop, Operation, Program
 from distdl_jax.watchdog.calls import CallLog, Calls
 from distdl_jax.watchdog.clock import LONGEST_TURN
-from distdl_jax.watchdog.messages import CannotAgree, Detail
-from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
+from distdl_jax.watchdog.coordinator import COORDINATOR
+from distdl_jax.watchdog.messages import CannotAgree
+from distdl_jax.watchdog.reporter import Agreement
 
 if TYPE_CHECKING:
     from virtual_job import Job
-
-FOREVER = 1e12
 
 Steps = Generator[Any, None, None]
 
@@ -25,10 +26,12 @@ Steps = Generator[Any, None, None]
 class Function:
     """A checked function: each worker's program, the same in plain words, and whether only the data say how long it is.
 
-    - `parts`: by worker, ("all", team), ("send", worker), ("receive", worker) or ("compute", seconds).
+    - `world`: of which of the job's worlds it is.
+    - `parts`: by worker of that world, ("all", team), ("send", worker), ("receive", worker) or ("compute", seconds).
     """
 
     name: str
+    world: int
     parts: dict[int, list[tuple[str, Any]]]
     depends_on_data: bool = False
 
@@ -68,42 +71,43 @@ class Still:
 
 
 class Worker:
-    """One worker: what its watch can see, and what the program waits for."""
+    """One worker: what its watches can see, and what the program waits for."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
-        self.log = CallLog()
-        self.reporter = Reporter(rank, job.limits.waiting)
-        self.agreement: Agreement | None = None
-        self.agreements = self.runs = self.run = self.program = 0
+        self.watches: dict[World, Watch] = {}
+        self.episodes = self.runs = self.run = self.program = 0
+        self.program_of: CallLog | None = None
+        self.function = ""
+        self.mixed = False
         self.compiling_since: float | None = None
         self.compiled = 0.0
         self.left: int | None = None
         self.dead_at = FOREVER
-        self.done = 0
         self.busy = False
-        self.arrived: list[tuple[int, str, Calls]] = []
-        self.unread: dict[int, list[tuple[str, Calls]]] = defaultdict(list)
-        self.sent: dict[int, int] = defaultdict(int)
-        self.received: dict[int, int] = defaultdict(int)
         self.watch, self.whole = Still(), Still()
-        self.turn_at = FOREVER
         self.blocked: list[tuple[Callable[[], bool], Steps]] = []
 
-    # --- what the watch sees ---
+    def is_at_work(self) -> bool:
+        """Whether it neither waits for others nor has left."""
+        agrees = any(watch.agreement is not None for watch in self.watches.values())
+        return self.left is None and not self.run and not agrees
 
-    def facts(self) -> Facts:
-        if not self.busy:
-            self.done = max(self.done, self.log.passed)
-        calls = self.log.told(self.done)
-        passed = max(calls.passed, self.program)
-        compiles = self.compiling_since is not None
-        return Facts(replace(calls, passed=passed), self.agreement, self.run, self.program, "", compiles, "", self.left)
+    def is_in_an_unknown_program(self) -> bool:
+        """Whether it is in a program of which the first world does not know what it waits for."""
+        first = self.watches.get(self.job.worlds[0])
+        knows = self.program and first is not None and self.program_of is first.log and not self.mixed
+        return bool(self.run) and not knows
 
-    def detail(self) -> Detail:
-        now = self.whole.awake(self.job.now)
-        compiled = self.compiled + (0.0 if self.compiling_since is None else now - self.compiling_since)
-        return Detail(self.log.window(), dict(self.sent), dict(self.received), compiled)
+    def compiled_so_far(self) -> float:
+        return self.compiled + (0.0 if self.compiling_since is None else self.awake() - self.compiling_since)
+
+    def awake(self) -> float:
+        return self.watch.awake(self.job.now) + self.whole.awake(self.job.now) - self.job.now
+
+    def _look_soon(self) -> None:
+        for watch in self.watches.values():
+            watch.look_soon()
 
     # --- what the program does; generators yield seconds, or what they wait for ---
 
@@ -111,130 +115,150 @@ class Worker:
         yield seconds
 
     def compile(self, seconds: float) -> Steps:
-        self.compiling_since = self.whole.awake(self.job.now)
+        self.compiling_since = self.awake()
         yield seconds
-        self.compiled += self.whole.awake(self.job.now) - self.compiling_since
+        self.compiled = self.compiled_so_far()
         self.compiling_since = None
-        self.job.look_soon(self)
+        self._look_soon()
 
-    def agree(self, team: Sequence[int], purpose: str) -> Steps:
-        if len(team) == 1 or self._is_replayed():
+    def agree(self, watch: Watch, team: Sequence[int], purpose: str) -> Steps:
+        if len(team) == 1 or _is_replayed(watch):
             return
-        hub, others = team[0], list(team[1:])
-        waits_for = tuple(others) if self.rank == hub else (hub,)
-        self.agreements += 1
-        self.agreement = Agreement(self.agreements, purpose, "", waits_for)
-        self.job.look_soon(self)
-        if self.rank == hub:
-            while others:
-                yield lambda: self._has_read(others) or self._is_replayed()
-                if self._is_replayed():
-                    break
-                source = next(worker for worker in others if self._next(worker))
-                if not self._take(source, purpose):
-                    yield lambda: False  # all raise
-                others.remove(source)
-                self.agreement = replace(self.agreement, waits_for=tuple(others))
-            else:
-                for worker in team[1:]:
-                    self.send(worker, purpose)
-        else:
-            self.send(hub, purpose)
-            yield lambda: self._has_read([hub]) or self._is_replayed()
-            if not self._is_replayed() and not self._take(hub, purpose):
-                yield lambda: False
-        self.agreement = None
-        self.job.look_soon(self)
+        parent, children = gathered(team, watch.rank)
+        self.episodes += 1
+        watch.agreement = Agreement(self.episodes, purpose, "", children or (parent,))
+        self._look_soon()
+        yield from self._gather(watch, purpose, children)
+        if parent is not None and not _is_replayed(watch):
+            watch.agreement = replace(watch.agreement, waits_for=(parent,))
+            self._look_soon()
+            watch.tell(parent, purpose)
+            yield from self._gather(watch, purpose, [parent])
+        if not _is_replayed(watch):
+            for worker in children:
+                watch.tell(worker, purpose)
+        watch.agreement = None
+        self._look_soon()
 
-    def send(self, worker: int, purpose: str) -> None:
-        self.sent[worker] += 1
-        self.job.deliver_agreement(self.rank, worker, (purpose, self.log.told(0)))
+    def _gather(self, watch: Watch, purpose: str, sources: Iterable[int]) -> Steps:
+        """A message of each of `sources`, unless the agreement is replayed."""
+        silent = list(sources)
+        while silent:
+            assert watch.agreement is not None
+            watch.agreement = replace(watch.agreement, waits_for=tuple(silent))
+            yield lambda: _has_read(watch, silent) or _is_replayed(watch)
+            if _is_replayed(watch):
+                return
+            source = next(worker for worker in silent if _next(watch, worker))
+            theirs, _ = watch.unread[source].pop(0)
+            if theirs != purpose:
+                text = f"worker {watch.rank} is about to run {purpose}, but worker {source} {theirs}"
+                watch.post(CannotAgree(0, text, (watch.rank, source)), COORDINATOR)
+                yield lambda: False  # all raise
+            silent.remove(source)
 
-    def _has_read(self, sources: Sequence[int]) -> bool:
-        for source, purpose, calls in self.arrived:
-            self.received[source] += 1
-            self.unread[source].append((purpose, calls))
-        self.arrived.clear()
-        mine = self.log.told(0)
-        for source in sources:  # as the control channel has it
-            self.unread[source] = [told for told in self.unread[source] if not mine.has_passed(told[1])]
-        return any(self._next(source) for source in sources)
+    def call(
+        self,
+        function: Function,
+        traces: bool,
+        known: bool,
+        compiles: float,
+        overlaps: bool,
+        raises: bool = False,
+        pause: float = 0.0,
+    ) -> Steps:
+        """Call a checked function, tracing it or not.
 
-    def _next(self, source: int) -> tuple[str, Calls] | None:
-        mine, unread = self.log.told(0), self.unread[source]
-        return unread[0] if unread and not unread[0][1].has_passed(mine) else None
-
-    def _take(self, source: int, purpose: str) -> bool:
-        theirs, _ = self.unread[source].pop(0)
-        if theirs != purpose:
-            text = f"worker {self.rank} is about to run {purpose}, but worker {source} {theirs}"
-            self.job.to_coordinator(self, CannotAgree(0, text, (self.rank, source)))
-        return theirs == purpose
-
-    def _is_replayed(self) -> bool:
-        log = self.log
-        return log.inside and log.tracing and log.agreed_before and self.reporter.replay >= log.number
-
-    def call(self, function: Function, traces: bool, known: bool, compiles: float, overlaps: bool) -> Steps:
-        """Call a checked function, tracing it or not; `overlaps`: its program goes on beside what comes next."""
-        if function.name in self.job.plans:
-            self.log.begin(function.name)
-        if traces and not (known and not self.log.inside):  # what counts nowhere is replayed without a question
-            self.log.agreed_before, self.log.tracing = known, True
-            teams = dict.fromkeys(value for kind, value in function.parts[self.rank] if kind == "all")
-            for team in teams:
-                yield from self.agree(team, f"a sum in {function.name}")
-            yield from self.agree(tuple(range(self.job.size)), f"the plan of {function.name}")
-            # The first worker has all of it, the others its answer: one number for all.
-            if not self._is_replayed() and (number := self.job.agreed_number(self, function)):
-                self.log.agree(number, function.name)
-            self.log.tracing = False
+        - `overlaps`: its program goes on beside what comes next.
+        - `raises`: it raises first, before it does anything; that is caught, and it is called again.
+        - `pause`: seconds between its agreements, and before its program.
+        """
+        world = self.job.worlds[function.world]
+        watch, part = self.watches[world], function.parts[self.watches[world].rank]
+        log = watch.log
+        if raises and function.name in world.counted:
+            log.begin(function.name)
+            yield pause
+            log.undo()
+        if function.name in world.counted:
+            log.begin(function.name)
+        if traces and not (known and not log.inside):  # what counts nowhere is replayed without a question
+            log.agreed_before, log.tracing = known, True
+            for team in dict.fromkeys(value for kind, value in part if kind == "all"):
+                yield from self.agree(watch, team, f"a sum in {function.name}")
+                yield pause
+            yield from self.agree(watch, tuple(range(len(world.members))), f"the plan of {function.name}")
+            if not _is_replayed(watch) and (number := world.agreed_number(watch, function)):
+                log.agree(number, function.name)
+            yield pause
+            log.tracing = False
         yield from self.compile(compiles)
-        number = self.log.number if self.log.inside else 0
-        self.log.mixed = self.log.mixed or (
-            not number and any(kind != "compute" for kind, _ in function.parts[self.rank])
-        )
+        number = log.number if log.inside else 0
+        communicates = any(kind != "compute" for kind, _ in part)
+        self.mixed = self.mixed or (not number and communicates)
+        yield from self._dispatch(watch, function.name, part, number, overlaps)
+        if log.inside:
+            log.end(True)
+        log.tracing = False
+
+    def plain(self, watch: Watch, parts: list[tuple[str, Any]], overlaps: bool) -> Steps:
+        """A program of jax.jit, among workers of a world."""
+        self.mixed = self.mixed or any(kind != "compute" for kind, _ in parts)
+        yield from self._dispatch(watch, "", parts, 0, overlaps)
+
+    def _dispatch(self, watch: Watch, name: str, parts: list[tuple[str, Any]], number: int, overlaps: bool) -> Steps:
         yield lambda: not self.busy
         self.busy = True
-        program = self._execute(function.parts[self.rank], number)
+        program = self._execute(watch, name, parts, number)
         if overlaps:
             self.job.start(self, program)
         else:
             yield from program
-        if self.log.inside:
-            self.log.end(True)
-        self.log.tracing = False
 
-    def plain(self, parts: list[tuple[str, Any]], overlaps: bool) -> Steps:
-        """A program of jax.jit."""
-        self.log.mixed = self.log.mixed or any(kind != "compute" for kind, _ in parts)
-        yield lambda: not self.busy
-        self.busy = True
-        if overlaps:
-            self.job.start(self, self._execute(parts, 0))
-        else:
-            yield from self._execute(parts, 0)
-
-    def _execute(self, parts: list[tuple[str, Any]], number: int) -> Steps:
+    def _execute(self, watch: Watch, name: str, parts: list[tuple[str, Any]], number: int) -> Steps:
         self.runs += 1
-        self.run, self.program = self.runs, number
-        self.job.look_soon(self)
+        self.run, self.program, self.program_of, self.function = self.runs, number, watch.log, name
+        self._look_soon()
         for kind, value in parts:
             match kind:
                 case "all":
-                    yield self.job.join(self, value)
+                    yield self.job.join(watch, value)
                 case "send":
-                    yield self.job.send(self, value)
+                    yield self.job.send(watch, value)
                 case "receive":
-                    yield self.job.receive(self, value)
+                    yield self.job.receive(watch, value)
                 case "compute":
                     yield value
         self.run = self.program = 0
         self.busy = False
         self.job.poke(self)
-        self.job.look_soon(self)
+        self._look_soon()
 
     def leave(self, status: int = 0) -> Steps:
         yield lambda: not self.busy
         self.left = status
-        self.job.look_soon(self)
+        self._look_soon()
+
+
+# --- agreements, as the control channel has them ---
+
+
+def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
+    for source, purpose, calls in watch.arrived:
+        watch.received[source] += 1
+        watch.unread[source].append((purpose, calls))
+    watch.arrived.clear()
+    mine = watch.log.told(0)
+    for source in sources:
+        watch.unread[source] = [told for told in watch.unread[source] if not mine.has_passed(told[1])]
+    return any(_next(watch, source) for source in sources)
+
+
+def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
+    mine, unread = watch.log.told(0), watch.unread[source]
+    return unread[0] if unread and not unread[0][1].has_passed(mine) else None
+
+
+def _is_replayed(watch: Watch) -> bool:
+    log = watch.log
+    return log.inside and log.tracing and log.agreed_before and watch.reporter.replay >= log.number

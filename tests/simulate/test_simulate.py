@@ -25,7 +25,7 @@ def partitions():
 
 def on_root(P, *shape, dtype=float):
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    return jnp.asarray(x) if P.rank == 0 else dj.zero_volume_tensor(shape[0], dtype)
+    return jax.device_put(x) if P.rank == 0 else dj.zero_volume_tensor(shape[0], dtype)
 
 
 def test_results_come_in_the_order_of_the_workers():
@@ -74,7 +74,7 @@ def test_every_dtype_travels_also_without_elements(dtype, largest_tree, monkeypa
         P, P_root, P_all = partitions()
         x = (np.arange(15) % 3).reshape(3, 5).astype(jnp.dtype(dtype))
         for block in (x, x[:0], x[:, :0]):
-            mine = jnp.asarray(block) if P.rank == 0 else dj.zero_volume_tensor(3, dtype)
+            mine = jax.device_put(block) if P.rank == 0 else dj.zero_volume_tensor(3, dtype)
             copied = broadcast(mine, P_root, P_all)
             np.testing.assert_array_equal(copied, block)
             assert copied.dtype == block.dtype

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 from distdl_jax.backends.inprocess.party import AGREEMENT, Party
-from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.errors import ONE_PROGRAM, one_program
 from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import Stop
@@ -36,8 +36,10 @@ def standstill_text(chain: list[Party]) -> str:
         what = f"{_at(first)}, but {_at(last)}: neither can go on{tags_text(_stop(first), _stop(last))}"
     else:
         what = f"{'; '.join(map(_at, chain))}: each waits for the next"
-    advice = ONE_PROGRAM
-    if any(party.waits and not _agrees(party) and not party.status.in_call for party in chain):
+    advice = one_program(map(_purpose, chain))
+    if advice is ONE_PROGRAM and any(
+        party.waits and not _agrees(party) and not party.status.in_call for party in chain
+    ):
         advice += _COMPARE
     return f"The workers wait for each other for ever: {what}. {advice}"
 
@@ -48,7 +50,8 @@ def amounts_text(first: Party, second: Party) -> str:
     if not (_agrees(first) and _agrees(second)) and (text := _as_the_watchdog_says([first, second])) is not None:
         return text
     if _agrees(first) or _agrees(second):
-        return f"The workers' programs differ: {_at(first)}, but {_at(second)}. {ONE_PROGRAM}"
+        advice = one_program(map(_purpose, (first, second)))
+        return f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}"
     return (
         f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
         "same data. Look for a shape, dtype or argument that differs between these workers."
@@ -70,6 +73,11 @@ def _as_the_watchdog_says(parties: list[Party]) -> str | None:
 
 def _agrees(party: Party) -> bool:
     return party.operation is not None and party.operation.kind == AGREEMENT and not party.ended
+
+
+def _purpose(party: Party) -> str:
+    """What a worker agrees on, if it does."""
+    return party.operation.op if party.operation is not None and _agrees(party) else ""
 
 
 def _at(party: Party) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.backends.inprocess.current import simulated_world
 from distdl_jax.backends.inprocess.party import AGREEMENT
 from distdl_jax.backends.inprocess.rendezvous import Rendezvous
 from distdl_jax.backends.inprocess.transport import InProcessTransport
-from distdl_jax.errors import SetupError
+from distdl_jax.backends.nan_check import refuse_to_run_again
+from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation, Place, Program
 from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.watchdog.status import worker_status
 
 
 class InProcessWorld:
@@ -36,6 +38,12 @@ class InProcessWorld:
             )
         if len(team) == 1:
             return decide({self.rank: contribution})
+        refuse_to_run_again(self.rank)
+        return worker_status().agree(
+            team, purpose, contribution, lambda _: self._meet(team, purpose, contribution, decide), _fail
+        )
+
+    def _meet(self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
         operation = Operation(AGREEMENT, team, op=purpose, place=Place(user_line()))
         # Pickled, as between processes: no worker holds an object that another may change.
         told = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
@@ -51,3 +59,7 @@ class InProcessWorld:
 
     def check_devices(self) -> None:
         """Every worker has a device of its own, however many the process has."""
+
+
+def _fail(text: str) -> NoReturn:
+    raise PlanError(text)

@@ -1,21 +1,26 @@
 """The control channel: how workers agree on something while they trace, without ever waiting in silence.
 
 An agreement has a purpose and a team. Every worker of the team sends its contribution to the team's first worker, which
-replies to all. Between two workers messages keep their order, so in a correct program the next message of a partner is
-for the same purpose; where it isn't, the two run different programs, and all workers get to know it. Nothing blocks:
-a worker that waits looks for messages, and for failures that its monitor knows of, in turns.
+replies to all; in a large team, both through others, along a tree. Between two workers messages keep their order, so in
+a correct program the next message of a partner is for the same purpose; where it isn't, the two run different programs,
+and all workers get to know it. Nothing blocks: a worker that waits looks for messages, and for failures that its
+monitor knows of, in turns.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+import jax
+
 from distdl_jax.backends.base import Workers
 from distdl_jax.backends.mpi.mailbox import Mailbox
-from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.errors import one_program
+from distdl_jax.plans.trees import gathered
 from distdl_jax.watchdog.calls import CallLog, Calls
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.source_lines import user_line
@@ -28,6 +33,10 @@ SPINS = 200
 
 LONGEST_SLEEP = 1e-3
 """Seconds between two looks of a worker that has waited for some time."""
+
+
+CHANGED = "; a function traced again with the same arguments, but what it communicates has changed"
+"""What is said of an agreement in a function that uses something from outside its arguments which has changed."""
 
 
 class Monitor(Protocol):
@@ -61,6 +70,14 @@ class Envelope(NamedTuple):
         return f"{self.purpose} ({self.where})"
 
 
+def _by_worker(team: Workers, said: dict[bytes, Workers]) -> Contributions:
+    """What each has said; one and the same object for all who have said the same."""
+    found: Contributions = {}
+    for data, workers in said.items():
+        found.update(dict.fromkeys(workers, pickle.loads(data)))
+    return {worker: found[worker] for worker in team}
+
+
 class ControlChannel:
     """The agreements of one worker in one world, over a mailbox that nothing else uses.
 
@@ -77,34 +94,47 @@ class ControlChannel:
         self._unread: list[tuple[int, Envelope]] = []
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[Contributions], Any] = dict
+        self,
+        team: Workers,
+        purpose: str,
+        contribution: Any,
+        decide: Callable[[Contributions], Any] = dict,
+        remark: str = "",
     ) -> Any:
         """The decision of the team's first worker on all contributions, by world rank; collective in `team`.
+
+        `remark`: what messages are to say of it, after the source line.
 
         **Raises:** `PlanError`, on all workers of the world, where some worker of the team is about to do something
         else, or has left.
         """
         if len(team) == 1:
             return decide({self._rank: contribution})
-        where = user_line()
-        hub, others = team[0], team[1:]
+        where = user_line() + remark + ("; jax_disable_jit" if jax.config.jax_disable_jit else "")  # type: ignore[attr-defined, unused-ignore]
+        parent, children = gathered(team, self._rank)
         log.debug("the team %s agrees on %s, at %s", team, purpose, where)
         self.monitor.raise_if_failed()
-        mine = Envelope(self.monitor.epoch, purpose, team, where, contribution, self.monitor.calls.told(0))
-        with worker_status().agreeing(self, purpose, where, others if self._rank == hub else (hub,)):
-            if self._rank != hub:
-                self._post(mine, hub)
-                return self._receive({hub}, mine)[1]
-            contributions, silent = {hub: contribution}, dict.fromkeys(others)
+        mine = Envelope(self.monitor.epoch, purpose, team, where, None, self.monitor.calls.told(0))
+        # By what is said: what many say alike is sent, and read, once.
+        said: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
+        with worker_status().agreeing(self, purpose, where, children if parent is None else children or (parent,)):
+            silent = dict.fromkeys(children)
             while silent:
                 worker_status().still_waits_for(tuple(silent))
-                worker, data = self._receive(silent, mine)
+                worker, theirs = self._receive(silent, mine)
                 del silent[worker]
-                contributions[worker] = data
-            decision = decide(contributions)
-            for worker in others:
-                self._post(mine._replace(data=decision), worker)
-            return decision
+                for data, workers in theirs.items():
+                    said[data] = said.get(data, ()) + workers
+            if parent is None:
+                decision = decide(_by_worker(team, said))
+                packed = pickle.dumps(decision)
+            else:
+                self._post(mine._replace(data=said), parent)
+                worker_status().still_waits_for((parent,))
+                packed = self._receive({parent}, mine)[1]
+            for worker in children:
+                self._post(mine._replace(data=packed), worker)
+            return decision if parent is None else pickle.loads(packed)
 
     def _post(self, envelope: Envelope, to: int) -> None:
         self.sent[to] += 1  # before it is sent: at worst one too many seems to be on its way
@@ -116,7 +146,7 @@ class ControlChannel:
         if (theirs.purpose, theirs.team) != (mine.purpose, mine.team):
             self.monitor.fail(
                 f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
-                f"{source} {theirs.describe()}. {ONE_PROGRAM}",
+                f"{source} {theirs.describe()}. {one_program((mine.purpose, theirs.purpose))}",
                 (self._rank, source),
             )
         return source, theirs.data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import warnings
@@ -13,10 +12,9 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
+from distdl_jax.launcher import MPI_SIZES, told_size
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 
-# The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it.
-_LAUNCHED_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
 
@@ -24,8 +22,7 @@ def check_launch() -> None:
     """Refuse an MPI that JAX can't call from its threads, and one that was not started by its own launcher."""
     _check_thread_support()
     _check_one_library()
-    told = next((int(os.environ[name]) for name in _LAUNCHED_SIZES if os.environ.get(name, "").isdigit()), 1)
-    if told > 1 and MPI.COMM_WORLD.Get_size() == 1:
+    if (told := told_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise SetupError(
             f"The launcher started {told} processes, but this one believes that it is alone: its MPI library "
             f"({_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library (for "

@@ -187,12 +187,14 @@ def _operation(
 
     def worker(name: str) -> int | None:
         rank = int(params.get(name, MPI.PROC_NULL))
-        return None if rank == MPI.PROC_NULL else team[rank]
+        return None if rank in (MPI.PROC_NULL, MPI.ANY_SOURCE) else team[rank]
 
     dest, source = worker("dest"), worker("source")
+    from_any = params.get("source") == MPI.ANY_SOURCE
+    recv_tag = int(params.get("recvtag", params.get("tag", 0)))
     if kind == "sendrecv":
         # Half of one is how a message is sent, or received, in one operation that has an output.
-        kind = "recv" if dest is None else "send" if source is None else kind
+        kind = "recv" if dest is None else "send" if source is None and not from_any else kind
     arriving = equation.outvars[0].aval if equation.outvars else given
     if kind == "recv":
         given = arriving  # what goes in is what the message is to wait for
@@ -202,7 +204,7 @@ def _operation(
         dest=dest,
         source=source,
         send_tag=int(params.get("sendtag", params.get("tag", 0))),
-        recv_tag=int(params.get("recvtag", params.get("tag", 0))),
+        recv_tag=None if recv_tag == MPI.ANY_TAG else recv_tag,
         root=worker("root"),
         count=math.prod(given.shape),
         received=math.prod(arriving.shape) if equation.outvars else 0,
@@ -210,6 +212,7 @@ def _operation(
         received_dtype=arriving.dtype.name if kind == "sendrecv" else "",
         itemsize=given.dtype.itemsize,
         op=_op_name(params["op"]) if "op" in params else "",
+        from_any=from_any,
     )
 
 

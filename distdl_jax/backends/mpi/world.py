@@ -14,10 +14,11 @@ from mpi4py import MPI
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.backends.mpi.communicators import Communicators
-from distdl_jax.backends.mpi.control import ControlChannel
+from distdl_jax.backends.mpi.control import CHANGED, ControlChannel
 from distdl_jax.backends.mpi.launch_checks import check_devices, check_launch, check_workers_agree
 from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.backends.mpi.transport import MPITransport
+from distdl_jax.backends.nan_check import refuse_to_run_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.process import prepare_process
 from distdl_jax.programs.ir import Program
@@ -44,7 +45,7 @@ class MPIWorld:
         self.members = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
-        self._carrier = Carrier(Mailbox(comm.Dup()), self.rank, self.size, current_settings().timeout)
+        self._carrier = Carrier(Mailbox(comm.Dup()), self.rank, self.members, current_settings().timeout)
         self._control = self._carrier.channel = ControlChannel(Mailbox(comm.Dup()), self.rank, self._carrier)
         if self.size > 1:
             watchdog_thread.add(self._carrier)
@@ -57,14 +58,15 @@ class MPIWorld:
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         worker_status().uses(self)
-        agreements = worker_status().agreements
-        if agreements is None or len(team) == 1:
+        if len(team) > 1:
+            refuse_to_run_again(self.rank)
+        if len(team) == 1:
             return self._control.agree(team, purpose, contribution, decide)
 
-        def meet() -> Any:
-            return self._control.agree(team, purpose, contribution, decide)
+        def meet(changed: bool) -> Any:
+            return self._control.agree(team, purpose, contribution, decide, CHANGED if changed else "")
 
-        return agreements.agree(team, purpose, contribution, meet, self._carrier.fail)
+        return worker_status().agree(team, purpose, contribution, meet, self._carrier.fail)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         self._carrier.remember(name, programs)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.nn.local.conv_cpu import convolution
+from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.windows import Pairs, WindowSpec
 from distdl_jax.primitives.tie import tie
@@ -48,4 +49,4 @@ class LocalConvolution:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
             windows = self.windows
             y = convolution(own, weight, windows.stride, self.padding, windows.dilation, self.groups)
-        return y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs))
+        return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs)))

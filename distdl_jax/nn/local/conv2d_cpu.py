@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
+from distdl_jax.nn.local.layout import row_major
 from distdl_jax.plans.windows import Pairs
 
 LIBRARY_CHANNELS = 17
@@ -68,15 +68,6 @@ def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
     if not any(map(any, padding)):
         return x
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
-
-
-def materialised(x: Array) -> Array:
-    """`x`, computed as it is, in row-major order, before anything is computed of it.
-
-    Otherwise the compiler makes one loop of a transposition and of what follows it, and that loop can take five times
-    as long as the two.
-    """
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def planar(x: Array, weight: Array, window: Placement) -> Array:
@@ -140,8 +131,8 @@ def _plain(x: Array, weight: Array, window: Placement) -> Array:
     """The convolution as it is, in the order that the compiler computes in."""
     rows, columns = window.outputs(x.shape[2:], weight.shape[2:])
     weight = jnp.transpose(weight, (2, 3, 1, 0))
-    y = _channels_last(materialised(jnp.moveaxis(x, 1, 3)), weight, _with_padding(x.shape[2:], weight.shape, window))
-    return materialised(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
+    y = _channels_last(row_major(jnp.moveaxis(x, 1, 3)), weight, _with_padding(x.shape[2:], weight.shape, window))
+    return row_major(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
 
 
 def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Placement) -> Placement:
@@ -191,16 +182,16 @@ def _side_by_side(x: Array, weight: Array, window: Placement) -> Array:
     stride, (along_rows, (low, high)) = window.stride[0], window.padding
     if in_pairs:
         x = padded(x, [(0, 0), (low, columns + missing - together + reach - x.shape[3] - low)])
-        x = materialised(jnp.moveaxis(x, 1, 3))
+        x = row_major(jnp.moveaxis(x, 1, 3))
         x = x.reshape(*x.shape[:2], x.shape[2] // 2, -1)
         weight = weight.reshape(height, reach // 2, x.shape[3], -1)
         window = replace(window, stride=(stride, 1), padding=(along_rows, (0, 0)))
     else:
-        x = materialised(jnp.moveaxis(x, 1, 3))
+        x = row_major(jnp.moveaxis(x, 1, 3))
         window = replace(window, stride=(stride, together), padding=(along_rows, (low, high + missing)))
     y = _channels_last(x, weight, _with_padding(x.shape[1:3], weight.shape, window))
-    y = materialised(y.reshape(*y.shape[:2], y.shape[2] * together, c_out))
-    return materialised(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
+    y = row_major(y.reshape(*y.shape[:2], y.shape[2] * together, c_out))
+    return row_major(jnp.moveaxis(y, 3, 1))[:, :, :rows, :columns]
 
 
 def _double(x: Array, weight: Array, window: Placement) -> Array:
@@ -229,7 +220,7 @@ def _of_weight(x: Array, dy: Array, window: Placement, padding: Pairs = ((0, 0),
     simple = not any(map(any, padding)) and window.stride == (1, 1) and window.dilation[1] == 1
     if simple and x.dtype == jnp.float32 and 2 * max(x.shape[1], dy.shape[1]) < LIBRARY_CHANNELS:
         return _of_weight_in_pairs(x, dy, window.dilation[0])
-    x, dy = materialised(jnp.transpose(x, (1, 2, 3, 0))), materialised(jnp.transpose(dy, (2, 3, 0, 1)))
+    x, dy = row_major(jnp.transpose(x, (1, 2, 3, 0))), row_major(jnp.transpose(dy, (2, 3, 0, 1)))
     return jnp.transpose(_channels_last(x, dy, Placement(window.dilation, padding, window.stride)), (3, 0, 1, 2))
 
 
@@ -243,7 +234,7 @@ def _of_weight_in_pairs(x: Array, dy: Array, dilation: int) -> Array:
 
     def paired(a: Array, pairs: int, order: tuple[int, ...]) -> Array:
         a = padded(a, [(0, 0), (0, 2 * pairs - a.shape[3])])
-        return materialised(jnp.transpose(a.reshape(*a.shape[:3], pairs, 2), order))
+        return row_major(jnp.transpose(a.reshape(*a.shape[:3], pairs, 2), order))
 
     images, kernel = paired(x, pairs + taps - 1, (4, 1, 2, 3, 0)), paired(dy, pairs, (2, 3, 0, 4, 1))
     gradient = _channels_last(

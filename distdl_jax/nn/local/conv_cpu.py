@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.local.conv2d_cpu import Placement, materialised, padded, planar, planar_weight_gradient
+from distdl_jax.nn.local.conv2d_cpu import Placement, padded, planar, planar_weight_gradient
+from distdl_jax.nn.local.layout import row_major
 from distdl_jax.plans.windows import Pairs
 from distdl_jax.settings import current_settings
 
@@ -109,7 +110,7 @@ def _by_phases(x: Array, weight: Array, dy: Array, window: Placement) -> Array:
     phases = phases.reshape(x.shape[0], *stride, x.shape[1], *places)
     order = (0, x.ndim - 1, *(place for i in dims for place in (x.ndim + i, 1 + i)))
     columns = (m * s for m, s in zip(places, stride, strict=True))
-    joined = materialised(jnp.transpose(phases, order)).reshape(*x.shape[:2], *columns)
+    joined = row_major(jnp.transpose(phases, order)).reshape(*x.shape[:2], *columns)
     ends = [(-low, n + low - m, 0) for low, n, m in zip(lows, sizes, joined.shape[2:], strict=True)]
     return lax.pad(joined, zero, [(0, 0, 0)] * 2 + ends)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.plans.windows import Pairs, WindowSpec
 
 MOST_SLICES = 64
@@ -26,7 +27,7 @@ def largest(x: Array, windows: WindowSpec) -> Array:
     """The largest entry of each window; its cotangent goes to the first such entry."""
     x = _padded(x, least(x.dtype), windows.padding)
     if _by_slices(windows):
-        return _largest(x, windows, x.shape)
+        return between_layers(_largest(between_layers(x), windows, x.shape))
     return lax.reduce_window(x, least(x.dtype), lax.max, padding="VALID", **_in_full(windows))
 
 
@@ -35,7 +36,7 @@ def total(x: Array, windows: WindowSpec) -> Array:
     zero = np.zeros((), x.dtype)
     x = _padded(x, zero, windows.padding)
     if _by_slices(windows):
-        return _total(x, windows, x.shape)
+        return between_layers(_total(between_layers(x), windows, x.shape))
     return lax.reduce_window(x, zero, lax.add, padding="VALID", **_in_full(windows))
 
 

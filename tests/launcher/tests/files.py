@@ -6,6 +6,10 @@ import pytest
 from hypothesis import given, strategies
 from mpi4py import MPI
 world = MPI.COMM_WORLD
+
+def wait(request):  # without keeping a core busy
+    while not request.Test():
+        time.sleep(0.02)
 """
 IN_TWO = HEAD + "pytestmark = pytest.mark.world(2)\n"
 
@@ -69,6 +73,9 @@ def test_teardown_fails(broken):
 def test_warns():
     warnings.warn("lukewarm")
 
+def test_long():
+    time.sleep(2)
+
 def test_last():
     assert world.allreduce(1) == 2
 """
@@ -77,12 +84,12 @@ HANG = """
 @pytest.mark.limit(3)
 def test_hang():
     if world.rank == 0:
-        world.recv(source=1, tag=99)
+        wait(world.irecv(source=1, tag=99))
 
 def test_stuck_after_failure():
     if world.rank == 1:
         raise RuntimeError("without me")
-    world.barrier()
+    wait(world.Ibarrier())
 
 def test_next():
     pass
@@ -92,17 +99,17 @@ DEATH = """
 def test_killed():
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    world.barrier()
+    wait(world.Ibarrier())
 
 def test_leaves():
     if world.rank == 1:
         os._exit(0)
-    world.barrier()
+    wait(world.Ibarrier())
 
 def test_abort():
     if world.rank == 1:
         world.Abort(5)
-    world.barrier()
+    wait(world.Ibarrier())
 
 def test_next():
     pass
@@ -186,15 +193,40 @@ def pytest_world_start():
 def pytest_world_settle():
     with open(f"settled-{os.getpid()}", "a") as file:
         file.write("once\\n")
+
+def pytest_world_simulate(size, test):
+    for _ in range(size):
+        test()
 """
 
 HOOKED = """
 import pathlib
 
+calls = []
+
+@pytest.mark.simulated(3, 1)
+def test_simulated(world_size):
+    calls.append(world_size)
+    assert not MPI.Is_initialized()
+
+@pytest.mark.simulated(1)
+def test_calls():
+    assert calls == [3, 3, 3, 1]
+
+@pytest.mark.simulated(1)
+def test_dies():
+    os._exit(3)
+
+@pytest.mark.simulated(1)
+def test_after_a_death():
+    assert not calls
+
+@pytest.mark.world(2)
 def test_environment_and_start():
     assert os.environ["COLOUR"] == "green for 2"
     assert MPI.Query_thread() == MPI.THREAD_SINGLE
 
+@pytest.mark.world(2)
 def test_settled():
     assert pathlib.Path(f"settled-{os.getpid()}").read_text() == "once\\n"
 """

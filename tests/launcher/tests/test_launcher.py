@@ -25,6 +25,7 @@ from files import (
     ENDLESS_END,
     ENDLESS_START,
     HANG,
+    HEAD,
     HOOKED,
     HOOKS,
     IN_TURN,
@@ -66,6 +67,7 @@ def start(
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\nmarkers = chosen\n")
     (folder / "test_it.py").write_text(source)
     env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(FOLDER), "COLUMNS": "200"} | environment
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins, which may take a second to load
     own = (settings.LIMIT, settings.LONG, settings.WORLDS)
     for name in ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", *own):
         if name not in environment:
@@ -99,7 +101,7 @@ def by_hand(folder: Path) -> Run:
     """The developer's way: `mpiexec` around `pytest --in-world`."""
     start(folder, IN_TWO + CHOICE, "--collect-only", "-q").communicate(timeout=PATIENCE)
     command = [*mpiexec.command(2), sys.executable, "-m", "pytest", "--in-world", "--color=no", "-k", "one or two"]
-    env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(FOLDER)}
+    env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(FOLDER), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
     return Run(done.returncode, done.stdout + done.stderr, {}, {})
 
@@ -140,11 +142,11 @@ WRITES_PIDS = """
 def test_long():
     with open(f"pid{world.rank}", "w") as file:
         file.write(f"{os.getpid()}\\n")
-    world.recv(tag=7)
+    wait(world.irecv(tag=7))
 """
 
 SCENARIOS: dict[str, Callable[[Path], Run]] = {
-    "outcomes": lambda folder: run(folder, IN_TWO + OUTCOMES, "-rA"),
+    "outcomes": lambda folder: run(folder, IN_TWO + OUTCOMES, "-rA", "--durations=3"),
     "hang": lambda folder: run(folder, IN_TWO + HANG),
     "endless start": lambda folder: run(folder, IN_TWO + ENDLESS_START, **{settings.LIMIT: long_enough(folder)}),
     "endless end": lambda folder: run(folder, IN_TWO + ENDLESS_END, **{settings.LIMIT: long_enough(folder)}),
@@ -158,10 +160,9 @@ SCENARIOS: dict[str, Callable[[Path], Run]] = {
     "other mpiexec": other_mpiexec,
     "no mpiexec": lambda folder: run(folder, IN_TWO + "def test_one(): pass\n", **{settings.MPIEXEC: "./none"}),
     "by hand": by_hand,
-    "hooks": lambda folder: run(folder, IN_TWO + HOOKED, conftest=HOOKS),
+    "hooks": lambda folder: run(folder, HEAD + HOOKED, conftest=HOOKS),
     "side by side": lambda folder: run(folder, SIDE_BY_SIDE, **{settings.WORLDS: "4"}),
     "in turn": lambda folder: run(folder, IN_TURN, **{settings.WORLDS: "1"}),
-    "durations": lambda folder: run(folder, IN_TWO + "def test_long(): time.sleep(2)\n", "--durations=3"),
     **{f"ended by {number.name}": lambda folder, number=number: ended(folder, number) for number in ENDINGS},
 }
 
@@ -224,7 +225,7 @@ def test_items_after_failures_still_run_and_in_order(scenario: Callable[[str], R
     result = scenario("outcomes")
     assert result.outcomes["test_last[world2]"] == "passed"
     assert list(result.outcomes)[:2] == ["test_sizes[world1]", "test_pass[world2]"]
-    assert "worlds: 1 in a world of 1, 16 in a world of 2" in result.text
+    assert "worlds: 1 in a world of 1, 17 in a world of 2" in result.text
 
 
 def test_a_hang_fails_with_the_stacks_of_all_ranks(scenario: Callable[[str], Run]) -> None:
@@ -234,7 +235,8 @@ def test_a_hang_fails_with_the_stacks_of_all_ranks(scenario: Callable[[str], Run
     assert "rank 0 of 2: in the test's call" in details
     assert "rank 1 of 2: had finished the test (passed)" in details
     assert re.search(
-        r"stack of rank 0 of 2 ---\nCurrent thread.*\n  File .*test_it.py\", line \d+ in test_hang", details
+        r"stack of rank 0 of 2 ---\nCurrent thread.*\n  File .* in wait\n  File .*test_it.py\", line \d+ in test_hang",
+        details,
     )
     assert re.search(r"stack of rank 1 of 2 ---\nCurrent thread.*\n  \(waiting for the other ranks\)", details)
     assert result.outcomes["test_next[world2]"] == "passed"
@@ -244,7 +246,7 @@ def test_ranks_stuck_after_a_failure_do_not_wait_for_the_limit(scenario: Callabl
     details = scenario("hang").details["test_stuck_after_failure[world2]"]
     assert "RuntimeError: without me" in details
     assert "others were still in the test" in details
-    assert re.search(r"stack of rank 0 of 2 ---\n.*\n  File .* in test_stuck_after_failure", details)
+    assert re.search(r"stack of rank 0 of 2 ---\n.*\n.* in wait\n  File .* in test_stuck_after_failure", details)
 
 
 def test_a_rank_that_dies_fails_its_test_alone(scenario: Callable[[str], Run]) -> None:
@@ -315,8 +317,11 @@ def test_no_rank_outlives_the_parent(number: signal.Signals, scenario: Callable[
 
 
 def test_a_project_says_what_its_ranks_need(scenario: Callable[[str], Run]) -> None:
-    outcomes = scenario("hooks").outcomes
-    assert outcomes == {"test_environment_and_start[world2]": "passed", "test_settled[world2]": "passed"}
+    result = scenario("hooks")
+    passed = ["test_simulated[simulated3]", "test_simulated[simulated1]", "test_calls[simulated1]"]
+    passed += ["test_after_a_death[simulated1]", "test_environment_and_start[world2]", "test_settled[world2]"]
+    assert result.outcomes == dict.fromkeys(passed, "passed") | {"test_dies[simulated1]": "failure"}
+    assert "the process without MPI died: it ended with exit status 3" in result.details["test_dies[simulated1]"]
 
 
 def test_worlds_and_plain_tests_run_side_by_side_and_are_told_in_order(scenario: Callable[[str], Run]) -> None:
@@ -332,19 +337,19 @@ def test_one_world_at_a_time(scenario: Callable[[str], Run]) -> None:
 
 
 def test_how_long_tests_and_starts_took(scenario: Callable[[str], Run]) -> None:
-    text = scenario("durations").text
+    text = scenario("outcomes").text
     assert re.search(r"\n(2\.\d|[3-9]\.\d|\d\d+\.\d)\ds call +test_it.py::test_long\[world2\]", text)
-    assert re.search(r"1 tests in a world of 2: \d+ s, with 1 starts that took [\d.]+ s", text)
+    assert re.search(r"1 tests in a world of 1: \d+ s, with 1 starts that took [\d.]+ s", text)
 
 
 def test_limits_grow_with_the_slowest_start_of_the_run() -> None:
     pace = Pace()
     assert pace.now() == 1
-    pace.starting[2] = time.monotonic() - 3 * USUAL_START * math.ceil(2 / cores())
+    pace.starting[2] = 2, time.monotonic() - 3 * USUAL_START * math.ceil(2 / cores())
     assert 3 <= pace.now() < 4  # while the start is under way
     pace.end(2)
     assert 3 <= pace.now() < 4
-    pace.begin(1)
+    pace.begin(1, 1)
     pace.end(1)
     assert 3 <= pace.now() < 4
 

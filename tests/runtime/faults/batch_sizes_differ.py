@@ -1,5 +1,6 @@
 """The last batch is shorter on one worker: what is summed has different shapes.
 
+when: long
 workers: 2
 says: must have the same shape and dtype on all workers that are summed
 says: float32[4, 6] on worker 0

@@ -1,5 +1,6 @@
 """A condition that depends on each worker's own data: it holds on one worker only.
 
+when: long
 workers: 2
 timeout: 4
 says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT

@@ -1,5 +1,6 @@
 """The workers jit different functions.
 
+when: long
 workers: 2
 says: The workers' programs differ
 says: the plan of sum_of

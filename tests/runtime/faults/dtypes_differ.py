@@ -1,5 +1,6 @@
 """One worker's data are of another dtype.
 
+when: long
 workers: 2
 says: float32[4, 6] on worker 0
 says: float16[4, 6] on worker 1

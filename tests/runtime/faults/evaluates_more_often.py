@@ -1,5 +1,6 @@
 """One worker evaluates in every round, the other in every second.
 
+when: long
 workers: 2
 says: The workers call different functions: call
 says: evaluate

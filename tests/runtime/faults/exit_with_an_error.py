@@ -1,5 +1,6 @@
 """One worker calls sys.exit with an error while the others go on, under plain jax.jit.
 
+when: long
 workers: 3
 says: Worker 1 has ended its program with exit status 3
 """

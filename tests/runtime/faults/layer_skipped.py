@@ -1,5 +1,6 @@
 """One worker skips a layer.
 
+when: long
 workers: 3
 says: The workers' programs differ
 says: repartition from 1 x 1 (0) to 1 x 3 (0-2) (layer_skipped.py

@@ -1,5 +1,6 @@
 """Three layers, each on two of three workers, begun at another one by each worker: everyone waits for the next.
 
+when: long
 workers: 3
 says: The workers wait for each other in a cycle
 says: all_sum_reduce

@@ -1,5 +1,6 @@
 """Two layers are called in a different order on one worker.
 
+when: long
 workers: 2
 says: The workers' programs differ
 says: broadcast from 1 x 1 (0) to 1 x 2 (0, 1) (layers_swapped.py

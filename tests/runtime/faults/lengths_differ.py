@@ -1,5 +1,6 @@
 """The terms of an all-reduce, made with mpi4jax itself, have different lengths.
 
+when: long
 workers: 2
 says: The plan of total
 says: (10 x float32)

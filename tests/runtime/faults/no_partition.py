@@ -1,5 +1,6 @@
 """One worker makes no partition: it has gone another way before the first one.
 
+when: long
 workers: 2
 timeout: 3
 says: A worker has waited for {timeout} s

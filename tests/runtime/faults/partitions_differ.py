@@ -1,5 +1,6 @@
 """The workers make a partition of different shapes.
 
+when: long
 workers: 4
 says: The workers' programs differ
 says: to 1 x 4 (0-3)

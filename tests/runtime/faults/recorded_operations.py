@@ -1,5 +1,6 @@
 """A worker that waits is asked what it did last: with DISTDL_JAX_DEBUG=1 its last operations are recorded.
 
+when: long
 workers: 2
 timeout: 3
 environment: DISTDL_JAX_DEBUG=1

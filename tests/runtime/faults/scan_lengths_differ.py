@@ -1,5 +1,6 @@
 """A scan takes more steps on one worker, over data that end later there.
 
+when: long
 workers: 2
 says: The plan of steps
 says: ends, after 1 operations, without its part in that

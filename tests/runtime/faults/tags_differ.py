@@ -1,5 +1,6 @@
 """A message is sent with one tag and expected with another.
 
+when: long
 workers: 2
 says: The plan of pass_on
 says: the message has tag 7, and one with tag 8 is expected

@@ -1,5 +1,6 @@
 """An output is not used on one worker, and the gradient is taken with jax.grad.
 
+when: long
 workers: 2
 says: The plan of step
 says: in the backward pass

@@ -1,5 +1,6 @@
 """64-bit numbers are switched on on one worker after the partitions were made.
 
+when: long
 workers: 2
 says: jax_enable_x64 must be the same on all workers
 """

@@ -1,0 +1,9 @@
+"""Checkpoints: the state of a run on disk, in a form that any number of workers on any partition can read."""
+
+from distdl_jax.checkpoint.exchange_files import export, import_
+from distdl_jax.checkpoint.manager import Manager
+from distdl_jax.checkpoint.preemption import Preemption
+from distdl_jax.checkpoint.restore import latest_step, restore, steps
+from distdl_jax.checkpoint.save import save
+
+__all__ = ["Manager", "Preemption", "export", "import_", "latest_step", "restore", "save", "steps"]

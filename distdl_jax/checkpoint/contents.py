@@ -1,0 +1,115 @@
+"""What is to be saved: agreed on by all workers, and which of it this worker writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distdl_jax.backends.base import World
+from distdl_jax.checkpoint.layout import Form, volume
+from distdl_jax.checkpoint.leaves import Held, agreed_form, held_leaves
+from distdl_jax.checkpoint.tensor_file import dtype_named
+from distdl_jax.checkpoint.together import together
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.plans.decomposition import Box
+
+Leaves = tuple[tuple[str, Form], ...]
+"""The leaves of a tree: their paths, and what they are made of."""
+
+
+class Own(NamedTuple):
+    """What this worker writes of one leaf: which leaf, its box, its form, and what brings its block to the host."""
+
+    leaf: int
+    box: Box
+    form: Form
+    block: Callable[[], np.ndarray[Any, Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return volume(self.box) * dtype_named(self.form.dtype).itemsize
+
+
+def agree_on_contents(
+    world: World,
+    purpose: str,
+    tree: Any,
+    specs: Any,
+    arguments: Mapping[str, Any],
+    decide: Callable[[Leaves, Sequence[int]], Any],
+    *,
+    copied: bool = False,
+) -> tuple[Any, list[Own]]:
+    """What the first worker decides, from the leaves and how many bytes each worker writes; and what this one writes.
+
+    Collective in the world. `arguments`: those of the public function that must be the same on all workers, by name.
+    `copied`: this worker's blocks are copied to the host, so that what happens to its arrays from then on does not
+    matter.
+
+    **Raises,** on all workers, where they disagree, or what one of them has can't be saved.
+    """
+    held: list[Held] = []
+    own: list[Own] = []
+
+    def mine() -> Any:
+        held.extend(held_leaves(tree, specs))
+        if len({leaf.path for leaf in held}) < len(held):
+            raise InvalidArgumentError("`tree` has two leaves of one path; a file can't tell them apart.")
+        own.extend(_copied(each) if copied else each for each in _own(held))
+        told = [(leaf.path, _told(leaf)) for leaf in held]
+        forms = [(leaf.form, leaf.counts) for leaf in held]
+        return arguments, told, forms, sum(each.nbytes for each in own)
+
+    def decided(told: dict[int, Any]) -> Any:
+        _check_alike(told)
+        leaves = tuple(
+            (leaf.path, agreed_form(leaf.path, {worker: its[2][n] for worker, its in told.items()}))
+            for n, leaf in enumerate(held)
+        )
+        return leaves, decide(leaves, [its[3] for its in told.values()])
+
+    leaves, decision = together(world, purpose, mine, decided)
+    return decision, [each._replace(form=leaves[each.leaf][1]) for each in own]
+
+
+def _own(held: Sequence[Held]) -> list[Own]:
+    """What this worker writes: of copies the first one counts."""
+    return [
+        Own(n, leaf.box, leaf.form, leaf.block)
+        for n, leaf in enumerate(held)
+        if leaf.spec.counts and leaf.box is not None and volume(leaf.box)
+    ]
+
+
+def _copied(own: Own) -> Own:
+    block = np.array(own.block())  # asarray may share the memory of what is donated next
+    return own._replace(block=lambda: block)
+
+
+def _told(leaf: Held) -> tuple[Any, ...]:
+    return leaf.spec.global_shape, leaf.spec.partition.describe(), leaf.spec.replicated
+
+
+def _check_alike(told: dict[int, Any]) -> None:
+    (first, of_first), *others = sorted(told.items())
+    for worker, its in others:
+        for name, value in its[0].items():
+            if value != of_first[0][name]:
+                raise PlanError(
+                    f"`{name}` must be the same on all workers, but is {of_first[0][name]!r} on worker {first} and "
+                    f"{value!r} on worker {worker}."
+                )
+        if its[1] != of_first[1]:
+            here, there = dict(of_first[1]), dict(its[1])
+            path = next(path for path in (*here, *there) if here.get(path) != there.get(path))
+            found = [
+                f"of the spec {specs[path]}" if path in specs else "missing from `tree`" for specs in (here, there)
+            ]
+            raise PlanError(
+                "`tree` must have the same leaves with the same specs on all workers (zero-volume arrays where a "
+                f"worker holds nothing), but `tree{path}` is {found[0]} on worker {first} and {found[1]} on worker "
+                f"{worker}."
+            )

@@ -1,0 +1,105 @@
+"""The few operations on files that checkpoints are written with. Tests put others in their place, which fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from contextvars import ContextVar
+
+
+class Disk:
+    """The file system of this machine. Every method raises `OSError` where the operation fails."""
+
+    def make_folders(self, path: str) -> None:
+        """Make a folder, and those above it that are not there yet, for good."""
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            with suppress(FileExistsError):
+                self.make_folder(folder)
+            self.sync_folder(os.path.dirname(folder))
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder that is not there yet."""
+        os.mkdir(path)
+
+    def create(self, path: str) -> int:
+        """Make a file that is not there yet, and open it."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def open(self, path: str) -> int:
+        """Open a file for writing that is there already."""
+        return os.open(path, os.O_WRONLY)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write some of `data` from byte `offset` on; how many bytes of it."""
+        return os.pwrite(descriptor, data, offset)
+
+    def sync(self, descriptor: int) -> None:
+        """Return when the file's content is on disk."""
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        """Close a file."""
+        os.close(descriptor)
+
+    def sync_folder(self, path: str) -> None:
+        """Return when the names in a folder are on disk."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file or a folder another name, which must be free."""
+        if os.path.lexists(to):
+            raise FileExistsError(f"{to} is there already")
+        os.rename(path, to)
+
+    def replace(self, path: str, to: str) -> None:
+        """Give a file another name, also one that another file has, which is gone then."""
+        os.replace(path, to)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        os.remove(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; not for good, and some of it only where that fails."""
+        shutil.rmtree(path, ignore_errors=True)
+
+
+disk: ContextVar[Disk] = ContextVar("disk", default=Disk())  # noqa: B039  it has no state
+"""That of this thread's worker."""
+
+
+def write_all(its: Disk, descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of `data`, in as many writes as it takes."""
+    while data:
+        written = its.write(descriptor, data, offset)
+        if written < 1:
+            raise OSError(f"a write of {len(data)} bytes wrote nothing")
+        data, offset = data[written:], offset + written
+
+
+def write_file(its: Disk, path: str, content: bytes) -> None:
+    """Make a file with this content, and return when it is on disk (its name is not, yet)."""
+    descriptor = its.create(path)
+    try:
+        write_all(its, descriptor, memoryview(content), 0)
+        its.sync(descriptor)
+    finally:
+        its.close(descriptor)
+
+
+def read_exactly(descriptor: int, into: memoryview, offset: int) -> None:
+    """Fill `into` with the bytes of a file from `offset` on; `EOFError` where it ends before."""
+    while into:
+        count = os.preadv(descriptor, [into], offset)
+        if not count:
+            raise EOFError
+        into, offset = into[count:], offset + count

@@ -1,0 +1,198 @@
+"""`export` and `import_`: one file for the whole of every tensor, as other programs write and read it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import jax
+
+from distdl_jax.checkpoint.array_files import ArrayInFile, arrays_in, some
+from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
+from distdl_jax.checkpoint.disk import disk, write_all
+from distdl_jax.checkpoint.layout import Form
+from distdl_jax.checkpoint.leaves import as_leaf, empty_block
+from distdl_jax.checkpoint.save import world_of_specs
+from distdl_jax.checkpoint.slabs import runs
+from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, is_storable, laid_out
+from distdl_jax.checkpoint.together import checked_path, this_host, together
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
+from distdl_jax.gathering import is_spec
+from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.tensors import TensorSpec
+
+
+def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
+    """Write one safetensors file with the whole of every leaf; nothing is gathered, each worker writes its own bytes.
+
+    Any program that reads safetensors reads it, without MPI and without this library. A tensor's name is where it
+    stands in the tree, with dots, as PyTorch has it: that of `tree["conv1"]["weight"]` is `conv1.weight`, and that of
+    `tree[0]["bias"]` is `0.bias`. Complex numbers are pairs of floats, in one dimension more; random keys are their
+    data.
+
+    **Arguments:** those of `dj.checkpoint.save`, but `path` is that of the file. A file that is there is replaced once
+    the new one is complete.
+
+    Collective over all workers of the world.
+
+    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` where two leaves would get one
+    name.
+
+    >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> specs = {"conv1": {"weight": dj.TensorSpec((3,), P)}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export(f"{folder}/net.safetensors", {"conv1": {"weight": jnp.arange(3)}}, specs)
+    ...     import_(f"{folder}/net.safetensors", specs)["conv1"]["weight"].tolist()
+    [0, 1, 2]
+    """
+    world = world_of_specs(specs)
+    path = checked_path(path)
+    names = {jax.tree_util.keystr(place): _name(place) for place, _ in jax.tree.leaves_with_path(tree)}
+    its = disk.get()
+
+    def decide(leaves: Leaves, sizes: Sequence[int]) -> tuple[str, list[Tensor]]:
+        _check_names([leaf for leaf, _ in leaves], names)
+        head, tensors, size = laid_out({names[leaf]: (form.dtype, form.shape) for leaf, form in leaves})
+        folder, file = os.path.split(path)
+        its.make_folders(folder)
+        unfinished = os.path.join(folder, f".{file}.{secrets.token_hex(4)}")
+        descriptor = its.create(unfinished)
+        try:
+            write_all(its, descriptor, memoryview(head), 0)
+            if size > len(head):
+                write_all(its, descriptor, memoryview(b"\0"), size - 1)  # the file has its length
+        finally:
+            its.close(descriptor)
+        return unfinished, [tensors[names[leaf]] for leaf, _ in leaves]
+
+    (unfinished, tensors), own = agree_on_contents(
+        world, "the beginning of an export", tree, specs, {"path": path}, decide
+    )
+
+    def write() -> None:
+        if not own:
+            return
+        try:
+            descriptor = its.open(unfinished)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{unfinished}, which worker 0 has just made, is not there on {this_host()}: `path` must be in a file "
+                "system that all workers see."
+            ) from None
+        try:
+            for each in own:
+                _write(each, tensors[each.leaf], descriptor)
+            its.sync(descriptor)
+        finally:
+            its.close(descriptor)
+
+    def complete(told: Any) -> None:
+        descriptor = its.open(unfinished)
+        try:
+            its.sync(descriptor)  # of the header, too
+        finally:
+            its.close(descriptor)
+        its.replace(unfinished, path)
+        its.sync_folder(os.path.dirname(path))
+
+    try:
+        together(world, f"the export to {path}", write, complete)
+    except Exception:
+        if world.rank == 0:
+            with suppress(OSError):
+                its.remove(unfinished)
+        raise
+
+
+def import_(path: str | os.PathLike[str], specs: Any) -> Any:
+    """This worker's blocks of the tensors in a safetensors, npz or npy file, of any program; each reads its own part.
+
+    **Arguments:**
+
+    - `path`: the file. All workers must see it.
+    - `specs`: a pytree of `TensorSpec` with the tensors' global shapes. The file is asked for each leaf by where that
+      stands, as in `export`: `specs["conv1"]["weight"]` gets `conv1.weight`. One spec that is no pytree gets the only
+      array of a file. None is left as it is. What else the file holds is not looked at.
+
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume where it has none,
+    in the file's dtype. Little more is held than the blocks; from what is compressed (`numpy.savez_compressed`) all
+    that lies before them is read, too.
+
+    Collective over all workers of the world.
+
+    **Raises,** on all workers: `PlanError` where the file lacks a tensor or has it in another shape; `CheckpointError`
+    where it can't be read.
+    """
+    world = world_of_specs(specs)
+    path = checked_path(path)
+    wanted = [(_name(place), spec) for place, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)]
+    structure = jax.tree.structure(specs, is_leaf=is_spec)
+
+    def alike(told: dict[int, Any]) -> None:
+        for worker, theirs in told.items():
+            if theirs != path:
+                raise PlanError(
+                    f"`path` must be the same on all workers, but is {path} on worker 0, {theirs} on worker {worker}."
+                )
+
+    def found() -> dict[str, ArrayInFile]:
+        arrays = arrays_in(path)
+        return {name: _found(path, arrays, name, spec) for name, spec in wanted if spec is not None}
+
+    together(world, "the beginning of an import", lambda: path, alike)
+    leaves: list[Any] = []
+
+    def read() -> None:
+        arrays = found()
+        for name, spec in wanted:
+            leaves.append(None if spec is None else _block(arrays[name], name, spec))
+
+    together(world, f"the import from {path}", read)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _name(place: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(place, simple=True, separator=".")
+
+
+def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
+    leaf_of: dict[str, str] = {}
+    for path in paths:
+        if (other := leaf_of.setdefault(names[path], path)) != path:
+            raise InvalidArgumentError(
+                f"`tree{other}` and `tree{path}` would both be called {names[path]!r}; rename a key of `tree`."
+            )
+
+
+def _write(own: Own, tensor: Tensor, descriptor: int) -> None:
+    """Write a block at its places in the whole tensor."""
+    data = bytes_of(own.block())
+    length, starts = runs(own.form.shape, own.box)
+    nbytes = length * tensor.itemsize
+    for n, start in enumerate(starts):
+        piece = data[n * nbytes : (n + 1) * nbytes]
+        write_all(disk.get(), descriptor, piece, tensor.offset + start * tensor.itemsize)
+
+
+def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpec) -> ArrayInFile:
+    array = next(iter(arrays.values())) if not name and len(arrays) == 1 else arrays.get(name)
+    if array is None:
+        raise PlanError(f"{path} has no tensor {name!r}, of which `specs` has a TensorSpec. It holds {some(arrays)}.")
+    if array.shape != spec.global_shape:
+        raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec says {spec.global_shape}.")
+    if not is_storable(array.dtype):
+        raise PlanError(f"{name!r} is of dtype {array.dtype} in {path}, which JAX does not have.")
+    return array
+
+
+def _block(array: ArrayInFile, name: str, spec: TensorSpec) -> Any:
+    form = Form(array.shape, array.dtype.name)
+    if spec.box is None:
+        return as_leaf(name, form, empty_block(form, None, len(array.shape)))
+    block = array.read(spec.box)
+    assert block.shape == box_shape(spec.box)
+    return as_leaf(name, form, block if block.flags.c_contiguous else block.copy(order="C"))

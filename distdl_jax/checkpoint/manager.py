@@ -1,0 +1,193 @@
+"""Checkpoints that are written while training goes on, and of which the last few are kept."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from distdl_jax.backends.base import World
+from distdl_jax.backends.inprocess.current import simulated_world
+from distdl_jax.checkpoint.disk import Disk
+from distdl_jax.checkpoint.restore import folders_in, restore, steps
+from distdl_jax.checkpoint.save import not_saved, world_of_specs
+from distdl_jax.checkpoint.together import checked_path, together
+from distdl_jax.checkpoint.writing import Writing, begin, remove_folder
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.watchdog.abort import end_the_job
+
+
+class Manager:
+    """Saves checkpoints while training goes on, and keeps the last few of them.
+
+    `save` copies this worker's blocks to the host (memory for one more of them, until they are written) and returns; a
+    thread writes them. One checkpoint is written at a time: `save` first waits for the one before. What goes wrong in
+    a thread is raised by the next `save`, `wait`, `restore` or `close`, on all workers. The end of the `with` waits for
+    the last one; where there is none, the end of the program does.
+
+    **Arguments:**
+
+    - `path`: the folder of the run, as for `dj.checkpoint.save`. What killed jobs have left there half written is
+      removed by the first `save`: one manager, and one job, writes to a folder at a time.
+    - `keep`: how many of the last steps are kept; None for all.
+    - `keep_every`: steps that are multiples of it are kept, too.
+
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
+
+    >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> spec = dj.TensorSpec((3,), P)
+    >>> with tempfile.TemporaryDirectory() as path, Manager(path, keep=2, keep_every=10) as manager:
+    ...     for step in (10, 11, 12, 13):
+    ...         manager.save(jnp.full(3, step), spec, step)
+    ...     manager.steps(), manager.restore(spec).tolist()
+    ([10, 12, 13], [13, 13, 13])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int | None = 3, keep_every: int | None = None) -> None:
+        self.path = checked_path(path)
+        self.keep = None if keep is None else checked_integer("keep", keep, 1)
+        self.keep_every = None if keep_every is None else checked_integer("keep_every", keep_every, 1)
+        self._writer: _Writer | None = None
+        self._world: World | None = None
+        self._closed = False
+
+    def save(self, tree: Any, specs: Any, step: int) -> None:
+        """Begin to save a tree; the arguments, and what is collective, are those of `dj.checkpoint.save`.
+
+        Once it returns, the arrays may be donated or changed.
+
+        **Raises,** on all workers: what `dj.checkpoint.save` raises, of this tree or of the one before.
+        """
+        if self._closed:
+            raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
+        world = world_of_specs(specs)
+        step = checked_integer("step", step, 0)
+        self.wait()
+        writing = begin(self.path, step, tree, specs, world, copied=True, tidy=self._world is None)
+        if self._world is None and simulated_world.value is None:
+            atexit.register(self._at_exit)  # after the world's own function, and so called before it
+        self._world = world
+        self._writer = _Writer(writing, self._remove_old if world.rank == 0 else None)
+
+    def wait(self) -> None:
+        """Return when what was saved is on disk. Collective.
+
+        **Raises,** on all workers: `CheckpointError` where that was not possible.
+        """
+        writer, self._writer = self._writer, None
+        if writer is None or self._world is None:
+            return
+        try:
+            together(self._world, f"the end of the checkpoint of step {writer.step}", writer.own_part, writer.completed)
+        except Exception as error:
+            writer.cancel()
+            raise not_saved(writer.step, error) from error
+
+    def restore(self, specs: Any, step: int | None = None) -> Any:
+        """`dj.checkpoint.restore`, once what was saved before is on disk. Collective."""
+        self.wait()
+        return restore(self.path, specs, step)
+
+    def steps(self) -> list[int]:
+        """The steps that are complete, once what was saved before is on disk. Collective."""
+        self.wait()
+        return steps(self.path)
+
+    def latest_step(self) -> int | None:
+        """The last of them; None where there is none. Collective."""
+        return max(self.steps(), default=None)
+
+    def close(self) -> None:
+        """Wait for what was saved; nothing can be saved any more. Collective."""
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        self.wait()
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        # Others may not come here: nothing is agreed on, and what can't be completed is left.
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def _at_exit(self) -> None:
+        try:
+            self.close()
+        except Exception as error:
+            end_the_job(f"{type(error).__name__}: {error}\n")
+
+    def _remove_old(self, its: Disk, step: int) -> None:
+        """Remove what need not be kept, after this step was saved."""
+        if self.keep is None:
+            return
+        folders = folders_in(self.path)
+        last = sorted({folder.step for folder in folders})[-self.keep :]
+        for folder in folders:
+            is_kept = folder.step in (*last, step) or (self.keep_every and folder.step % self.keep_every == 0)
+            if not is_kept:
+                remove_folder(its, self.path, folder.name)
+
+
+class _Writer:
+    """The thread that writes this worker's part of a checkpoint, and on the first worker completes it."""
+
+    def __init__(self, writing: Writing, completed: Any) -> None:
+        self.step = writing.step
+        self._writing = writing
+        self._after = completed
+        self._cancelled = threading.Event()
+        self._own_part = threading.Event()
+        self._error: Exception | None = None
+        self._is_first = completed is not None
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {self.step}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for _ in self._writing.write():
+                pass
+        except Exception as error:
+            self._error = error
+            return
+        finally:
+            self._own_part.set()
+        if self._is_first and self._writing.wait_for_all(self._cancelled):
+            try:
+                self._writing.complete()
+            except Exception as error:
+                self._error = error
+                return
+            with suppress(OSError):  # what can't be removed now is removed after the next one
+                self._after(self._writing.disk, self.step)
+
+    def own_part(self) -> None:
+        """Wait until this worker's file is on disk; raise what went wrong."""
+        self._own_part.wait()
+        if self._error is not None:
+            raise self._error
+
+    def completed(self, told: Any) -> None:
+        """On the first worker, when all files are on disk: wait until the checkpoint is complete."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Stop waiting for other workers; on the first one, remove what there is."""
+        self._cancelled.set()
+        self._thread.join()
+        if self._is_first:
+            self._writing.abandon()

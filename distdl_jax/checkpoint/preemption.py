@@ -1,0 +1,105 @@
+"""The end of a job that is told in advance: all workers agree on the step after which to save and stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from distdl_jax.backends.base import World
+from distdl_jax.backends.opening import world_of
+from distdl_jax.errors import InvalidTypeError
+from distdl_jax.partition import Partition, check_workers
+from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.watchdog.abort import is_forked
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preemption:
+    """Tells all workers in the same step that one of them got a signal to end.
+
+    A scheduler says that a job is to end, seconds or minutes before it kills it: by SIGTERM, or as it is told to
+    (Slurm: `--signal=USR1@120`). It may say so to one worker only, or to all in different steps. With
+
+        with dj.checkpoint.Manager("run") as manager, dj.checkpoint.Preemption() as preemption:
+            for step in range(first, last):
+                state = train(state)
+                if preemption.stop():
+                    manager.save(state, specs, step)
+                    break
+
+    all save after the same step, and the program ends, with status 0. Inside, the signals do nothing else; afterwards
+    they do what they did before.
+
+    **Arguments:**
+
+    - `P`: a partition of the workers that call `stop`. Default: all workers.
+    - `signals`: which ones.
+    - `every`: in which calls of `stop` the workers ask each other: in every one, or in every n-th, where steps are so
+      short that a message for each is felt.
+
+    Signals reach the main thread, so it is that which enters the `with`. In a worker of `dj.simulate`, and in another
+    thread, only `request` counts.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what an argument can't be.
+    """
+
+    def __init__(self, P: Partition | None = None, signals: Sequence[signal.Signals] = SIGNALS, every: int = 1) -> None:
+        check_workers("P", P)
+        if not all(isinstance(each, signal.Signals) for each in signals):
+            raise InvalidTypeError(f"`signals` (={signals!r}) must be members of signal.Signals.")
+        self._every = checked_integer("every", every, 1)
+        self._P = P
+        self._signals = tuple(signals)
+        self._before: dict[signal.Signals, Any] = {}
+        self._requested = False
+        self._stops = False
+        self._calls = 0
+
+    def request(self) -> None:
+        """Ask for the end, on this worker; as a signal does."""
+        self._requested = True
+
+    def stop(self) -> bool:
+        """Whether to stop: some worker was told so before it called this. The same on all workers, which all call it.
+
+        Once it was True it stays so, and asks nobody.
+        """
+        self._calls += 1
+        if self._stops or self._calls % self._every:
+            return self._stops
+        world, team = self._world_and_team()
+        decide = lambda told: any(told.values())  # noqa: E731
+        self._stops = bool(world.agree(team, "whether the job is to stop", self._requested, decide))
+        return self._stops
+
+    def _world_and_team(self) -> tuple[World, tuple[int, ...]]:
+        if self._P is not None:
+            return self._P.world, self._P.ranks
+        world = world_of(())
+        assert world is not None
+        return world, tuple(range(world.size))
+
+    def __enter__(self) -> Preemption:
+        if threading.current_thread() is threading.main_thread():
+            for each in self._signals:
+                self._before[each] = signal.signal(each, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            with suppress(TypeError):  # one that was not installed by Python
+                signal.signal(each, handler)
+        self._before.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if is_forked():  # a loader's worker, say, is no worker of the job
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._requested = True

@@ -1,0 +1,229 @@
+"""Restore a checkpoint: every worker reads what overlaps the blocks that it needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from distdl_jax.backends.opening import world_of
+from distdl_jax.checkpoint.block_reader import Files, read_part
+from distdl_jax.checkpoint.layout import MANIFEST, Folder, Leaf, Manifest, complete_folders, volume
+from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
+from distdl_jax.checkpoint.save import world_of_specs
+from distdl_jax.checkpoint.tensor_file import dtype_named
+from distdl_jax.checkpoint.together import checked_path, this_host, together
+from distdl_jax.checkpoint.writing import ROUND
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
+from distdl_jax.gathering import is_spec
+from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.tensors import TensorSpec
+
+
+def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -> Any:
+    """This worker's blocks of what was saved in `path`, by any number of workers on any partitions.
+
+    **Arguments:**
+
+    - `path`: the folder that was given to `save`. All workers must see it.
+    - `specs`: a pytree of the structure of what was saved, with a `TensorSpec` for each leaf: of the shape that was
+      saved, and on any partition of these workers. None leaves out what is there, a leaf or a whole subtree.
+    - `step`: which step. Default: the last one that is complete.
+
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, zero-volume where it has
+    none, in the dtype that was saved, and to the bit; random keys as such. None where `specs` has None.
+
+    Collective over all workers of the world. Each reads only chunks (of a MiB) of files that hold some of what it
+    needs, and holds a few MiB besides its blocks.
+
+    **Raises,** on all workers: `CheckpointError` where there is no such checkpoint, a file can't be read, or is damaged
+    (checksums are compared; the message names the file, the leaf and the block); `PlanError` where the leaves or their
+    shapes are not what `specs` says.
+    """
+    world = world_of_specs(specs)
+    path = checked_path(path)
+    if step is not None:
+        step = checked_integer("step", step, 0)
+
+    def choose(told: dict[int, Any]) -> tuple[str, bytes]:
+        for worker, theirs in sorted(told.items()):
+            if theirs != (path, step):
+                raise PlanError(
+                    f"`path` and `step` must be the same on all workers, but are {(path, step)} on worker 0 and "
+                    f"{theirs} on worker {worker}."
+                )
+        folder = os.path.join(path, _chosen(path, step).name)
+        with open(os.path.join(folder, MANIFEST), "rb") as manifest:
+            return folder, manifest.read()
+
+    folder, text = together(world, "the choice of a checkpoint", lambda: (path, step), choose)
+    needs: list[_Need | None] = []
+    structure = jax.tree.structure(specs, is_leaf=is_spec)
+
+    def prepared() -> int:
+        manifest = Manifest.from_json(text, os.path.join(folder, MANIFEST))
+        needs.extend(_needs(manifest, specs))
+        if not os.path.isdir(folder):
+            raise CheckpointError(
+                f"{folder}, which worker 0 sees, is not there on {this_host()}: `path` must be in a file system that "
+                "all workers see."
+            )
+        return sum(need.nbytes for need in needs if need is not None)
+
+    purpose = f"the reading of {os.path.basename(folder)}"
+    rounds = together(world, purpose, prepared, lambda told: max(told.values()) // ROUND)
+    leaves: list[Array | None] = []
+    parts = _read(folder, needs, leaves)
+    for _ in range(rounds + 1):
+        together(world, purpose, lambda: next(parts, None))
+    return jax.tree.unflatten(structure, leaves)
+
+
+def steps(path: str | os.PathLike[str]) -> list[int]:
+    """The steps of which `path` holds complete checkpoints, in ascending order; none where there is no such folder.
+
+    All workers get the same list. Collective over all of them.
+
+    >>> steps("/no/such/folder")
+    []
+    """
+    world = world_of(())
+    path = checked_path(path)
+    assert world is not None
+    found: list[int] = together(world, "the steps of checkpoints", lambda: path, lambda told: _steps(path))
+    return found
+
+
+def latest_step(path: str | os.PathLike[str]) -> int | None:
+    """The last step of which `path` holds a complete checkpoint; None where there is none.
+
+    All workers get the same answer. Collective over all of them.
+
+    >>> latest_step("/no/such/folder") is None
+    True
+    """
+    return max(steps(path), default=None)
+
+
+def folders_in(path: str) -> list[Folder]:
+    """The complete checkpoints in a folder, in ascending order."""
+    try:
+        return complete_folders(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
+def _steps(path: str) -> list[int]:
+    return sorted({folder.step for folder in folders_in(path)})
+
+
+def _chosen(path: str, step: int | None) -> Folder:
+    found = folders_in(path)
+    if not found:
+        raise CheckpointError(f"{path} holds no complete checkpoint.")
+    of_step = [folder for folder in found if folder.step == step] if step is not None else found
+    if not of_step:
+        steps = _steps(path)
+        named = ", ".join(map(str, steps[-20:]))
+        raise InvalidArgumentError(
+            f"`step` (={step}) is none of those of which {path} holds checkpoints: "
+            f"{'... ' if len(steps) > 20 else ''}{named}."
+        )
+    return of_step[-1]
+
+
+class _Need(NamedTuple):
+    """A leaf that is to be restored: what messages call it, its spec, and what is on disk; None for nothing."""
+
+    name: str
+    spec: TensorSpec
+    leaf: Leaf
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this worker's block."""
+        box = stored_box(self.spec.box, self.leaf.form)
+        return 0 if box is None else volume(box) * dtype_named(self.leaf.form.dtype).itemsize
+
+
+def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
+    """What is to be read for each leaf of `specs`.
+
+    **Raises:** `PlanError` where that is not what was saved.
+    """
+    wanted = [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)]
+    saved = {leaf.path: leaf for leaf in manifest.leaves}
+    known = dict(wanted)
+    for path, spec in wanted:
+        if spec is None or path in saved:
+            continue
+        below = [other for other in saved if other.startswith(path)]
+        if below:
+            raise PlanError(
+                f"`specs{path}` is one spec, but {len(below)} leaves were saved below it, tree{below[0]} first: "
+                "restore needs a spec for each leaf."
+            )
+        raise PlanError(
+            f"`specs{path}` has no leaf in the checkpoint of step {manifest.step}. It holds {_some(saved, known)}."
+        )
+    left = [path for path in saved if path not in known and not _is_left_out(path, known)]
+    if left:
+        raise PlanError(
+            f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
+            "TensorSpec. None in its place leaves it out."
+        )
+    for path, spec in wanted:
+        if spec is not None:
+            _check_shape(path, spec, saved[path])
+    return [None if spec is None else _Need(f"specs{path}", spec, saved[path]) for path, spec in wanted]
+
+
+def _is_left_out(path: str, known: dict[str, Any]) -> bool:
+    return any(spec is None and path.startswith(above) for above, spec in known.items())
+
+
+def _some(paths: Any, known: Any) -> str:
+    """A few of the paths, those that are not known first."""
+    order = sorted(paths, key=lambda path: path in known)
+    text = ", ".join(f"tree{path}" for path in order[:5]) or "nothing"
+    return text + (f" and {len(order) - 5} more" if len(order) > 5 else "")
+
+
+def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
+    form = leaf.form
+    of_element = 0 if form.key is None else 1
+    shape = form.shape[: len(form.shape) - of_element]
+    if shape != spec.global_shape:
+        kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
+        raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
+
+
+def _read(folder: str, needs: Sequence[_Need | None], leaves: list[Array | None]) -> Generator[None]:
+    """Read every leaf, in parts of `ROUND` bytes."""
+    since = 0
+    with Files(folder) as files:
+        for need in needs:
+            if need is None:
+                leaves.append(None)
+                continue
+            form = need.leaf.form
+            box = stored_box(need.spec.box, form)
+            block = empty_block(form, box, len(need.spec.global_shape))
+            if box is not None:
+                found = 0
+                for piece in need.leaf.blocks:
+                    count = read_part(files, need.leaf.path, piece, box, block)
+                    found += count
+                    since += count * block.itemsize
+                    if since >= ROUND:
+                        since -= ROUND
+                        yield
+                if found != prod(block.shape):
+                    raise CheckpointError(
+                        f"{folder} is damaged: its blocks do not cover the leaf {need.leaf.path or 'tree'}."
+                    )
+            leaves.append(as_leaf(need.name, form, block))

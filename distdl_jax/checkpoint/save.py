@@ -1,0 +1,89 @@
+"""Save a checkpoint, and wait until it is on disk."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+from distdl_jax.backends.base import World
+from distdl_jax.checkpoint.together import checked_path, together
+from distdl_jax.checkpoint.writing import Writing, begin
+from distdl_jax.errors import DistDLError, InvalidArgumentError
+from distdl_jax.gathering import checked_spec, is_spec
+from distdl_jax.partition import check_partitions
+from distdl_jax.plans.decomposition import checked_integer
+
+
+def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> None:
+    """Save the blocks of every leaf, each worker its own, as a checkpoint that any number of workers can read.
+
+    `dj.checkpoint.restore(path, specs)` reads it, on any other partition too. Complete or not there at all: it gets
+    its name, `path/step-0000000100`, once all of it is on disk, and whatever happens before leaves the checkpoints
+    of other steps, and an earlier one of the same step, as they are.
+
+    **Arguments:**
+
+    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made where it is missing.
+      All workers must see it: the file system is a shared one, where they are on several hosts.
+    - `tree`: this worker's pytree of blocks: parameters, an optimiser's state, running statistics, random keys (also
+      typed ones), numbers. Arrays of float16 to float64, bfloat16, complex64 and complex128, integers and booleans;
+      zero-volume arrays where this worker holds nothing.
+    - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`: of a random key it is that of the
+      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves out what is there. Of copies the first
+      is written, and they must be equal.
+    - `step`: 0 or more. A step that was saved before is replaced, once the new one is complete.
+
+    Collective over all workers of the world.
+
+    **Raises,** on all workers: `PlanError` where a block does not have the shape that its spec says, or the workers'
+    trees differ; `CheckpointError` where any of them can't write (the disk is full, say).
+
+    >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> specs = {"w": dj.TensorSpec((3,), P), "step": dj.TensorSpec((), P, replicated=True)}
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     save(path, {"w": jnp.arange(3.0), "step": 7}, specs, step=7)
+    ...     dj.checkpoint.restore(path, specs)["w"].tolist()
+    [0.0, 1.0, 2.0]
+    """
+    world = world_of_specs(specs)
+    finish(world, begin(checked_path(path), checked_integer("step", step, 0), tree, specs, world))
+
+
+def finish(world: World, writing: Writing) -> None:
+    """Write this worker's part of a checkpoint, and complete it. Collective in the world."""
+    purpose = f"the writing of the checkpoint of step {writing.step}"
+    parts = writing.write()
+    try:
+        for _ in range(writing.rounds):
+            together(world, purpose, lambda: next(parts, None))
+        together(world, purpose, lambda: next(parts, None), lambda told: writing.complete())
+    except Exception as error:
+        parts.close()
+        if world.rank == 0:
+            writing.abandon()
+        raise not_saved(writing.step, error) from error
+
+
+def not_saved(step: int, error: Exception) -> Exception:
+    """What is raised where a checkpoint could not be written because of an error."""
+    text = f"The checkpoint of step {step} could not be saved; those before it are as they were. {error}"
+    return type(error)(text) if isinstance(error, DistDLError) else error
+
+
+def world_of_specs(specs: Any) -> World:
+    """The world of the partitions of a pytree of specs.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` where one is no spec, or there is none.
+    """
+    partitions: dict[str, Any] = {}
+    for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec):
+        if checked_spec(path, spec) is not None:
+            partitions[f"the partition of specs{jax.tree_util.keystr(path)}"] = spec.partition
+    if not partitions:
+        raise InvalidArgumentError(f"`specs` (={specs!r}) must hold a TensorSpec at least.")
+    check_partitions(**partitions)
+    world: World = next(iter(partitions.values())).world
+    return world

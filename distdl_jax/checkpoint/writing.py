@@ -1,0 +1,204 @@
+"""One checkpoint on its way to disk: planned by all workers together, written by each alone, completed by the first.
+
+Between the first and the last step workers say what they have done in small files (notes) in the folder itself, so that
+a checkpoint can be written and completed in threads, which can't agree on anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from threading import Event
+from typing import Any, NamedTuple
+
+from distdl_jax.backends.base import World
+from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
+from distdl_jax.checkpoint.disk import Disk, disk, write_all, write_file
+from distdl_jax.checkpoint.layout import (
+    CHUNK,
+    MANIFEST,
+    Block,
+    Folder,
+    Leaf,
+    Manifest,
+    block_of,
+    complete_folders,
+    unfinished_folders,
+    worker_file,
+    worker_note,
+)
+from distdl_jax.checkpoint.tensor_file import bytes_of, laid_out
+from distdl_jax.checkpoint.together import this_host
+from distdl_jax.errors import CheckpointError
+from distdl_jax.plans.decomposition import box_shape
+
+ROUND = 2**30
+"""Bytes that a worker writes between two agreements of `save`: a worker that waits for another one's disk hears of it
+before a clock could take it for a worker that never comes."""
+
+
+class Plan(NamedTuple):
+    """What all workers have agreed on: the leaves, by path and form, and the names of the folder, now and then."""
+
+    leaves: Leaves
+    folder: Folder
+    unfinished: str
+    rounds: int
+
+
+class Writing:
+    """A checkpoint that this worker takes part in writing; made by `begin`."""
+
+    def __init__(self, world: World, path: str, plan: Plan, own: Sequence[Own]) -> None:
+        self._world, self._path, self._plan, self._own = world, path, plan, list(own)
+        self.disk = disk.get()
+        self._folder = os.path.join(path, plan.unfinished)
+
+    @property
+    def step(self) -> int:
+        """Which step it is of."""
+        return self._plan.folder.step
+
+    @property
+    def rounds(self) -> int:
+        """In how many rounds of `ROUND` bytes the worker with most to write is done."""
+        return self._plan.rounds
+
+    def write(self) -> Generator[None]:
+        """Write this worker's file, and the note that it is on disk; in parts of `ROUND` bytes."""
+        note: dict[str, Any] = {"file": None, "bytes": 0, "blocks": []}
+        if self._own:
+            note = yield from self._write_file()
+        self._own = []
+        name = os.path.join(self._folder, worker_note(self._world.rank))
+        write_file(self.disk, name + ".part", json.dumps(note).encode())
+        self.disk.rename(name + ".part", name)  # who looks for it finds all of it
+
+    def _write_file(self) -> Generator[None, None, dict[str, Any]]:
+        name = worker_file(self._world.rank)
+        paths = {own.leaf: self._plan.leaves[own.leaf][0] for own in self._own}
+        head, tensors, size = laid_out({paths[own.leaf]: (own.form.dtype, box_shape(own.box)) for own in self._own})
+        blocks = []
+        try:
+            file = self.disk.create(os.path.join(self._folder, name))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{self._folder}, which worker 0 has just made, is not there on {this_host()}: `path` must be in a "
+                "file system that all workers see."
+            ) from None
+        try:
+            write_all(self.disk, file, memoryview(head), 0)
+            unsynced = 0
+            for own in self._own:
+                data = bytes_of(own.block())
+                offset, sums = tensors[paths[own.leaf]].offset, []
+                for start in range(0, len(data), CHUNK):
+                    chunk = data[start : start + CHUNK]
+                    sums.append(zlib.crc32(chunk))
+                    write_all(self.disk, file, chunk, offset + start)
+                    unsynced += len(chunk)
+                    if unsynced >= ROUND:
+                        self.disk.sync(file)
+                        unsynced -= ROUND
+                        yield
+                blocks.append({"leaf": own.leaf, **asdict(Block(own.box, name, offset, tuple(sums)))})
+                del data
+            self.disk.sync(file)
+        finally:
+            self.disk.close(file)
+        return {"file": name, "bytes": size, "blocks": blocks}
+
+    def _missing_notes(self) -> list[int]:
+        names = set(os.listdir(self._folder))
+        return [worker for worker in range(self._world.size) if worker_note(worker) not in names]
+
+    def complete(self) -> None:
+        """Make a complete checkpoint of what all workers have written; the first worker does that."""
+        leaves = [Leaf(path, form, ()) for path, form in self._plan.leaves]
+        files: dict[str, int] = {}
+        blocks: list[list[Block]] = [[] for _ in leaves]
+        for worker in range(self._world.size):
+            with open(os.path.join(self._folder, worker_note(worker)), "rb") as note:
+                said = json.load(note)
+            if said["file"] is None:
+                continue
+            files[said["file"]] = said["bytes"]
+            for each in said["blocks"]:
+                blocks[each["leaf"]].append(block_of(each))
+            if (found := os.stat(os.path.join(self._folder, said["file"])).st_size) != said["bytes"]:
+                raise CheckpointError(f"{said['file']} should have {said['bytes']} bytes, and has {found}.")
+        manifest = Manifest(
+            self.step,
+            files,
+            tuple(Leaf(leaf.path, leaf.form, tuple(its)) for leaf, its in zip(leaves, blocks, strict=True)),
+        )
+        for worker in range(self._world.size):
+            self.disk.remove(os.path.join(self._folder, worker_note(worker)))
+        write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest.to_json().encode())
+        self.disk.sync_folder(self._folder)
+        self.disk.rename(self._folder, os.path.join(self._path, self._plan.folder.name))
+        self.disk.sync_folder(self._path)
+        with suppress(OSError):  # what can't be removed does no harm
+            for before in complete_folders(os.listdir(self._path)):
+                if before.step == self.step and before.again < self._plan.folder.again:
+                    remove_folder(self.disk, self._path, before.name)
+
+    def wait_for_all(self, cancelled: Event) -> bool:
+        """Wait until all workers' files are on disk; False where that is no longer waited for."""
+        pause = 0.002
+        while self._missing_notes():
+            if cancelled.wait(pause):
+                return False
+            pause = min(2 * pause, 0.1)
+        return True
+
+    def abandon(self) -> None:
+        """Remove what there is of it, where that can be done."""
+        with suppress(OSError):
+            self.disk.remove_folder(self._folder)
+
+
+def begin(
+    path: str, step: int, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
+) -> Writing:
+    """The beginning of a checkpoint: what it is to hold, and its folder. Collective in the world.
+
+    `copied`: this worker's blocks are copied to the host, so that what happens to its arrays from then on does not
+    matter. `tidy`: what killed jobs have left in `path` is removed.
+    """
+
+    def decide(leaves: Leaves, sizes: Sequence[int]) -> Plan:
+        folder, unfinished = _new_folder(path, step, tidy)
+        return Plan(leaves, folder, unfinished, max(sizes) // ROUND)
+
+    plan, own = agree_on_contents(
+        world, "the beginning of a checkpoint", tree, specs, {"path": path, "step": step}, decide, copied=copied
+    )
+    return Writing(world, path, plan, own)
+
+
+def _new_folder(path: str, step: int, tidy: bool) -> tuple[Folder, str]:
+    its = disk.get()
+    its.make_folders(path)
+    names = os.listdir(path)
+    for name, of_step in unfinished_folders(names).items():
+        if tidy or of_step == step:
+            its.remove_folder(os.path.join(path, name))
+    before = [folder.again for folder in complete_folders(names) if folder.step == step]
+    folder = Folder(step, max(before) + 1 if before else 0)
+    unfinished = folder.unfinished(secrets.token_hex(4))
+    its.make_folder(os.path.join(path, unfinished))
+    return folder, unfinished
+
+
+def remove_folder(its: Disk, path: str, name: str) -> None:
+    """Remove a complete checkpoint: by its name first, so that it never looks complete when it isn't."""
+    (folder,) = complete_folders([name])
+    gone = os.path.join(path, folder.unfinished(secrets.token_hex(4)))
+    its.rename(os.path.join(path, name), gone)
+    its.remove_folder(gone)

@@ -1,0 +1,231 @@
+"""The loader: batches of which every worker reads its own blocks, ahead of time, in one order."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from distdl_jax.arguments import check_key
+from distdl_jax.data.order import Order, Place
+from distdl_jax.data.reading import ArrayReader, BatchReader, Reader, SampleReader
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.tensors import TensorSpec, check_specs
+
+
+def batches(
+    source: Any,
+    spec: Any,
+    batch_size: int | None = None,
+    key: Any = None,
+    *,
+    halo: Any = None,
+    epochs: int | None = 1,
+    drop_last: bool = False,
+    prefetch: int = 2,
+    state: Mapping[str, Any] | None = None,
+) -> Batches:
+    """An iterator over batches of samples: this worker's blocks of them, as JAX arrays.
+
+    **Arguments:**
+
+    - `source`: the samples. One of
+
+      - an array with a sample in each row: what `dj.data.read` reads from, and of that only this worker's boxes are
+        read;
+      - a data set with `len(source)` and `source[i]`, a sample: torch's Dataset, grain's MapDataset. Every worker loads
+        whole samples, and keeps its boxes;
+      - an iterable over whole batches: torch's DataLoader, grain's IterDataset. It decides on size and order, which
+        must be the same on all workers; each keeps its boxes.
+
+      Arrays may come in a pytree, and samples and batches may be pytrees: images and labels, say.
+    - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, which all of its blocks' workers
+      get all samples of a batch of; or of one batch, of `batch_size` samples, so that the batch may be split, too.
+    - `batch_size`: samples in a batch. Not for an iterable.
+    - `key`: a random key, the same on all workers; each epoch has an order of its own, which does not depend on the
+      number of workers. Default: as the samples come.
+    - `halo`: a pytree like `spec` with `(left, right)` for each dimension of what a spec is of, by which a block is to
+      be larger than its box; clipped at the tensor's boundary. None for none.
+    - `epochs`: how often to go through the samples; None for ever. An iterable is gone through anew for each.
+    - `drop_last`: leave out a last batch of an epoch that is smaller.
+    - `prefetch`: how many batches a thread reads ahead; 0 for none.
+    - `state`: where to go on: the `state` that another such iterator had.
+
+    **Returns:** `Batches`. Not collective; a worker that a spec has no part for gets zero-volume arrays.
+
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` where the arguments don't fit.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> [batch.tolist() for batch in batches(np.arange(10).reshape(5, 2), dj.TensorSpec((2,), P), 2)]
+    [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
+    """
+    check_specs("spec", spec)
+    words = None
+    if key is not None:
+        check_key("key", key)
+        is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+        words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
+    reader = _reader(source, spec, batch_size, halo)
+    order = None
+    if reader.samples is not None:
+        order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, bool(drop_last))
+        if not order.batches:
+            raise InvalidArgumentError(
+                f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."
+            )
+    elif batch_size is not None or key is not None:
+        raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
+    epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
+    return Batches(reader, order, _place(state), epochs, checked_integer("prefetch", prefetch, 0))
+
+
+class Batches:
+    """An iterator over batches, made by `dj.data.batches`.
+
+    - `state`: which batch is next, two small integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3}`.
+
+    It may be closed before its end, as `with` does; that ends its thread.
+    """
+
+    def __init__(self, reader: Reader, order: Order | None, place: Place, epochs: int | None, prefetch: int) -> None:
+        self._place = place
+        self._read = _read(reader, order, place, epochs)
+        self._ahead = _Ahead(self._read, prefetch) if prefetch else None
+
+    @property
+    def state(self) -> dict[str, int]:
+        """Where it is: the next batch, whatever has been read ahead."""
+        return self._place._asdict()
+
+    @staticmethod
+    def state_spec(P: Partition) -> dict[str, TensorSpec]:
+        """The specs of `state`, for checkpoints of the workers of `P`."""
+        return {name: TensorSpec((), P, replicated=True) for name in Place._fields}
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        batch, self._place = next(self._read) if self._ahead is None else self._ahead.next()
+        return jax.tree.map(jax.device_put, batch)
+
+    def close(self) -> None:
+        """End it, and its thread."""
+        if self._ahead is not None:
+            self._ahead.close()
+        else:
+            self._read.close()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_ahead", None) is not None:
+            self.close()
+
+
+def _read(reader: Reader, order: Order | None, place: Place, epochs: int | None) -> Any:
+    """The batches, each with the place after it."""
+    if order is not None:
+        while epochs is None or place.epoch < epochs:
+            rows = order.epoch(place.epoch)
+            for number in range(place.batch, order.batches):
+                batch = reader.batch(rows[number * order.size : (number + 1) * order.size])
+                yield batch, order.after(Place(place.epoch, number))
+            place = Place(place.epoch + 1, 0)
+        return
+    while epochs is None or place.epoch < epochs:
+        number = -1
+        for number, batch in enumerate(reader.all_batches()):
+            if number >= place.batch:
+                yield batch, Place(place.epoch, number + 1)
+        if number < 0:
+            return  # an iterator that was gone through
+        place = Place(place.epoch + 1, 0)
+
+
+class _Ahead:
+    """A thread that reads ahead. What goes wrong in it is raised where its batch is asked for."""
+
+    def __init__(self, read: Iterator[Any], count: int) -> None:
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(count)
+        self._closed = threading.Event()
+        self._end: tuple[str, Any] | None = None
+        work = (read, self._queue, self._closed)
+        threading.Thread(target=_fill_queue, args=work, name="batches read ahead", daemon=True).start()
+
+    def next(self) -> Any:
+        """The next one."""
+        if self._closed.is_set():
+            raise StopIteration
+        kind, value = self._end or self._queue.get()
+        if kind == "batch":
+            return value
+        self._end = kind, value
+        if kind == "error":
+            raise value
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+
+
+def _fill_queue(read: Iterator[Any], its: queue.Queue[tuple[str, Any]], closed: threading.Event) -> None:
+    def put(what: tuple[str, Any]) -> None:
+        while not closed.is_set():
+            try:
+                its.put(what, timeout=0.1)
+                return
+            except queue.Full:
+                pass
+
+    try:
+        for batch in read:
+            put(("batch", batch))
+            if closed.is_set():
+                return
+    except BaseException as error:
+        put(("error", error))
+    else:
+        put(("end", None))
+
+
+def _place(state: Mapping[str, Any] | None) -> Place:
+    if state is None:
+        return Place(0, 0)
+    try:
+        return Place(*(checked_integer(f"state[{name!r}]", int(state[name]), 0) for name in Place._fields))
+    except (KeyError, TypeError, ValueError):
+        raise InvalidTypeError(f"`state` (={state!r}) must be the `state` of another such iterator.") from None
+
+
+def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> Reader:
+    structure: Any = jax.tree.structure(spec)
+    specs = jax.tree.leaves(spec)
+    try:
+        halos = [None] * len(specs) if halo is None else structure.flatten_up_to(halo)
+    except ValueError as error:
+        raise InvalidArgumentError(f"`halo` must have the structure of `spec`: {error}") from None
+    try:
+        arrays = structure.flatten_up_to(source)
+    except ValueError:
+        arrays = []
+    if arrays and all(isinstance(array, str | os.PathLike) or hasattr(array, "shape") for array in arrays):
+        return ArrayReader(structure, specs, halos, batch_size, arrays)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return SampleReader(structure, specs, halos, batch_size, source)
+    if isinstance(source, Iterable):
+        return BatchReader(structure, specs, halos, batch_size, source)
+    raise InvalidTypeError(f"`source` (={source!r}) must be arrays like `spec`, a data set, or an iterable.")

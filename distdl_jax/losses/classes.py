@@ -1,0 +1,239 @@
+"""Cross entropy and accuracy over classes that may be split: the logits are never gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.losses.loss import DistributedLoss, Pair
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import box_shape, index_of
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.all_reduce import plan_all_reduce
+from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
+from distdl_jax.primitives.argmax import argmax_of
+from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.tie import tie
+
+
+@dataclass(frozen=True)
+class OverClasses(DistributedLoss):
+    """What the losses over classes share: where labels are, and how they get to all workers along the classes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.P_x.dim < 2:
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(self.P_x.shape)}) must have 2 dimensions or more: samples, classes, and features."
+            )
+
+    @cached_property
+    def _first(self) -> Partition:
+        """The workers that have the first of the classes."""
+        P = self.P_x
+        ranks = [rank for rank in range(P.size) if index_of(rank, P.shape)[1] == 0]
+        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition((P.shape[0], 1, *P.shape[2:]))
+
+    def _lines(self, pair: Pair, dtype: Any) -> ShapeDtypes:
+        """What the workers of P_x hold of one number for each sample (and feature)."""
+        shapes = {worker: box_shape(pair.grid.box(pair.grid.cell_of[worker])) for worker in self.P_x.ranks}
+        return {worker: ShapeDtype((n, *rest), np.dtype(dtype)) for worker, (n, _, *rest) in shapes.items()}
+
+    def _labels(self, pair: Pair, target: Array) -> Array:
+        """This worker's labels, one for each sample (and feature) of its block."""
+        lines = self._lines(pair, target.dtype)
+        wrong = [worker for worker in self.P_x.ranks if pair.target[worker].shape != lines[worker].shape]
+        if not wrong:
+            return target
+        elsewhere = [worker for worker in self.P_x.ranks if worker not in self._first.ranks]
+        if wrong[0] in self._first.ranks or any(pair.target[worker].size for worker in elsewhere):
+            raise PlanError(
+                f"On worker {wrong[0]}: `target` has shape {shape_text(pair.target[wrong[0]].shape)}, but integer "
+                f"labels must be {shape_text(lines[wrong[0]].shape)}, one for each sample of its block; where classes "
+                "are split, a copy on all workers along them, or on the first alone, and zero-volume on the others."
+            )
+        return plan_broadcast(pair.target, self._first, self.P_x).run(self.P_x.world, target)
+
+    def _over_all(self, pair: Pair, number: Array) -> Array:
+        """The sum over all workers of a scalar of theirs that has no derivative."""
+        held = dict.fromkeys(self.P_x.ranks, ShapeDtype((), np.dtype(number.dtype)))
+        plan = plan_all_sum_reduce(held, self.P_x, axes_keep=())
+        return plan.run(self.P_x.world, lax.stop_gradient(number))
+
+
+@dataclass(frozen=True, init=False)
+class DistributedCrossEntropyLoss(OverClasses):
+    """The cross entropy of logits whose classes, samples and features may all be split: PyTorch's CrossEntropyLoss.
+
+    With logits x of n_b x n_c x n_{D-1} x ... x n_0 on P_x, P_n x P_c x ..., and labels t of n_b x n_{D-1} x ... x n_0,
+
+        loss = -log softmax(x)[t] = log(sum over classes of exp(x)) - x[t]
+
+    The logits are never gathered: of each sample the maximum and the sum of exponentials are reduced over the workers
+    along the classes, and one number backward.
+
+    **Arguments:**
+
+    - `P_x`: the partition of the logits. Blocks may be uneven and empty along any dimension.
+    - `reduction`: "mean" (over the samples' weights), "sum", or "none".
+    - `weight`: one for each class.
+    - `ignore_index`: a label whose samples do not count; None for none, which spares the sum over workers of how many
+      there are (unless there are weights).
+    - `label_smoothing`: the part of each label that is spread evenly over all classes, 0 to 1.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> round(float(DistributedCrossEntropyLoss(P)(jnp.zeros((5, 4)), jnp.arange(5) % 4)), 4)
+    1.3863
+
+    Source: Narayanan et al. (2021), arXiv:2104.04473 (classes split); PyTorch's CrossEntropyLoss.
+    """
+
+    weight: tuple[float, ...] | None = None
+    ignore_index: int | None = -100
+    label_smoothing: float = 0.0
+
+    def __init__(
+        self,
+        P_x: Partition,
+        reduction: Any = "mean",
+        weight: Sequence[float] | None = None,
+        ignore_index: int | None = -100,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        weights = None if weight is None else tuple(map(float, weight))
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(P_x=P_x, reduction=reduction, weight=weights, ignore_index=ignore_index)
+        vars(self).update(label_smoothing=label_smoothing)
+        self.__post_init__()
+        if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing <= 1:
+            raise InvalidArgumentError(f"`label_smoothing` (={label_smoothing!r}) must be a number from 0 to 1.")
+        if ignore_index is not None and not isinstance(ignore_index, int | np.integer):
+            raise InvalidArgumentError(f"`ignore_index` (={ignore_index!r}) must be an integer, or None.")
+
+    def __call__(self, prediction: Array, target: Array) -> Array:
+        """This worker's part of the loss.
+
+        **Arguments:**
+
+        - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
+        - `target`: integer labels, 0 to n_c - 1: those of the samples and features of the block, a copy on all workers
+          along the classes, or on the first of them alone (the others pass a zero-volume array of integers). Or
+          probabilities, floating, one for each logit of the block.
+
+        **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 where there is
+        nothing. With "none" the losses, on the workers that have the first classes; elsewhere a zero-volume array.
+
+        **Raises:** `PlanError`, on every worker of P_x, where blocks or weights don't fit.
+        """
+        return super().__call__(prediction, target)
+
+    def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
+        classes = pair.grid.extent[1]
+        if self.weight is not None and len(self.weight) != classes:
+            raise PlanError(f"`weight` has {len(self.weight)} entries, but `prediction` has {classes} classes.")
+        x = prediction.astype(pair.wide)
+        log_sum = self._log_sum(pair, x)
+        surprise = jnp.expand_dims(log_sum, 1) - x  # -log p of each class of the block
+        divisor: Array | int
+        if jnp.issubdtype(target.dtype, jnp.inexact):
+            terms, divisor = self._of_probabilities(pair, surprise, target.astype(pair.wide))
+        else:
+            terms, divisor = self._of_labels(pair, surprise, self._labels(pair, target))
+        terms = tie(terms, log_sum)
+        if self.reduction == "none":
+            terms = terms.astype(prediction.dtype)
+            to_first = plan_sum_reduce(self._lines(pair, terms.dtype), self.P_x, self._first)
+            return to_first.run(self.P_x.world, terms)
+        return jnp.sum(terms) / divisor if self.reduction == "mean" else jnp.sum(terms)
+
+    def _log_sum(self, pair: Pair, x: Array) -> Array:
+        """The logarithm of the sum of exponentials over all classes, on all workers along them."""
+        held, world = self._lines(pair, x.dtype), self.P_x.world
+        top = lax.stop_gradient(jnp.max(x, axis=1, initial=-jnp.inf))
+        top = plan_all_reduce(held, self.P_x, "max", 1).run(world, top)
+        top = jnp.where(jnp.isfinite(top), top, 0)
+        total = jnp.sum(jnp.exp(x - jnp.expand_dims(top, 1)), axis=1)
+        return jnp.log(plan_all_sum_reduce(held, self.P_x, 1).run(world, total)) + top
+
+    def _of_labels(self, pair: Pair, surprise: Array, labels: Array) -> tuple[Array, Array | int]:
+        """This worker's share of each sample's loss, and what their mean divides by."""
+        box, smoothing, classes = pair.grid.box(self._rank), self.label_smoothing, pair.grid.extent[1]
+        along = (-1, *(1,) * (len(box) - 2))
+        of_class = np.arange(*box[1], dtype=np.int64).astype(labels.dtype).reshape(along)
+        counts = jnp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
+        weights = counts.astype(surprise.dtype)
+        if self.weight is not None:
+            known = jnp.asarray(self.weight, surprise.dtype)
+            weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size else weights)
+        hit = jnp.expand_dims(labels, 1) == of_class
+        terms = (1 - smoothing) * weights * jnp.sum(jnp.where(hit, surprise, 0), axis=1)
+        if smoothing:
+            spread = jnp.sum(surprise * self._class_weights(box[1], surprise.dtype, along), axis=1)
+            terms = terms + smoothing / classes * jnp.where(counts, spread, 0)
+        if self.weight is None and self.ignore_index is None:
+            return terms, max(prod(pair.grid.extent) // max(classes, 1), 1)
+        if self.reduction != "mean":
+            return terms, 1
+        total = self._over_all(pair, jnp.sum(weights) * (self._rank_along_classes == 0))
+        return terms, jnp.where(total == 0, 1, total)
+
+    def _of_probabilities(self, pair: Pair, surprise: Array, target: Array) -> tuple[Array, int]:
+        pair.check_target_is_like_prediction()
+        box, classes = pair.grid.box(self._rank), max(pair.grid.extent[1], 1)
+        smooth = (1 - self.label_smoothing) * target + self.label_smoothing / classes
+        weights = self._class_weights(box[1], surprise.dtype, (-1, *(1,) * (len(box) - 2)))
+        return jnp.sum(smooth * weights * surprise, axis=1), max(prod(pair.grid.extent) // classes, 1)
+
+    def _class_weights(self, classes: tuple[int, int], dtype: Any, shape: tuple[int, ...]) -> Any:
+        if self.weight is None:
+            return np.ones((), dtype)
+        return np.asarray(self.weight, dtype)[slice(*classes)].reshape(shape)
+
+    @property
+    def _rank(self) -> int:
+        assert self.P_x.rank is not None
+        return self.P_x.rank
+
+    @property
+    def _rank_along_classes(self) -> int:
+        return index_of(self._rank, self.P_x.shape)[1]
+
+
+@dataclass(frozen=True)
+class DistributedAccuracy(OverClasses):
+    """The share of samples whose largest logit is that of their label, over classes that may be split.
+
+    `accuracy(prediction, target)` gives this worker's part, as losses do: the sum over all workers is the accuracy, or
+    with `reduction="sum"` the number of samples. Arguments are those of `DistributedCrossEntropyLoss`, with integer
+    labels. It has no derivative.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> float(DistributedAccuracy(P)(jnp.eye(4), jnp.array([0, 1, 2, 0])))
+    0.75
+    """
+
+    @property
+    def _reductions(self) -> tuple[str, ...]:
+        return ("mean", "sum")
+
+    def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
+        labels = self._labels(pair, target)
+        right = argmax_of(prediction, self.P_x, pair.grid, 1) == labels
+        assert self.P_x.rank is not None
+        mine = index_of(self.P_x.rank, self.P_x.shape)[1] == 0
+        number = jnp.sum(right, dtype=pair.wide) * mine
+        samples = prod(pair.grid.extent) // max(pair.grid.extent[1], 1)
+        return number / max(samples, 1) if self.reduction == "mean" else number

@@ -1,0 +1,224 @@
+"""Transposed convolutions: the adjoints of the convolutions' windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.nn.conv import DistributedConv
+from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
+from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs
+from distdl_jax.nn.product import ProductPlan, products
+from distdl_jax.nn.window_arguments import Padding, Sizes
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
+from distdl_jax.plans.halos import Halos
+from distdl_jax.primitives.halo_exchange import plan_ranges
+from distdl_jax.primitives.held import owned_grid
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.tensors import TensorSpec
+
+Ranges = tuple[tuple[Range, ...], ...]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class DistributedConvTranspose(DistributedConv):
+    r"""The adjoint of a convolution with respect to its input, as a layer: it enlarges x where the stride is above 1.
+
+    y[o] = sum over inputs i and taps t with i * stride - low + dilation * t = o of W[t]^T x[i], plus b. Of n inputs a
+    feature dimension makes (n - 1) * stride - low - high + dilation * (kernel - 1) + output_padding + 1 outputs.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_ci x n_{D-1} x ... x n_0 | P_x: P_n x P_ci x P_{D-1} x ... x P_0 |
+    | y | n_b x n_co x m_{D-1} x ... x m_0 | P_y: P_n x P_co x P_{D-1} x ... x P_0 |
+    | W (`params["weight"]`) | n_ci x n_co/groups x kernel, as in PyTorch | P_ci x P_co, of P_W's first slice |
+    | b (`params["bias"]`) | n_co | P_co, its first column |
+
+    P_x, P_y and P_W, and what may be split, are as in the convolutions: each worker fetches the inputs that its
+    balanced block of outputs reads, multiplies, and products are summed where input channels are split.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`, `in_channels`, `out_channels`, `kernel_size`, `stride`, `dilation`, `groups`, `bias`: as in
+      the convolutions.
+    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
+      out at the ends.
+    - `output_padding`: how many outputs are added at the high ends, less than stride or dilation.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x or
+    a parameter doesn't.
+
+    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+    """
+
+    output_padding: tuple[int, ...]
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition | None = None,
+        P_W: Partition | None = None,
+        *,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Padding = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        if isinstance(padding, str):
+            raise InvalidArgumentError(f"`padding` (={padding!r}) must be numbers in a transposed convolution.")
+        super().__init__(
+            P_x,
+            P_y,
+            P_W,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+        )
+        given = output_padding if isinstance(output_padding, Sequence | np.ndarray) else (output_padding,) * self.dims
+        limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
+        if len(given) != self.dims or not all(
+            isinstance(extra, int | np.integer) and 0 <= extra < limit
+            for extra, limit in zip(given, limits, strict=False)
+        ):
+            raise InvalidArgumentError(
+                f"`output_padding` (={output_padding!r}) must be an integer of 0 or more, below stride or dilation "
+                f"({', '.join(map(str, limits))}), or one for each of {self.dims} feature dimensions."
+            )
+        vars(self).update(output_padding=tuple(map(int, given)))
+
+    def init(
+        self,
+        key: Array,
+        dtype: DTypeLike = np.float32,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ) -> Params:
+        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
+
+        As in the convolutions; the weight is n_ci x n_co/groups x kernel. Default: uniform in ±1/sqrt(fan) with
+        fan = n_co/groups * prod(kernel), as in PyTorch.
+        """
+        default = UniformFanIn(self.out_channels // self.groups * math.prod(self.kernel_size))
+        initializers = {"weight": weight_init or default, "bias": bias_init or default}
+        return initialize_params(self.param_specs(), key, dtype, initializers)
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """The global shape and the partition of each parameter: a pytree like the parameters."""
+        shape = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        specs = {"weight": TensorSpec(shape, self._weight_partition)}
+        if self.bias:
+            specs["bias"] = TensorSpec((self.out_channels,), self._partitions.parameters.bias)
+        return specs
+
+    @property
+    def _weight_partition(self) -> Partition:
+        """The workers that hold the weight, P_ci x P_co; with groups those along the output channels have all of it."""
+        stored = self._partitions.parameters.weight
+        p_co, p_ci, *features = stored.shape
+        if self.groups > 1:  # whole groups on each: P_ci is 1
+            return stored
+        ranks = np.arange(stored.size).reshape(p_co, p_ci).T.ravel().tolist()
+        return stored.create_partition_inclusive(ranks).create_cartesian_topology_partition([p_ci, p_co, *features])
+
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+
+        Arguments and errors as in the convolutions.
+        """
+        parts, specs = self._partitions, self.param_specs()
+        x = taking_part(x, parts.team)
+        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        check_params(params, specs)
+        owned = owned_grid("x", self.P_x, x)
+        self._check_channels(owned)
+        outputs, inputs = self._ranges(owned)
+        fetch = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
+        fetched = fetch.after(x)
+        to_work = plan_broadcast(fetched, parts.x, parts.work)
+        of_params = parts.parameters.plan(params, self.bias)
+        local = self._transposed(outputs, inputs)
+        parts_of_y = products(to_work.after(fetched), of_params, local)
+        return ProductPlan(
+            fetch, to_work, of_params, local, parts_of_y, plan_sum_reduce(parts_of_y, parts.work, parts.y)
+        )
+
+    def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
+        """Per feature dimension and worker along it: the outputs that it computes, and the inputs that they read."""
+        outputs, inputs = [], []
+        along = zip(self.kernel_size, self.stride, self.dilation, self.padding, self.output_padding, strict=True)
+        for d, (k, s, dilation, (low, high), extra) in enumerate(along):
+            n, reach = owned.extent[d + 2], dilation * (k - 1)
+            total = (n - 1) * s - low - high + reach + extra + 1
+            if n == 0 or total < 1:
+                raise PlanError(
+                    f"In feature dimension {d}: `x` has length {n}, of which stride {s}, `padding` (={(low, high)}) "
+                    f"and a kernel of {k} make no output."
+                )
+            own = balanced_ranges(total, self.P_x.shape[d + 2])
+            outputs.append(own)
+            read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
+            clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
+            inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
+        return tuple(outputs), tuple(inputs)
+
+    def _transposed(self, outputs: Ranges, inputs: Ranges) -> dict[int, LocalTransposedConvolution]:
+        """The product of each worker that multiplies."""
+        work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
+        local = {}
+        for rank, worker in enumerate(work.ranks):
+            _, i, j, *index = index_of(rank, work.shape)
+            channels, groups = self._own_groups(i, j)
+            if self.groups > 1:
+                c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
+            else:
+                c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
+            local[worker] = LocalTransposedConvolution(
+                (c_in, c_out, *self.kernel_size),
+                channels,
+                groups,
+                self.stride,
+                self.dilation,
+                tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
+                tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
+                tuple(low for low, _ in self.padding),
+                adds_bias=j == 0,
+            )
+        return local
+
+
+class DistributedConvTranspose1d(DistributedConvTranspose):
+    """`DistributedConvTranspose` of N x C x n_0 tensors."""
+
+    dims = 1
+
+
+class DistributedConvTranspose2d(DistributedConvTranspose):
+    """`DistributedConvTranspose` of N x C x n_1 x n_0 tensors."""
+
+    dims = 2
+
+
+class DistributedConvTranspose3d(DistributedConvTranspose):
+    """`DistributedConvTranspose` of N x C x n_2 x n_1 x n_0 tensors."""
+
+    dims = 3

@@ -1,0 +1,1 @@
+"""Normalisations: of a split tensor, along dimensions that may be split too."""

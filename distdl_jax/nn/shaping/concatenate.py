@@ -1,0 +1,138 @@
+"""Concatenation along a dimension that may be split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.nn.layer import purpose_of
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.primitives.handshake import handshake, shape_dtype_of
+from distdl_jax.primitives.held import owned_grid
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.tie import tie
+from distdl_jax.static import Static
+
+
+@dataclass(frozen=True)
+class ConcatenationPlan(Plan):
+    """From each tensor, what is in each worker's block of the output; `pieces` may be empty."""
+
+    pieces: tuple[RangesPlan, ...]
+    axis: int
+    shapes: ShapeDtypes = field(hash=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.shapes))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.shapes[worker]
+
+    def run(self, world: World, xs: Sequence[Array]) -> Array:
+        """This worker's block of the output."""
+        output = self.output(world.rank)
+        own = [plan.run(world, x) for plan, x in zip(self.pieces, xs, strict=True)]
+        if output.size == 0:
+            return tie(jnp.zeros(output.shape, output.dtype), *own)
+        whole = [piece.astype(output.dtype) for piece in own if piece.size]
+        y = whole[0] if len(whole) == 1 else jnp.concatenate(whole, axis=self.axis)
+        return tie(y, *(piece for piece in own if not piece.size))
+
+
+@dataclass(frozen=True)
+class Concatenate(Static):
+    """Puts tensors side by side along a dimension that may be split, as the skips of a U-Net: `cat(a, b)`.
+
+    The output is in balanced blocks on P_x. Along a dimension that is not split nothing moves; else, from each tensor,
+    what other workers are to have of it.
+
+    **Arguments:**
+
+    - `P_x`: the partition of all tensors and of the output. Blocks may be of any length, the same in all tensors along
+      the other dimensions.
+    - `axis`: the dimension.
+
+    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> Concatenate(P)(jnp.ones((2, 3)), jnp.ones((2, 4))).shape
+    (2, 7)
+    """
+
+    P_x: Partition
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+        checked_axes("axis", self.axis, self.P_x.shape)
+
+    def __call__(self, *xs: Array) -> Array:
+        """This worker's block of the output, from its blocks of the tensors; outside P_x, the first of them.
+
+        **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit each other.
+        """
+        if not xs:
+            raise InvalidArgumentError("`xs` (=()) must hold one tensor or more.")
+        if self.P_x.rank is None:
+            return xs[0]
+        with jax.named_scope("Concatenate"):
+            team = tuple(sorted(self.P_x.ranks))
+            told = handshake(
+                self.P_x.world,
+                team,
+                purpose_of(self),
+                lambda: [shape_dtype_of(f"xs[{k}]", x) for k, x in enumerate(xs)],
+            )
+            if any(len(its) != len(xs) for its in told.values()):
+                raise PlanError(
+                    f"All workers must give as many tensors, but they give {[len(told[worker]) for worker in team]}."
+                )
+            held = [{worker: its[k] for worker, its in told.items()} for k in range(len(xs))]
+            return self.plan(held).run(self.P_x.world, xs)
+
+    def plan(self, xs: Sequence[ShapeDtypes]) -> ConcatenationPlan:
+        """What the layer makes of what all workers hold of each tensor: the same on every worker, without a message.
+
+        **Raises:** `PlanError` where blocks don't fit each other.
+        """
+        held = [taking_part(x, self.P_x.ranks) for x in xs]
+        grids = [owned_grid(f"xs[{k}]", self.P_x, x) for k, x in enumerate(held)]
+        (axis,) = checked_axes("axis", self.axis, self.P_x.shape)
+        first = grids[0].ranges
+        for k, grid in enumerate(grids):
+            if any(ranges != first[d] for d, ranges in enumerate(grid.ranges) if d != axis):
+                raise PlanError(
+                    f"`xs[{k}]` (of shape {grid.extent}) must have the blocks of `xs[0]` (of shape {grids[0].extent}) "
+                    f"in every dimension but {axis}."
+                )
+        own = balanced_ranges(sum(grid.extent[axis] for grid in grids), self.P_x.shape[axis])
+        pieces, start = [], 0
+        for grid, x in zip(grids, held, strict=True):
+            n = grid.extent[axis]
+            inside = [intersect_ranges(block, (start, start + n)) for block in own]
+            needed = tuple((a - start, b - start) if a < b else (0, 0) for a, b in inside)
+            halos = Halos(grid, (*grid.ranges[:axis], needed, *grid.ranges[axis + 1 :]))
+            pieces.append(plan_ranges("concatenate", x, self.P_x, halos))
+            start += n
+        dtype = jnp.result_type(*(plan.dtype for plan in pieces))
+        shapes = {}
+        for worker in self.P_x.ranks:
+            cell = grids[0].cell_of[worker]
+            lengths = [b - a for a, b in grids[0].box(cell)]
+            a, b = own[grids[0].index(cell)[axis]]
+            shapes[worker] = ShapeDtype((*lengths[:axis], b - a, *lengths[axis + 1 :]), dtype)
+        return ConcatenationPlan(tuple(pieces), axis, shapes)

@@ -1,0 +1,139 @@
+"""Pooling over all features at once."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import PlanError
+from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.nn.shaping.resample import check_features
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_reduce import plan_all_reduce
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.team_operations import accumulation_dtype
+from distdl_jax.primitives.tie import tie
+
+
+@dataclass(frozen=True)
+class GlobalPoolPlan(Plan):
+    """A reduction over the features of all workers; the output, one long there, is a block on the first of them.
+
+    - `grid`: the blocks of x; `dtype`: of the output.
+    - `reduction`: of what each worker's features reduce to.
+    """
+
+    grid: ProductGrid
+    dtype: np.dtype
+    reduction: Any
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.grid.ranks))
+
+    def output(self, worker: int) -> ShapeDtype:
+        cell = self.grid.cell_of[worker]
+        n, c = (stop - start for start, stop in self.grid.box(cell)[:2])
+        along = zip(self.grid.index(cell)[2:], self.grid.shape[2:], strict=True)
+        ones = (balanced_ranges(1, p)[i] for i, p in along)
+        return ShapeDtype((n, c, *(stop - start for start, stop in ones)), self.dtype)
+
+    def finish(self, world: World, mine: Array) -> Array:
+        """The output, from what this worker's features reduce to, n x c."""
+        total, output = self.reduction.run(world, mine), self.output(world.rank)
+        if output.size == 0:
+            return tie(jnp.zeros(output.shape, output.dtype), total)
+        return total.reshape(output.shape).astype(output.dtype)
+
+
+class _GlobalPool(ParameterFreeLayer):
+    """What both have in common."""
+
+    op: ClassVar[Literal["sum", "max"]]
+    P_x: Partition
+
+    def plan(self, x: ShapeDtypes, params: object = None) -> GlobalPoolPlan:
+        """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
+
+        **Raises:** `PlanError` where x doesn't fit.
+        """
+        x = taking_part(x, self.P_x.ranks)
+        dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
+        if not jnp.issubdtype(dtype, jnp.floating) or 0 in grid.extent[2:]:
+            raise PlanError(f"`x` must hold real numbers, and features, but is {dtype}{list(grid.extent)}.")
+        wide = accumulation_dtype(dtype) if self.op == "sum" else dtype
+        held = {worker: ShapeDtype(its.shape[:2], wide) for worker, its in x.items()}
+        axes = tuple(range(2, self.P_x.dim))
+        return GlobalPoolPlan(grid, dtype, plan_all_reduce(held, self.P_x, self.op, axes))
+
+    def _apply(self, x: Array) -> Array:
+        """This worker's block of the output, n x c x 1 x ... x 1; empty where it is not first along the features."""
+        if self.P_x.rank is None:
+            return x
+        with jax.named_scope(type(self).__name__):
+            team = tuple(sorted(self.P_x.ranks))
+            plan = self.plan(exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x))
+            axes = tuple(range(2, x.ndim))
+            return plan.finish(self.P_x.world, self._own(x, axes, math.prod(plan.grid.extent[2:])))
+
+    @abstractmethod
+    def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
+        """What this worker's features reduce to, n x c; the whole tensor has `count` of each."""
+
+
+@dataclass(frozen=True)
+class DistributedGlobalAvgPool(_GlobalPool):
+    """The mean over all features, N x C x 1 x ... x 1, of a tensor of which everything may be split.
+
+    n_b n_c numbers of the block are summed over the workers along the features. The output is on P_x, so on the first
+    of these; `Flatten`, `Repartition` or a linear layer take it from there.
+
+    **Arguments:** `P_x`: the partition of input and output, of 3 dimensions or more.
+
+    Source: PyTorch's AdaptiveAvgPool1d, 2d and 3d, of output size 1.
+    """
+
+    op = "sum"
+    P_x: Partition
+
+    def __post_init__(self) -> None:
+        check_features(self.P_x)
+
+    def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
+        wide = accumulation_dtype(np.dtype(x.dtype))
+        return jnp.sum(x, axes, dtype=wide) / np.asarray(count, wide)
+
+
+@dataclass(frozen=True)
+class DistributedGlobalMaxPool(_GlobalPool):
+    """The largest of all features, N x C x 1 x ... x 1, of a tensor of which everything may be split.
+
+    As `DistributedGlobalAvgPool`; elements that tie share the gradient equally within a worker's block, and workers
+    share it equally.
+
+    **Arguments:** `P_x`: the partition of input and output, of 3 dimensions or more.
+
+    Source: PyTorch's AdaptiveMaxPool1d, 2d and 3d, of output size 1.
+    """
+
+    op = "max"
+    P_x: Partition
+
+    def __post_init__(self) -> None:
+        check_features(self.P_x)
+
+    def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
+        return jnp.max(x, axes, initial=-jnp.inf) if x.size else tie(jnp.full(x.shape[:2], -jnp.inf, x.dtype), x)

@@ -1,0 +1,296 @@
+"""Upsampling, adaptive pooling, padding and cropping: layers that read a few inputs along each dimension."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.nn.shaping.moved import MovedPlan, moved_to
+from distdl_jax.nn.shaping.sampling import SamplingPlan, Taps, plan_sampling
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+
+PAD_MODES = ("constant", "reflect", "replicate", "circular")
+
+
+class Sampling(ParameterFreeLayer):
+    """The base of these layers: each says what its outputs read, from the tensor's shape."""
+
+    P_x: Partition
+
+    @property
+    def _fill(self) -> float:
+        return 0.0
+
+    @abstractmethod
+    def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
+        """For each dimension of x what is read along it; None where outputs are inputs."""
+
+    def plan(self, x: ShapeDtypes, params: object = None) -> SamplingPlan | MovedPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+
+        **Raises:** `PlanError` where x doesn't fit.
+        """
+        return plan_sampling(x, self.P_x, self._taps, self._fill)
+
+    def _apply(self, x: Array) -> Array:
+        """This worker's block of the output, from its block on P_x."""
+        others = getattr(self, "P_y", None)
+        team = tuple(sorted({*self.P_x.ranks, *(others.ranks if others else ())}))
+        if self.P_x.world.rank not in team:
+            return x
+        with jax.named_scope(type(self).__name__):
+            held = exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x)
+            return self.plan(held).run(self.P_x.world, x)
+
+
+@dataclass(frozen=True, init=False)
+class DistributedUpsample(Sampling):
+    """Enlarges the features of x, N x C x n_{D-1} x ... x n_0, of which everything may be split; D is any number.
+
+    Each worker reads the inputs of its balanced block of outputs: its own and at most a few of its neighbours'.
+
+    **Arguments:**
+
+    - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: that of the output, if another one.
+    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or by what the input's are
+      multiplied (and rounded down); a number, or one for each.
+    - `mode`: "nearest", or "linear" ("bilinear", "trilinear"): between two inputs along each feature dimension.
+    - `align_corners`: in linear modes, whether the first and last inputs and outputs are at the same places, or their
+      cells cover the same range.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> DistributedUpsample(P, scale_factor=2)(jnp.array([[[1.0, 2.0]]])).tolist()
+    [[[1.0, 1.0, 2.0, 2.0]]]
+
+    Source: PyTorch's Upsample.
+    """
+
+    P_x: Partition
+    P_y: Partition | None
+    size: tuple[int, ...] | None
+    scale_factor: tuple[float, ...] | None
+    mode: str
+    align_corners: bool
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition | None = None,
+        *,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+    ) -> None:
+        check_features(P_x, P_y)
+        if (size is None) == (scale_factor is None):
+            raise InvalidArgumentError(
+                f"Exactly one of `size` (={size!r}) and `scale_factor` (={scale_factor!r}) must be given."
+            )
+        linear = ("linear", "bilinear", "trilinear")
+        if mode not in ("nearest", *linear):
+            raise InvalidArgumentError(f"`mode` (={mode!r}) must be one of 'nearest', {', '.join(map(repr, linear))}.")
+        if align_corners and mode == "nearest":
+            raise InvalidArgumentError("`align_corners` (=True) must be False where `mode` is 'nearest'.")
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(
+            P_x=P_x,
+            P_y=P_y,
+            size=None if size is None else per_dimension("size", size, P_x.dim - 2, integers=True),
+            scale_factor=None if scale_factor is None else per_dimension("scale_factor", scale_factor, P_x.dim - 2),
+            mode="linear" if mode in linear else mode,
+            align_corners=align_corners,
+        )
+
+    def plan(self, x: ShapeDtypes, params: object = None) -> SamplingPlan | MovedPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+
+        **Raises:** `PlanError` where x doesn't fit.
+        """
+        if self.mode == "linear":
+            dtype = x[self.P_x.ranks[0]].dtype
+            if not jnp.issubdtype(dtype, jnp.inexact):
+                raise PlanError(f"`x` must be floating where `mode` is 'linear', but is {dtype}.")
+        if self.P_y is None:
+            return plan_sampling(x, self.P_x, self._taps)
+        x = taking_part(x, self.P_x.ranks, self.P_y.ranks)
+        return moved_to(plan_sampling(x, self.P_x, self._taps), x, self.P_x, self.P_y)
+
+    def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
+        return [None, None, *(self._along(d, n) for d, n in enumerate(extent[2:]))]
+
+    def _along(self, d: int, n: int) -> Taps:
+        scale = None if self.scale_factor is None else self.scale_factor[d]
+        outputs = math.floor(n * scale) if scale is not None else (self.size or ())[d]
+        o = np.arange(outputs)
+        if self.mode == "nearest":
+            inputs = np.minimum(o * n // outputs if scale is None else np.floor(o / scale).astype(int), n - 1)
+            return Taps(inputs[None], np.ones((1, outputs)))
+        if self.align_corners:
+            places = o * ((n - 1) / max(outputs - 1, 1))
+        else:
+            places = np.maximum((o + 0.5) * (n / outputs if scale is None else 1 / scale) - 0.5, 0)
+        low = np.minimum(np.floor(places).astype(int), n - 1)
+        high = np.minimum(low + 1, n - 1)
+        return Taps(np.stack([low, high]), np.stack([1 - (places - low), places - low]))
+
+
+@dataclass(frozen=True, init=False)
+class DistributedAdaptiveAvgPool(Sampling):
+    """The mean over windows that give an output of a fixed size, of N x C x features, of which everything may be split.
+
+    Along a feature dimension of length n, output o of m is the mean of the inputs from floor(o n / m) to before
+    ceil((o + 1) n / m), as in PyTorch's AdaptiveAvgPool1d, 2d and 3d. For one output use `DistributedGlobalAvgPool`.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input and output, of 3 dimensions or more.
+    - `output_size`: m, a number, or one for each feature dimension, None where it is to stay.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    """
+
+    P_x: Partition
+    output_size: tuple[int | None, ...]
+
+    def __init__(self, P_x: Partition, output_size: int | Sequence[int | None]) -> None:
+        check_features(P_x)
+        sizes = output_size if isinstance(output_size, Sequence) else (output_size,) * (P_x.dim - 2)
+        if len(sizes) != P_x.dim - 2 or not all(m is None or (isinstance(m, int) and m > 0) for m in sizes):
+            raise InvalidArgumentError(
+                f"`output_size` (={output_size!r}) must be an integer, 1 or more, or {P_x.dim - 2} of them or None."
+            )
+        vars(self).update(P_x=P_x, output_size=tuple(sizes))
+
+    def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
+        along = zip(self.output_size, extent[2:], strict=True)
+        return [None, None, *(None if m is None else _means(n, m) for m, n in along)]
+
+
+def _means(n: int, m: int) -> Taps:
+    o = np.arange(m)
+    starts, stops = o * n // m, -(-(o + 1) * n // m)
+    lengths = stops - starts
+    k = np.arange(max(int(lengths.max(initial=0)), 1))[:, None]
+    inside = k < lengths
+    return Taps(np.where(inside, starts + k, starts), inside / np.maximum(lengths, 1))
+
+
+@dataclass(frozen=True, init=False)
+class DistributedPad(Sampling):
+    """Puts elements around a tensor of which everything may be split, or takes some away where a width is negative.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input and output, of as many dimensions as x.
+    - `padding`: pairs (low, high) for the last dimensions of x, in the order of the dimensions.
+    - `mode`: "constant", "reflect" (without the border itself), "replicate" (the border) or "circular".
+    - `value`: the constant.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+
+    Source: PyTorch's functional.pad, and its padding layers; numpy's pad.
+    """
+
+    P_x: Partition
+    padding: tuple[tuple[int, int], ...]
+    mode: str
+    value: float
+
+    def __init__(
+        self, P_x: Partition, padding: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0
+    ) -> None:
+        check_partitions(P_x=P_x)
+        pairs = tuple(tuple(pair) if isinstance(pair, Sequence) else () for pair in padding)
+        if len(pairs) > P_x.dim or not all(
+            len(pair) == 2 and all(isinstance(width, int) for width in pair) for pair in pairs
+        ):
+            raise InvalidArgumentError(
+                f"`padding` (={padding!r}) must be pairs (low, high) of integers for at most {P_x.dim} dimensions."
+            )
+        if mode not in PAD_MODES:
+            raise InvalidArgumentError(f"`mode` (={mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
+        vars(self).update(P_x=P_x, padding=pairs, mode=mode, value=value)
+
+    @property
+    def _fill(self) -> float:
+        return self.value if self.mode == "constant" else 0.0
+
+    def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
+        first = len(extent) - len(self.padding)
+        pairs = zip(extent[first:], self.padding, strict=True)
+        return [None] * first + [None if not any(pair) else self._along(n, *pair) for n, pair in pairs]
+
+    def _along(self, n: int, low: int, high: int) -> Taps:
+        limit = {"reflect": n - 1, "circular": n}.get(self.mode)
+        if n + low + high < 0 or (limit is not None and max(low, high) > limit):
+            raise PlanError(
+                f"`padding` (={(low, high)}) in mode {self.mode!r} must be at most {limit} along a dimension of length "
+                f"{n}."
+                if n + low + high >= 0
+                else f"`padding` (={(low, high)}) takes more away than a dimension of length {n} has."
+            )
+        places = np.arange(-low, n + high)
+        ones = np.ones((1, places.size))
+        if self.mode == "circular":
+            return Taps(places[None], ones, periodic=True)
+        if self.mode == "reflect":
+            return Taps((n - 1 - np.abs(n - 1 - np.abs(places)))[None], ones)
+        inside = (places >= 0) & (places < n)
+        return Taps(np.clip(places, 0, n - 1)[None], ones if self.mode == "replicate" else inside[None].astype(float))
+
+
+class DistributedCrop(DistributedPad):
+    """Takes elements away at the ends of a tensor of which everything may be split, as U-Nets do.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input and output, of as many dimensions as x.
+    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many to take away.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    """
+
+    def __init__(self, P_x: Partition, cropping: Sequence[tuple[int, int]]) -> None:
+        pairs = [tuple(pair) if isinstance(pair, Sequence) else () for pair in cropping]
+        if not all(len(pair) == 2 and all(isinstance(width, int) and width >= 0 for width in pair) for pair in pairs):
+            raise InvalidArgumentError(f"`cropping` (={cropping!r}) must be pairs (low, high) of integers, 0 or more.")
+        super().__init__(P_x, [(-low, -high) for low, high in pairs])
+
+
+def check_features(P_x: Any, P_y: Any = None) -> None:
+    """Refuse what is no partition of 3 dimensions or more: batch, channels, and features."""
+    given = {"P_x": P_x} if P_y is None else {"P_x": P_x, "P_y": P_y}
+    check_partitions(**given)
+    for name, P in given.items():
+        if P.dim < 3 or P.dim != P_x.dim:
+            raise InvalidArgumentError(
+                f"`{name}` ({shape_text(P.shape)}) must have 3 dimensions or more: batch, channels, and those of the "
+                f"features{', as many as `P_x`' * (name == 'P_y')}."
+            )
+
+
+def per_dimension(name: str, value: Any, dims: int, integers: bool = False) -> tuple[Any, ...]:
+    """One number above 0 for each of `dims` feature dimensions."""
+    values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,) * dims
+    kind: Any = int if integers else (int, float)
+    if len(values) != dims or not all(isinstance(v, kind) and not isinstance(v, bool) and v > 0 for v in values):
+        what = "an integer, 1 or more," if integers else "a number above 0"
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must be {what} or {dims} of them.")
+    return values

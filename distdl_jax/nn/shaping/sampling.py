@@ -1,0 +1,163 @@
+"""What is read along each dimension for each output: the plan of layers that resample, pad or crop.
+
+An output at index o is a weighted sum of inputs, dimension by dimension: y[o] = sum_k w_k[o] x[i_k[o]]. Each worker
+fetches the range of inputs that its balanced block of outputs reads, and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import PlanError
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import Range, balanced_range
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.team_operations import accumulation_dtype
+from distdl_jax.primitives.tie import tie
+
+MOST_TAPS = 4
+"""The most inputs of an output that are taken one by one; more are a product with a matrix."""
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """Along one dimension: for each output the inputs that it reads, and their weights, both taps x outputs.
+
+    Where `periodic`, inputs below 0 and from the length on wrap around.
+    """
+
+    inputs: np.ndarray
+    weights: np.ndarray
+    periodic: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return self.inputs.shape[1]
+
+    def block(self, p: int, i: int) -> Taps:
+        """Those of the balanced block of outputs of worker `i` of `p`."""
+        own = slice(*balanced_range(self.outputs, p, i))
+        return Taps(self.inputs[:, own], self.weights[:, own], self.periodic)
+
+    def needed(self, size: int) -> Range:
+        """The range of inputs that are read, of `size`."""
+        if not self.inputs.size:
+            return (0, 0)
+        start, stop = int(self.inputs.min()), int(self.inputs.max()) + 1
+        return (start, stop) if self.periodic else (min(max(start, 0), size), min(max(stop, 0), size))
+
+    @cached_property
+    def is_slice(self) -> bool:
+        """Whether outputs are the inputs of a range, one by one."""
+        steps = np.diff(self.inputs[0]) if len(self.inputs) == 1 else [0]
+        return len(self.inputs) == 1 and bool(np.all(steps == 1)) and bool(np.all(self.weights == 1))
+
+    def apply(self, x: Array, d: int, start: int) -> Array:
+        """The outputs along dimension `d`, of inputs from `start` on."""
+        places = self.inputs - start
+        if self.is_slice:
+            return lax.slice_in_dim(x, int(places[0, 0]), int(places[0, -1]) + 1, axis=d)
+        if len(places) > MOST_TAPS:
+            matrix = np.zeros((x.shape[d], self.outputs))
+            np.add.at(matrix, (places, np.arange(self.outputs)[None, :]), self.weights)
+            product = jnp.tensordot(x, matrix.astype(x.dtype), (d, 0), precision=lax.Precision.HIGHEST)
+            return jnp.moveaxis(product, -1, d)
+        along = (-1, *(1,) * (x.ndim - d - 1))
+        total: Array | None = None
+        for where, weights in zip(places, self.weights, strict=True):
+            taken = jnp.take(x, where, axis=d, mode="clip")
+            if np.all((weights == 0) | (weights == 1)):
+                taken = taken if np.all(weights) else jnp.where((weights == 1).reshape(along), taken, 0)
+            else:
+                taken = taken * weights.astype(x.dtype).reshape(along)
+            total = taken if total is None else total + taken
+        assert total is not None
+        return total
+
+
+@dataclass(frozen=True)
+class SamplingPlan(Plan):
+    """The plan of a layer whose outputs are sums of inputs along each dimension.
+
+    - `fetch`: gives each worker the inputs that its outputs read.
+    - `taps`: by dimension, what all outputs read along it; None where outputs are inputs.
+    - `dtype`: of the output.
+    - `fill`: what outputs are that read nothing.
+    """
+
+    fetch: RangesPlan
+    taps: Sequence[Taps | None] = field(hash=False, compare=False)
+    dtype: np.dtype
+    fill: float = 0.0
+
+    @property
+    def workers(self) -> Workers:
+        return self.fetch.workers
+
+    def block(self, worker: int) -> list[Taps | None]:
+        """What the outputs of `worker` read."""
+        owned = self.fetch.halos.owned
+        index = owned.index(owned.cell_of[worker])
+        along = zip(self.taps, owned.shape, index, strict=True)
+        return [None if taps is None else taps.block(p, i) for taps, p, i in along]
+
+    def output(self, worker: int) -> ShapeDtype:
+        held = self.fetch.halos.owned
+        box = held.box(held.cell_of[worker])
+        lengths = [stop - start for start, stop in box]
+        shape = (n if taps is None else taps.outputs for n, taps in zip(lengths, self.block(worker), strict=True))
+        return ShapeDtype(tuple(shape), self.dtype)
+
+    def run(self, world: World, x: Array) -> Array:
+        """This worker's block of the outputs; on other workers, `x`."""
+        if world.rank not in self.fetch.inputs:
+            return x
+        block, output = self.fetch.run(world, x), self.output(world.rank)
+        if output.size == 0 or block.size == 0:
+            return tie(jnp.zeros(output.shape, output.dtype), block)
+        halos = self.fetch.halos
+        index = halos.owned.index(halos.owned.cell_of[world.rank])
+        own = self.block(world.rank)
+        y = (
+            block
+            if all(taps is None or taps.is_slice for taps in own)
+            else block.astype(accumulation_dtype(self.dtype))
+        )
+        for d, taps in enumerate(own):
+            if taps is not None:
+                y = taps.apply(y, d, halos.needed[d][index[d]][0])
+                if self.fill:
+                    reads = np.any(taps.weights, axis=0).reshape(-1, *(1,) * (y.ndim - d - 1))
+                    y = jnp.where(reads, y, np.asarray(self.fill, y.dtype))
+        return y.astype(output.dtype)
+
+
+def plan_sampling(
+    x: ShapeDtypes, P_x: Partition, along: Callable[[tuple[int, ...]], Sequence[Taps | None]], fill: float = 0.0
+) -> SamplingPlan:
+    """The plan by which the workers of P_x get what `along`, of the tensor's shape, says for each dimension."""
+    held = taking_part(x, P_x.ranks)
+    dtype, owned = common_dtype("x", held, P_x.ranks), owned_grid("x", P_x, held)
+    taps = along(owned.extent)
+    needed = []
+    for d, its in enumerate(taps):
+        if its is None:
+            needed.append(owned.ranges[d])
+            continue
+        p, size = P_x.shape[d], owned.extent[d]
+        if size == 0 and its.outputs:
+            raise PlanError(f"`x` (of shape {owned.extent}) must have an element along dimension {d} to read from.")
+        needed.append(tuple(its.block(p, i).needed(size) for i in range(p)))
+    periodic = tuple(its is not None and its.periodic for its in taps)
+    return SamplingPlan(plan_ranges("sampling", held, P_x, Halos(owned, tuple(needed), periodic)), taps, dtype, fill)

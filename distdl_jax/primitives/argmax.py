@@ -1,0 +1,73 @@
+"""Where the largest element is, along a dimension that is split."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.errors import PlanError
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_reduce import plan_all_reduce
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import ShapeDtypes
+
+
+def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
+    """The index, in the whole tensor, of the largest element along `axis`: `jnp.argmax` of a split tensor.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of real numbers; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axis`: the dimension. Two numbers for each line along it are reduced over the workers along it.
+
+    **Returns:** an int32 array of the block's shape without `axis`, the same on all workers along it; of equal elements
+    the first, and NaN above all, as in `jnp.argmax`. Outside P_x, `x`.
+
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where
+    the blocks don't form a grid, or the tensor has no elements along `axis`.
+    """
+    check_partitions(P_x=P_x)
+    (axis,) = checked_axes("axis", axis, P_x.shape)
+    if not P_x.active:
+        return x
+    team = tuple(sorted(P_x.ranks))
+    held = exchange_shape_dtypes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", "x", x)
+    common_dtype("x", held, P_x.ranks)
+    return argmax_of(x, P_x, owned_grid("x", P_x, held), axis)
+
+
+def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
+    """`argmax`, where the blocks of all workers, `grid`, are known."""
+    if grid.extent[axis] == 0:
+        raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {axis}, to have a largest.")
+    assert P_x.rank is not None
+    start, stop = grid.box(P_x.rank)[axis]
+    x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
+    lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
+    mine = jnp.max(x, axis, initial=lowest)
+    held = _lines(P_x, grid, axis, mine.dtype)
+    largest = plan_all_reduce(held, P_x, "max", axis).run(P_x.world, mine)
+    if start == stop:
+        place = jnp.full(mine.shape, none)
+    else:
+        attained = (mine == largest) | (mine != mine)
+        place = jnp.where(attained, jnp.argmax(x, axis).astype(np.int32) + np.int32(start), none)
+    held = _lines(P_x, grid, axis, np.dtype(np.int32))
+    first: Array = plan_all_reduce(held, P_x, "min", axis).run(P_x.world, place)
+    return first
+
+
+def _lines(P_x: Partition, grid: ProductGrid, axis: int, dtype: np.dtype) -> ShapeDtypes:
+    """What all workers hold of one number for each line along `axis`."""
+    shapes = {}
+    for worker in P_x.ranks:
+        box = grid.box(grid.cell_of[worker])
+        shape = tuple(stop - start for d, (start, stop) in enumerate(box) if d != axis)
+        shapes[worker] = ShapeDtype(shape, np.dtype(dtype))
+    return shapes

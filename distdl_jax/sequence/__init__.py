@@ -1,0 +1,1 @@
+"""Layers of sequence models: embedding and attention."""

@@ -1,0 +1,242 @@
+"""Embedding, with a vocabulary or features that are split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.initialization import Initializer, initialize_params
+from distdl_jax.nn.layer import purpose_of
+from distdl_jax.nn.parameters import (
+    ParameterPartitions,
+    ParameterPlan,
+    Params,
+    ParamShapeDtypes,
+    check_params,
+    held_by_specs,
+    told_with_params,
+    unboxed,
+)
+from distdl_jax.output_specs import output_spec
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.held import common_dtype
+from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.tie import tie
+from distdl_jax.static import Static
+from distdl_jax.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan(Plan):
+    """The plan of an embedding.
+
+    - `to_work`: the broadcast of the indices to the workers that look them up; `of_params`: that of the weight.
+    - `rows`: by world rank, which rows each of these has, and how many features.
+    - `products`: what each worker of the layer has then; `to_y`: their sum over the vocabulary.
+    """
+
+    to_work: MovementPlan
+    of_params: ParameterPlan
+    rows: Mapping[int, tuple[int, int, int]] = field(hash=False)
+    products: ShapeDtypes = field(hash=False)
+    to_y: MovementPlan
+
+    @property
+    def workers(self) -> Workers:
+        return tuple(self.products)
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.to_y.output(worker) if worker in self.to_y.workers else self.products[worker]
+
+    def run(self, world: World, params: Params, x: Array, padding_idx: int | None) -> Array:
+        """This worker's block of the output."""
+        product = self.products[world.rank]
+        x = self.to_work.run(world, x)
+        rows = self.rows.get(world.rank)
+        start, stop, features = rows or (0, 0, 0)
+        weight, _ = self.of_params.run(world, params, (stop - start, features) if rows else (0,))
+        if rows is None or 0 in (*product.shape, stop - start):
+            part = tie(jnp.zeros(product.shape, product.dtype), x, weight)
+        else:
+            known = (x >= start) & (x < stop)
+            if padding_idx is not None and start <= padding_idx < stop:
+                weight = weight.at[padding_idx - start].set(jax.lax.stop_gradient(weight[padding_idx - start]))
+            found = jnp.take(weight, jnp.clip(x - start, 0, stop - start - 1), axis=0)
+            part = jnp.where(known[..., None], found, 0)
+        return self.to_y.run(world, tie(part, x, *params.values()))
+
+
+@dataclass(frozen=True)
+class DistributedEmbedding(Static):
+    r"""A row of a table for each index, of which vocabulary, features and the batch of indices may be split.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x, integers | n_b x ... | P_x: P_n x 1 x ... |
+    | y | n_b x ... x n_e | P_y: P_n x 1 x ... x P_e |
+    | W (`params["weight"]`) | n_v x n_e | P_W's first slice, P_v x P_e |
+
+    P_W has shape P_v x P_e, with P_n in front where the batch is split: P_n x P_v x P_e. The indices go to all workers
+    of P_W at their place along P_n, each looks up those that are in its rows, and the results, of which one is not 0,
+    are summed over P_v. Rows and features are balanced and need not divide. Backward the same the other way round.
+
+    Its weight is laid out as that of a linear layer to the vocabulary, so an output layer that is tied to it is
+    `DistributedLinear(P_y, P_logits, P_W, n_e, n_v, bias=False)` called with the embedding's parameters.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: partitions of these shapes; teams may be equal, overlap or be disjoint.
+    - `num_embeddings`, `embedding_dim`: n_v and n_e.
+    - `padding_idx`: an index whose row has no gradient, and is 0 at first.
+
+    An index outside the vocabulary gives zeros.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError`.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> layer = DistributedEmbedding(P, P.create_cartesian_topology_partition([1, 1, 1]), P, 7, 3)
+    >>> layer(layer.init(jax.random.key(0)), jax.numpy.arange(4).reshape(2, 2)).shape
+    (2, 2, 3)
+
+    Source: Narayanan et al. (2021), arXiv:2104.04473; PyTorch's Embedding.
+    """
+
+    P_x: Partition
+    P_y: Partition
+    P_W: Partition
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None = None
+
+    def __post_init__(self) -> None:
+        check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
+        checked_integer("num_embeddings", self.num_embeddings, 1)
+        checked_integer("embedding_dim", self.embedding_dim, 1)
+        if self.P_W.dim not in (2, 3):
+            raise InvalidArgumentError(
+                f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_v x P_e, workers along the "
+                "vocabulary and along the features; or three, P_n x P_v x P_e."
+            )
+        p_n, _, p_e = self._work.shape
+        for name, P, shape in (
+            ("P_x", self.P_x, (p_n, *(1,) * (self.P_x.dim - 1))),
+            ("P_y", self.P_y, (p_n, *(1,) * (self.P_x.dim - 1), p_e)),
+        ):
+            if P.shape != shape:
+                raise InvalidArgumentError(
+                    f"`{name}` ({shape_text(P.shape)}) must have shape {shape_text(shape)}, where `P_W` is "
+                    f"{shape_text(self.P_W.shape)} and `P_x` has {self.P_x.dim} dimensions."
+                )
+        if self.padding_idx is not None and not 0 <= self.padding_idx < self.num_embeddings:
+            raise InvalidArgumentError(
+                f"`padding_idx` (={self.padding_idx}) must be an index, 0 to {self.num_embeddings - 1}."
+            )
+
+    @cached_property
+    def _work(self) -> Partition:
+        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        return ParameterPartitions(self._work)
+
+    @cached_property
+    def _team(self) -> Workers:
+        return tuple(sorted({*self.P_W.ranks, *self.P_x.ranks, *self.P_y.ranks}))
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """The global shape and the partition of the weight."""
+        return {"weight": TensorSpec((self.num_embeddings, self.embedding_dim), self._parameters.weight)}
+
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None) -> Params:
+        """This worker's block of the initial weight, standard normal as in PyTorch, whatever the partition."""
+        spec = self.param_specs()["weight"]
+        params = initialize_params(
+            {"weight": spec}, key, dtype, {"weight": weight_init or jax.nn.initializers.normal(1)}
+        )
+        if self.padding_idx is None or spec.box is None:
+            return params
+        start, stop = spec.box[0]
+        rows = jnp.arange(start, stop)[:, None]
+        return {"weight": jnp.where(rows == self.padding_idx, 0, params["weight"]).astype(params["weight"].dtype)}
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """The `TensorSpec` of the output, on P_y, from that of the indices; nothing moves."""
+        return output_spec(_OfIntegers(self), x_spec, self.P_y)
+
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> EmbeddingPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+
+        Without `params` their dtype is float32.
+
+        **Raises:** `PlanError` where x or the weight does not fit.
+        """
+        specs, work = self.param_specs(), self._work
+        p_n, p_v, p_e = work.shape
+        x = taking_part(x, self._team)
+        dtype = common_dtype("x", x, self.P_x.ranks)
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise PlanError(f"`x` must hold integers, indices of rows, but is {dtype}.")
+        params = held_by_specs(specs, self._team, np.dtype(np.float32)) if params is None else params
+        check_params(params, specs)
+        to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, 1]), work)
+        of_params, copies = self._parameters.plan(params, False), to_work.after(x)
+        rows, columns = balanced_ranges(self.num_embeddings, p_v), balanced_ranges(self.embedding_dim, p_e)
+        held, products = {}, {}
+        for rank, worker in enumerate(work.ranks):
+            _, i, j = index_of(rank, work.shape)
+            held[worker] = (*rows[i], columns[j][1] - columns[j][0])
+        for worker, copy in copies.items():
+            shape = (*copy.shape, held[worker][2]) if worker in held else (*copy.shape[:1], 0)
+            products[worker] = ShapeDtype(shape, of_params.dtype(worker))
+        to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
+        return EmbeddingPlan(to_work, of_params, held, products, to_y)
+
+    def __call__(self, params: Params, x: Array) -> Array:
+        """Apply the layer.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block of the indices on P_x; elsewhere a zero-volume array of integers.
+
+        **Returns:** this worker's block on P_y; elsewhere a zero-volume array.
+
+        **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
+        """
+        world = self.P_W.world
+        if world.rank not in self._team:
+            return x
+        with jax.named_scope("DistributedEmbedding"):
+            params = unboxed(params)
+            plan = self.plan(*told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x))
+            return plan.run(world, params, x, self.padding_idx)
+
+    apply = __call__
+
+
+@dataclass(frozen=True)
+class _OfIntegers:
+    """The layer, planned of integers where only shapes count."""
+
+    layer: DistributedEmbedding
+
+    @property
+    def P_x(self) -> Partition:
+        return self.layer.P_x
+
+    def plan(self, x: ShapeDtypes) -> EmbeddingPlan:
+        return self.layer.plan({worker: ShapeDtype(its.shape, np.dtype(np.int32)) for worker, its in x.items()})

@@ -1,0 +1,88 @@
+"""What varies in a derivative along a direction: the leaves of pytrees that have tangents, and which these may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.arguments import check_numbers
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+
+
+@dataclass(frozen=True)
+class Varying:
+    """The floating and complex leaves of a pytree, which alone have derivatives, apart from the others.
+
+    - `like`: the pytree whose leaves say which ones these are. Default: `tree` itself.
+    """
+
+    tree: Any
+    like: Any = None
+
+    @property
+    def leaves(self) -> list[Array]:
+        """Those that have derivatives."""
+        like = self.tree if self.like is None else self.like
+        pairs = zip(jax.tree.leaves(self.tree), jax.tree.leaves(like), strict=True)
+        return [jnp.asarray(leaf) for leaf, other in pairs if has_derivative(other)]
+
+    def filled(self, leaves: Sequence[Array]) -> Any:
+        """The pytree with other leaves in place of those."""
+        rest = iter(leaves)
+        return jax.tree.map(lambda leaf: next(rest) if has_derivative(leaf) else leaf, self.tree)
+
+    def tangent(self, leaves: Sequence[Array]) -> Any:
+        """The pytree with `leaves`, and nothing in place of what has no derivative."""
+        rest = iter(leaves)
+        return jax.tree.map(
+            lambda leaf: next(rest) if has_derivative(leaf) else np.zeros(jnp.shape(leaf), jax.dtypes.float0),
+            self.tree,
+        )
+
+
+def has_derivative(leaf: Any) -> bool:
+    """Whether it is floating or complex."""
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def check_tangents(primals: Any, tangents: Any) -> None:
+    """Refuse what is no point, or no direction there."""
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, tuple | list):
+            raise InvalidTypeError(f"`{name}` must be a tuple or a list of arguments, but is {described(given)}.")
+    check_numbers("primals", tuple(primals))
+    expected = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            jnp.shape(leaf), jnp.result_type(leaf) if has_derivative(leaf) else jax.dtypes.float0
+        ),
+        tuple(primals),
+    )
+    check_alike("`tangents`", tuple(tangents), expected)
+
+
+def check_alike(name: str, given: Any, expected: Any) -> None:
+    """Refuse a pytree that has not the structure, shapes and dtypes of another."""
+    its: Any = jax.tree.structure(given)
+    wanted: Any = jax.tree.structure(expected)
+    if its != wanted:
+        raise InvalidTypeError(f"{name} must have the structure {wanted}, but has {its}.")
+    for (path, leaf), like in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+        but = f" at {jax.tree_util.keystr(path) or 'its top'}, but has {described(leaf)} there."
+        if jnp.shape(leaf) != like.shape:
+            raise InvalidArgumentError(f"{name} must hold an array of shape {like.shape}{but}")
+        if dtype != like.dtype:
+            raise InvalidTypeError(f"{name} must hold {like.dtype}{but}")
+
+
+def described(leaf: Any) -> str:
+    """A leaf, as errors name it."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"an array of shape {tuple(leaf.shape)} and dtype {leaf.dtype}"
+    return repr(leaf)

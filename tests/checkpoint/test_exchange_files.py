@@ -1,0 +1,178 @@
+"""One file for the whole: what other programs read of it, and what is read of theirs, on any partition."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint.recorded_disk import FailingDisk
+from checkpoint.trees import Keys, blocks, cut, grid, specs, wholes
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint.array_files import arrays_in
+from distdl_jax.checkpoint.disk import Disk, disk
+
+PLAIN = """
+import sys
+from safetensors.numpy import load_file
+found = load_file(sys.argv[1])
+assert not [name for name in sys.modules if name.startswith(("jax", "mpi4py", "distdl"))]
+print({name: (str(value.dtype), value.tolist()) for name, value in sorted(found.items())})
+"""
+
+
+@pytest.mark.parametrize(("n", "kind"), [(1, 0), (4, 0), (3, 1)])
+def test_the_whole_in_one_file(n: int, kind: int, tmp_path: Path) -> None:
+    """Every dtype, from blocks of any partition, and back into the blocks of another one."""
+    path = tmp_path / "all.safetensors"
+
+    def writes() -> None:
+        its = specs(dj.Partition(), kind)
+        checkpoint.export(path, blocks(its), its)
+
+    def reads(other: int) -> None:
+        its = specs(dj.Partition(), other)
+        del its["key"], its["keys"]  # they are numbers in the file
+        got = checkpoint.import_(path, its)
+        for (place, spec), found in zip(
+            jax.tree.leaves_with_path(its, is_leaf=lambda x: x is None),
+            jax.tree.leaves(got, is_leaf=lambda x: x is None),
+            strict=True,
+        ):
+            whole: Any = wholes()
+            for key in place:
+                whole = whole[getattr(key, "key", getattr(key, "idx", None))]
+            if spec is None:
+                assert found is None
+                continue
+            assert found.dtype == jnp.result_type(whole) and found.shape == spec.local_shape
+            if spec.box is not None:
+                np.testing.assert_array_equal(np.asarray(found), np.asarray(cut(whole, spec)))
+
+    dj.simulate(n, writes)
+    for workers, other in ((1, 0), (2, 0), (3, 1)):
+        dj.simulate(workers, reads, other)
+    content = path.read_bytes()
+    for name, array in arrays_in(str(path)).items():
+        whole = wholes()["keys" if name == "keys" else "key"]
+        if name in ("key", "keys"):
+            assert isinstance(whole, Keys)
+            got = np.frombuffer(content, array.dtype, whole.data.size, array.offset or 0)
+            np.testing.assert_array_equal(got.reshape(array.shape), whole.data)
+
+
+def test_plain_safetensors_reads_it_without_mpi(tmp_path: Path) -> None:
+    """With PyTorch's names, in a process that has neither JAX nor MPI."""
+    pytest.importorskip("safetensors")
+    path = tmp_path / "net.safetensors"
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = {
+            "conv1": {"weight": TensorSpec((3, 4), P.create_cartesian_topology_partition([1, 2]))},
+            "layers": [None, {"bias": TensorSpec((3,), P)}],
+        }
+        weight = np.arange(12, dtype=np.float32).reshape(3, 4)[:, 2 * P.rank : 2 * P.rank + 2]
+        tree = {"conv1": {"weight": weight}, "layers": [jax.nn.relu, {"bias": jnp.arange(2 - P.rank)}]}
+        checkpoint.export(path, tree, spec)
+
+    dj.simulate(2, program)
+    done = subprocess.run([sys.executable, "-c", PLAIN, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    weight = np.arange(12.0).reshape(3, 4).tolist()
+    assert eval(done.stdout) == {"conv1.weight": ("float32", weight), "layers.1.bias": ("int64", [0, 1, 0])}
+
+
+@pytest.mark.world(2)
+def test_over_mpi(tmp_path: Path) -> None:
+    P = dj.Partition()
+    path = Path(P.broadcast_data(str(tmp_path))) / "x.safetensors"
+    whole = np.arange(35.0).reshape(5, 7)
+    by_columns = TensorSpec((5, 7), P.create_cartesian_topology_partition([1, 2]))
+    by_rows = TensorSpec((5, 7), P.create_cartesian_topology_partition([2, 1]))
+    checkpoint.export(path, cut(whole, by_columns), by_columns)
+    np.testing.assert_array_equal(checkpoint.import_(path, by_rows), cut(whole, by_rows))
+
+
+def saved(kind: str, path: Path, whole: np.ndarray) -> None:
+    """The array, under the name a.b, as numpy writes it."""
+    {"npz": np.savez, "compressed": np.savez_compressed}[kind](path, **{"a.b": whole, "other": np.ones(2)})
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["npz", "compressed"])
+@pytest.mark.parametrize("dtype", ["float32", ">i8", "complex128"])
+def test_files_of_numpy(kind: str, order: Any, dtype: str, tmp_path: Path) -> None:
+    """In either order of the elements, of any byte order, compressed or not."""
+    whole = np.asarray(np.random.default_rng(0).standard_normal((6, 5, 4)) * 100, dtype=dtype, order=order)
+    saved(kind, tmp_path / "x.npz", whole)
+
+    def program(shape: list[int]) -> None:
+        spec = TensorSpec((6, 5, 4), grid(dj.Partition(), [0, 1], shape))
+        got = checkpoint.import_(tmp_path / "x.npz", {"a": {"b": spec}, "none": None})
+        assert got["none"] is None and got["a"]["b"].dtype == whole.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(np.asarray(got["a"]["b"]), cut(whole, spec))
+
+    for shape in ([2, 1, 1], [1, 2, 1], [1, 1, 2]):
+        dj.simulate(2, program, shape)
+
+
+def test_the_only_array_of_a_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(5))
+
+    def program() -> list[int]:
+        return checkpoint.import_(tmp_path / "x.npy", TensorSpec((5,), dj.Partition())).tolist()
+
+    assert dj.simulate(2, program) == [[0, 1, 2], [3, 4]]
+
+
+def refused(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(dj.DistDLError, match=sentence):
+        call()
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.ones(4), text=np.array(["a"]), objects=np.array([None]))
+    np.savez(tmp_path / "y.npz", a=np.ones(4), text=np.array(["a", "b"]))
+    (tmp_path / "z").write_text("something else")
+    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    whole = (tmp_path / "y.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((4,), P)
+
+        def asked(name: str, its: Any) -> Callable[[], Any]:
+            return lambda: checkpoint.import_(tmp_path / name, its)
+
+        refused(asked("y.npz", {"b": spec}), r"y.npz has no tensor 'b', of which .* It holds 'a', 'text'\.")
+        refused(asked("y.npz", {"a": TensorSpec((5,), P)}), r"'a' has the shape \(4,\) in .*, but its spec says \(5,\)")
+        refused(asked("y.npz", {"text": TensorSpec((2,), P)}), "'text' is of dtype <U1 in .*, which JAX does not have")
+        refused(asked("x.npz", {"a": spec}), "holds Python objects under 'objects', and not numbers")
+        refused(asked("z", spec), "z is no safetensors file")
+        refused(asked("cut.npy", spec), "cut.npy is damaged")
+        refused(asked("cut.npz", {"a": spec}), "cut.npz is damaged")
+        refused(asked("none", spec), r"No such file or directory \(errno 2\): .*none")
+        refused(asked(str(P.rank), spec), "`path` must be the same on all workers")
+        out = tmp_path / "out.safetensors"
+        refused(
+            lambda: checkpoint.export(out, {"a": {"b": jnp.ones(2)}, "a.b": jnp.ones(2)}, spec),
+            r"`tree\['a'\]\['b'\]` and `tree\['a.b'\]` would both be called 'a.b'",
+        )
+        token = disk.set(FailingDisk(6) if P.rank == 1 else Disk())
+        checkpoint.export(tmp_path / "old.safetensors", jnp.ones(2), spec)
+        refused(lambda: checkpoint.export(out, jnp.ones(2), spec), "On worker 1: No space left")
+        disk.reset(token)
+
+    dj.simulate(2, program)
+    assert sorted(name for name in os.listdir(tmp_path) if "safe" in name) == ["old.safetensors"]

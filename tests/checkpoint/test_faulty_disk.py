@@ -1,0 +1,121 @@
+"""At every operation on files: a disk that fails, and a machine that stops, leave the checkpoint before as it was."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, ShortDisk, after_a_crash
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint.disk import Disk, disk
+
+WHOLE = np.arange(6.0)
+
+
+def spec() -> TensorSpec:
+    return TensorSpec((6,), dj.Partition())
+
+
+def saves(path: Path, value: float, step: int, its: Disk) -> None:
+    token = disk.set(its)
+    try:
+        mine = WHOLE[slice(*spec().box[0])] + value
+        checkpoint.save(path, mine, spec(), step)
+    finally:
+        disk.reset(token)
+
+
+def read(path: Path) -> list[float]:
+    """What one worker reads of all, as numpy has it."""
+    (got,) = dj.simulate(1, lambda: np.asarray(checkpoint.restore(path, spec())).tolist())
+    return got
+
+
+def plus(value: float) -> list[float]:
+    return (WHOLE + value).tolist()
+
+
+def test_short_writes(tmp_path: Path) -> None:
+    dj.simulate(2, saves, tmp_path, 5.0, 0, ShortDisk())
+    assert read(tmp_path) == plus(5)
+
+
+@pytest.mark.parametrize("step", [1, 0])
+def test_every_operation_that_fails(step: int, tmp_path: Path) -> None:
+    """All workers raise the same and can go on; the checkpoint before (or of the same step) is untouched."""
+    disks = {n: FailingDisk(n) for n in range(1, 100)}
+    failed = set()
+
+    def program() -> None:
+        P = dj.Partition()
+        saves(tmp_path, 0.0, 0, Disk())
+        for n, failing in disks.items():
+            try:
+                saves(tmp_path, 100.0 * n, step, failing)
+            except dj.CheckpointError as error:
+                text = str(error)
+            else:
+                text = ""
+            texts = P.allgather_data(text)
+            assert len(set(texts)) == 1, texts
+            if not failing.failed:
+                return
+            failed.add(failing.failed)
+            parts = P.allgather_data(np.asarray(checkpoint.restore(tmp_path, spec())).tolist())
+            value = parts[0][0]
+            assert [*chain(*parts)] == plus(value)
+            # Once the new one has its name, what fails is said to have failed, unless it is tidying up.
+            is_new = value == 100 * n
+            assert is_new or value == 100 * before[0]
+            before[P.rank] = n if is_new else before[P.rank]
+            if text:
+                assert "No space left on device (errno 28)" in text
+                assert not is_new or failing.failed == "sync_folder"
+            else:
+                assert is_new and failing.failed in ("rename", "remove_folder")
+
+    before = [0, 0]
+    dj.simulate(2, program)
+    assert failed == {*OPERATIONS} - {"open"}
+
+
+@pytest.mark.parametrize("kept", ["synced", "names", "half"])
+@pytest.mark.parametrize("second", [2, 1])
+def test_a_crash_after_every_operation(second: int, kept: str, tmp_path: Path) -> None:
+    """What a crash leaves is the checkpoint before or the new one, never a mixture; once save is over, the new one."""
+    recorded = RecordedDisk()
+    path = tmp_path / "run"
+    path.mkdir()
+    dj.simulate(2, saves, path, 1.0, 1, recorded)
+    first = len(recorded.operations)
+    dj.simulate(2, saves, path, 2.0, second, recorded)
+    assert read(path) == plus(2)
+    found = []
+
+    def program() -> None:
+        for n in range(first, len(recorded.operations) + 1):
+            left = tmp_path / f"{n}"
+            after_a_crash(recorded.operations[:n], path, left, kept)
+            value = float(checkpoint.restore(left, spec())[0])
+            np.testing.assert_array_equal(checkpoint.restore(left, spec()), WHOLE + value)
+            found.append(value)
+
+    dj.simulate(1, program)
+    assert found == sorted(found) and found[0] == 1 and found[-1] == 2
+
+
+def test_what_is_left_of_a_failure(tmp_path: Path) -> None:
+    """Nothing: the folder that was begun is removed."""
+
+    def program() -> None:
+        with pytest.raises(dj.CheckpointError):
+            saves(tmp_path, 0.0, 0, fails)
+
+    fails = FailingDisk(8)
+    dj.simulate(2, program)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,213 @@
+"""Checkpoints that are written in a thread: training goes on, errors reach all workers, and old ones go."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint.recorded_disk import FailingDisk
+from launcher.settings import long_run
+from programs import run, run_alone
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint.disk import Disk, disk
+
+
+class SlowDisk(Disk):
+    """Its syncs wait until they may go on; how many go on at once is counted."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.threads: set[int] = set()
+
+    def sync(self, descriptor: int) -> None:
+        self.threads.add(threading.get_ident())
+        assert self.may_go_on.wait(60)
+        super().sync(descriptor)
+
+
+def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
+    """What is saved is what was there when save was called, though the array is donated right after it."""
+    slow = SlowDisk()
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((4,), P)
+        add = jax.jit(lambda x: x + 1, donate_argnums=0)
+        x = jnp.arange(2.0) + 2 * P.rank
+        token = disk.set(slow)
+        with checkpoint.Manager(tmp_path) as manager:
+            manager.save(x, spec, step=1)
+            for _ in range(5):
+                x = add(x)
+            assert checkpoint.latest_step(tmp_path) is None
+            assert np.asarray(x).tolist() == [5 + 2 * P.rank, 6 + 2 * P.rank]
+            P.allgather_data(None)
+            slow.may_go_on.set()
+        disk.reset(token)
+        assert checkpoint.restore(tmp_path, spec).tolist() == [2 * P.rank, 2 * P.rank + 1]
+
+    dj.simulate(2, program)
+    assert threading.get_ident() not in slow.threads and len(slow.threads) == 2
+
+
+def test_one_is_written_at_a_time(tmp_path: Path) -> None:
+    """The second save returns when the first checkpoint is complete, and not before."""
+    slow = SlowDisk()
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((4,), P)
+        token = disk.set(slow)
+        with checkpoint.Manager(tmp_path) as manager:
+            manager.save(jnp.ones(2), spec, step=1)
+            if P.rank == 0:
+                threading.Timer(0.2, slow.may_go_on.set).start()
+            manager.save(jnp.ones(2), spec, step=2)
+            assert slow.may_go_on.is_set() and 1 in checkpoint.steps(tmp_path)
+        disk.reset(token)
+        assert checkpoint.steps(tmp_path) == [1, 2]
+
+    dj.simulate(2, program)
+
+
+@pytest.mark.parametrize(
+    ("keep", "keep_every", "kept"),
+    [
+        (2, None, [50, 60]),
+        (1, 20, [20, 40, 60]),
+        (None, None, [10, 20, 30, 40, 50, 60]),
+        (2, 30, [30, 50, 60]),
+    ],
+)
+def test_what_is_kept(keep: int | None, keep_every: int | None, kept: list[int], tmp_path: Path) -> None:
+    """And nothing else is in the folder; not what a killed job left, either."""
+    (tmp_path / ".step-0000000007.ab").mkdir()
+
+    def program() -> list[int]:
+        spec = TensorSpec((), dj.Partition(), replicated=True)
+        with checkpoint.Manager(tmp_path, keep, keep_every) as manager:
+            assert manager.latest_step() is None
+            for step in range(10, 70, 10):
+                manager.save(step, spec, step)
+            assert int(manager.restore(spec)) == 60
+            return manager.steps()
+
+    assert dj.simulate(2, program) == [kept, kept]
+    assert sorted(os.listdir(tmp_path)) == [f"step-{step:010d}" for step in kept]
+
+
+def test_the_step_just_saved_is_kept(tmp_path: Path) -> None:
+    """Also where a run went back to an earlier step, and later ones are there."""
+
+    def program() -> list[int]:
+        spec = TensorSpec((), dj.Partition(), replicated=True)
+        with checkpoint.Manager(tmp_path, keep=2) as manager:
+            for step in (100, 200, 300, 150):
+                manager.save(step, spec, step)
+            return manager.steps()
+
+    assert dj.simulate(1, program) == [[150, 200, 300]]
+
+
+@pytest.mark.parametrize(
+    ("how", "fails_at"), [("save", 1), ("wait", 2), ("close", 3), ("wait", 4), ("close", 7), ("save", 9)]
+)
+def test_an_error_in_the_thread_reaches_all_workers(how: str, fails_at: int, tmp_path: Path) -> None:
+    """Of one worker's disk; the checkpoint before is there, and the next one can be saved."""
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((4,), P)
+        manager = checkpoint.Manager(tmp_path)
+        manager.save(np.full(2, 1.0), spec, step=1)
+        manager.wait()
+        token = disk.set(FailingDisk(fails_at) if P.rank == 1 else Disk())
+        manager.save(np.full(2, 2.0), spec, step=2)
+        disk.reset(token)
+        with pytest.raises(dj.CheckpointError, match=r"of step 2 could not be saved.* On worker 1: No space left"):
+            if how == "save":
+                manager.save(np.full(2, 3.0), spec, step=3)
+            else:
+                getattr(manager, how)()
+        assert checkpoint.restore(tmp_path, spec).tolist() == [1, 1]
+        if how != "close":
+            manager.save(np.full(2, 3.0), spec, step=3)
+            assert manager.restore(spec).tolist() == [3, 3]
+            manager.close()
+        with pytest.raises(dj.InvalidArgumentError, match="This Manager is closed"):
+            manager.save(np.full(2, 3.0), spec, step=3)
+
+    dj.simulate(2, program)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_an_exception_in_the_program_waits_for_nobody(tmp_path: Path) -> None:
+    """The `with` of the one worker that raises does not wait for others that don't come."""
+
+    def program() -> None:
+        P = dj.Partition()
+        with checkpoint.Manager(tmp_path) as manager:
+            manager.save(jnp.ones(2), TensorSpec((4,), P), step=1)
+            if P.rank == 0:
+                raise KeyError("mine")
+            P.allgather_data(None)
+
+    with pytest.raises(KeyError, match="mine"):
+        dj.simulate(2, program)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"keep": 0}, r"`keep` \(=0\) must be 1 or more"),
+        ({"keep_every": 2.5}, r"`keep_every` \(=2.5\) must be an integer"),
+    ],
+)
+def test_wrong_arguments(arguments: dict, sentence: str) -> None:
+    with pytest.raises(dj.DistDLError, match=sentence):
+        checkpoint.Manager("somewhere", **arguments)
+
+
+ENDS_WITHOUT_CLOSING = """
+import sys, time
+import numpy as np
+import distdl_jax as dj
+from distdl_jax.checkpoint.disk import Disk, disk
+
+class Slow(Disk):
+    def sync(self, descriptor):
+        time.sleep(0.3)
+        if sys.argv[2] == "fails":
+            raise OSError(28, "No space left on device")
+        super().sync(descriptor)
+
+P = dj.Partition()
+disk.set(Slow())
+manager = dj.checkpoint.Manager(sys.argv[1])
+manager.save(np.ones(3), dj.TensorSpec((3 * P.size,), P), step=1)
+"""
+
+
+def starts() -> list:
+    return [run_alone, lambda *arguments: run(2, *arguments)] if long_run() else [run_alone]
+
+
+@pytest.mark.parametrize("start", starts())
+@pytest.mark.parametrize("how", ["well", "fails"])
+def test_the_end_of_the_program_waits(start, how: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """And where the last checkpoint can't be written, it does not end with status 0."""
+    (tmp_path / "program.py").write_text(ENDS_WITHOUT_CLOSING)
+    status, output = start(tmp_path / "program.py", tmp_path / "run", how)
+    if how == "well":
+        assert status == 0, output
+        assert (tmp_path / "run" / "step-0000000001" / "manifest.json").exists()
+    else:
+        assert status != 0
+        assert "The checkpoint of step 1 could not be saved" in output, output

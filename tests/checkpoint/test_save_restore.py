@@ -1,0 +1,336 @@
+"""What is saved comes back to the bit, on any partition; what does not fit is refused in words, on all workers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import stat
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint.trees import blocks, grid, same, specs
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint.disk import Disk, disk
+
+
+def saves(path: Path, kind: int, step: int = 0) -> None:
+    its = specs(dj.Partition(), kind)
+    checkpoint.save(path, blocks(its), its, step)
+
+
+def restores(path: Path, kind: int) -> None:
+    its = specs(dj.Partition(), kind)
+    same(checkpoint.restore(path, its), its)
+
+
+@pytest.mark.parametrize("before", [(1, 0), (4, 0), (4, 1)])
+def test_any_tree_on_any_partition(before: tuple[int, int], tmp_path: Path) -> None:
+    """Every dtype, keys, scalars, copies, empty tensors; cut in one way, read in others, by any number of workers."""
+    n, kind = before
+    dj.simulate(n, saves, tmp_path, kind)
+    for workers in (1, 2, 3, 4):
+        for other in (0, 1) if workers > 2 else (0,):
+            dj.simulate(workers, restores, tmp_path, other)
+
+
+@pytest.mark.world(2, 4)
+def test_over_mpi(tmp_path: Path) -> None:
+    P = dj.Partition()
+    path = Path(P.broadcast_data(str(tmp_path)))
+    saves(path, 0, step=3)
+    saves(path, 1, step=4)
+    restores(path, 0)
+    assert checkpoint.steps(path) == [3, 4]
+    wrong = jnp.ones(3 if P.rank == 1 else 2)
+    refused(
+        lambda: checkpoint.save(path, wrong, TensorSpec((2 * P.size,), P), step=5),
+        r"On worker 1: `tree` has shape \(3,\), but its spec",
+    )
+    with disk_used(Absent() if P.rank == 1 else Disk()):
+        refused(lambda: saves(path, 0, step=6), "worker 0 has just made, is not there on", dj.CheckpointError)
+    assert checkpoint.latest_step(path) == 4
+    if P.rank == 0:  # which takes away what was begun; the others need not wait for that
+        assert not [name for name in os.listdir(path) if name.startswith(".")]
+
+
+class disk_used:
+    """Inside, this worker writes to another disk."""
+
+    def __init__(self, its: Disk) -> None:
+        self._its = its
+
+    def __enter__(self) -> None:
+        self._token = disk.set(self._its)
+
+    def __exit__(self, *_: object) -> None:
+        disk.reset(self._token)
+
+
+class Absent(Disk):
+    """A machine that does not see what others have made."""
+
+    def create(self, path: str) -> int:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+
+def test_a_replaced_step(tmp_path: Path) -> None:
+    """The newer one counts; the older is gone, and so is what a killed job had left of that step."""
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((4,), P)
+        for value in (1.0, 2.0, 3.0):
+            checkpoint.save(tmp_path, jnp.full(2, value), spec, step=5)
+            assert checkpoint.restore(tmp_path, spec).tolist() == [value] * 2
+
+    (tmp_path / ".step-0000000005.abc").mkdir()
+    (tmp_path / ".step-0000000006.abc").mkdir()
+    dj.simulate(2, program)
+    assert sorted(os.listdir(tmp_path)) == [".step-0000000006.abc", "step-0000000005.2"]
+
+
+def test_steps_and_latest(tmp_path: Path) -> None:
+    def program() -> list[int]:
+        spec = TensorSpec((), dj.Partition(), replicated=True)
+        assert checkpoint.latest_step(tmp_path / "none") is None
+        for step in (9, 100, 20):
+            checkpoint.save(tmp_path / "deep" / "er", step, spec, step=step)
+        assert checkpoint.latest_step(tmp_path / "deep" / "er") == 100
+        assert int(checkpoint.restore(tmp_path / "deep" / "er", spec)) == 100
+        assert int(checkpoint.restore(tmp_path / "deep" / "er", spec, step=9)) == 9
+        with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=10\) is none of those .*: 9, 20, 100\."):
+            checkpoint.restore(tmp_path / "deep" / "er", spec, step=10)
+        return checkpoint.steps(tmp_path / "deep" / "er")
+
+    assert dj.simulate(2, program) == [[9, 20, 100]] * 2
+
+
+def test_each_worker_writes_its_own_blocks_once(tmp_path: Path) -> None:
+    """Plain safetensors reads a worker's file; copies are in one of them; who holds nothing writes no file."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+
+    def program() -> None:
+        P = dj.Partition()
+        its = {"cut": TensorSpec((5,), grid(P, [0, 2], [2])), "copied": TensorSpec((2,), P, replicated=True)}
+        mine = {0: jnp.arange(3.0), 2: jnp.arange(3.0, 5.0)}.get(P.rank, jnp.zeros(0))
+        checkpoint.save(tmp_path, {"cut": mine, "copied": jnp.ones(2)}, its)
+
+    dj.simulate(3, program)
+    folder = tmp_path / "step-0000000000"
+    assert sorted(os.listdir(folder)) == ["manifest.json", "worker-00000.safetensors", "worker-00002.safetensors"]
+    found = safetensors.load_file(folder / "worker-00000.safetensors")
+    assert {name: value.tolist() for name, value in found.items()} == {"['cut']": [0, 1, 2], "['copied']": [1, 1]}
+    assert safetensors.load_file(folder / "worker-00002.safetensors")["['cut']"].tolist() == [3, 4]
+    manifest = json.loads((folder / "manifest.json").read_text())["checkpoint"]
+    for leaf in manifest["leaves"]:
+        for block in leaf["blocks"]:
+            assert (folder / block["file"]).stat().st_size >= block["offset"]
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of many chunks, cut across them, and written and read in several rounds."""
+    for module in ("layout", "writing", "block_reader"):
+        monkeypatch.setattr(f"distdl_jax.checkpoint.{module}.CHUNK", chunk)
+    for module in ("writing", "restore"):
+        monkeypatch.setattr(importlib.import_module(f"distdl_jax.checkpoint.{module}"), "ROUND", 100)
+    whole = np.random.default_rng(0).standard_normal((13, 11))
+
+    def program(save: bool) -> None:
+        P = dj.Partition()
+        spec = TensorSpec((13, 11), grid(P, [*range(P.size)], [P.size, 1] if save else [1, P.size]))
+        mine = whole[tuple(slice(start, stop) for start, stop in spec.box)]
+        if save:
+            checkpoint.save(tmp_path, mine, spec)
+        np.testing.assert_array_equal(checkpoint.restore(tmp_path, spec), mine)
+
+    dj.simulate(2, program, True)
+    dj.simulate(3, program, False)
+
+
+@pytest.mark.parametrize("place", ["block", "manifest", "short", "missing", "not json", "version"])
+def test_damage_is_named(place: str, tmp_path: Path) -> None:
+    """One bit, on the one worker that reads it; all raise, and name the file, the leaf and the block."""
+
+    def program(save: bool) -> None:
+        P = dj.Partition()
+        its = {"w": TensorSpec((4, 3), grid(P, [0, 1], [2, 1]))}
+        if save:
+            checkpoint.save(tmp_path, {"w": jnp.ones((2, 3))}, its)
+            return
+        with pytest.raises(dj.CheckpointError, match=sentence):
+            checkpoint.restore(tmp_path, its)
+
+    dj.simulate(2, program, True)
+    folder = tmp_path / "step-0000000000"
+    file = folder / "worker-00001.safetensors"
+    manifest = folder / "manifest.json"
+    match place:
+        case "block":
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+            sentence = r"On worker 1: .*worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: the checksum"
+        case "short":
+            file.write_bytes(file.read_bytes()[:-1])
+            sentence = r"worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: it ends too early"
+        case "missing":
+            file.unlink()
+            sentence = r"On worker 1: No such file or directory.*worker-00001"
+        case "manifest":
+            manifest.write_text(manifest.read_text().replace('"box": [[2, 4]', '"box": [[2, 3]'))
+            sentence = r"manifest\.json is damaged: its checksum does not fit"
+        case "not json":
+            manifest.write_text(manifest.read_text()[:-10])
+            sentence = r"manifest\.json is damaged: it is not JSON any more"
+        case "version":
+            manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
+            sentence = r"is of version 99, and this distdl_jax reads version 1"
+    dj.simulate(2, program, False)
+
+
+def test_a_checkpoint_with_a_block_too_few(tmp_path: Path) -> None:
+    """A manifest that fits its checksum, but lacks a block, is found by who needs it."""
+    from dataclasses import replace
+
+    from distdl_jax.checkpoint.layout import Manifest
+
+    def program(save: bool) -> None:
+        spec = TensorSpec((4,), dj.Partition())
+        if save:
+            checkpoint.save(tmp_path, jnp.ones(2), spec)
+        else:
+            with pytest.raises(dj.CheckpointError, match=r"its blocks do not cover the leaf tree"):
+                checkpoint.restore(tmp_path, spec)
+
+    dj.simulate(2, program, True)
+    path = tmp_path / "step-0000000000" / "manifest.json"
+    manifest = Manifest.from_json(path.read_text(), "here")
+    (leaf,) = manifest.leaves
+    path.write_text(replace(manifest, leaves=(replace(leaf, blocks=leaf.blocks[:1]),)).to_json())
+    dj.simulate(2, program, False)
+
+
+def refused(save: Callable[[], Any], sentence: str, kind: type[Exception] = dj.DistDLError) -> None:
+    with pytest.raises(kind, match=sentence):
+        save()
+
+
+def test_what_can_not_be_saved(tmp_path: Path) -> None:
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((2,), P)
+        one = jnp.ones(1)
+        last = P.rank == 1
+        refused(lambda: checkpoint.save(tmp_path, ["text"], [spec]), r"`tree\[0\]` \(='text'\) must be an array")
+        refused(lambda: checkpoint.save(tmp_path, jnp.ones(1, "int4"), spec), "of a dtype that")
+        refused(lambda: checkpoint.save(tmp_path, {}, {}), r"`specs` \(=\{\}\) must hold a TensorSpec")
+        refused(lambda: checkpoint.save(tmp_path, {"a": one}, {"b": spec}), "`specs` must have the structure of `tree`")
+        refused(lambda: checkpoint.save(tmp_path, one, spec, step=-1), r"`step` \(=-1\) must be 0 or more")
+        refused(lambda: checkpoint.save(3.5, one, spec), r"`path` \(=3.5\) must be the path of a folder")
+        refused(
+            lambda: checkpoint.save(tmp_path, one, spec, step=P.rank), "`step` must be the same on all workers, but"
+        )
+        refused(lambda: checkpoint.save(tmp_path / str(P.rank), one, spec), "`path` must be the same on all workers")
+        refused(
+            lambda: checkpoint.save(tmp_path, jnp.ones(1, "int32" if last else "float32"), spec),
+            "of one dtype on all workers that hold some of it, but is float32 on worker 0 and int32 on worker 1",
+        )
+        refused(
+            lambda: checkpoint.save(tmp_path, {"a": one} | ({} if last else {"b": one}), spec),
+            r"`tree\['b'\]` is of the spec .* on worker 0 and missing from `tree` on worker 1",
+        )
+        refused(lambda: jax.jit(lambda x: checkpoint.save(tmp_path, x, spec))(one), "is traced: a checkpoint can't be")
+        refused(lambda: checkpoint.save(tmp_path, 2**70, TensorSpec((), P, replicated=True)), "must be an array of num")
+
+    dj.simulate(2, program)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_can_not_be_restored(tmp_path: Path) -> None:
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((2,), P)
+        checkpoint.save(tmp_path, {"a": jnp.ones(1), "b": [jnp.ones(1)] * 2}, spec)
+
+        def restore(its: Any) -> Any:
+            return checkpoint.restore(tmp_path, its)
+
+        refused(
+            lambda: restore({"a": spec}), r"also holds tree\['b'\]\[0\], tree\['b'\]\[1\], for which `specs` has no"
+        )
+        refused(
+            lambda: restore({"a": spec, "b": [spec] * 3}), r"`specs\['b'\]\[2\]` has no leaf .* It holds tree\['a'\]"
+        )
+        refused(
+            lambda: restore({"a": spec, "b": spec}), r"`specs\['b'\]` is one spec, but 2 leaves were saved below it"
+        )
+        wrong = TensorSpec((3,), P)
+        refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` says the global shape \(3,\), but .* \(2,\)")
+        refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
+        refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
+        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` and `step` must be the same")
+        assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}
+
+    dj.simulate(2, program)
+
+
+def test_64_bits_need_them(tmp_path: Path) -> None:
+    """Nothing is rounded in silence."""
+
+    def program(save: bool) -> None:
+        spec = TensorSpec((2,), dj.Partition())
+        if save:
+            checkpoint.save(tmp_path, np.arange(2.0), spec)
+        else:
+            with jax.enable_x64(False):
+                refused(lambda: checkpoint.restore(tmp_path, spec), "is float64 in the .*, but JAX would make float32")
+                big = np.array([2**40, 1])
+                refused(lambda: checkpoint.save(tmp_path, big, spec, 1), r"has integers that don't fit into int32")
+
+    dj.simulate(1, program, True)
+    dj.simulate(1, program, False)
+
+
+def test_no_worker_holds_more_than_its_block(tmp_path: Path) -> None:
+    """32 MiB on four workers, written by rows and read by columns: a block and a few MiB on each at any time."""
+    n = 2048
+    peaks = []
+
+    def program(save: bool) -> None:
+        P = dj.Partition()
+        spec = TensorSpec((n, n), P.create_cartesian_topology_partition([4, 1] if save else [1, 4]))
+        if save:
+            mine = jnp.broadcast_to(jnp.arange(n, dtype=float), spec.local_shape)
+            checkpoint.save(tmp_path, mine, spec)
+        else:
+            P.allgather_data(None)
+            got = checkpoint.restore(tmp_path, spec)
+            assert got[5].tolist() == list(range(*spec.box[1]))
+
+    for save, most in ((True, 4), (False, 8 * n * n / 2**20 + 4 * 6)):
+        tracemalloc.start()
+        dj.simulate(4, program, save)
+        peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
+        tracemalloc.stop()
+        assert peaks[-1] < most, peaks
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    refused(lambda: dj.simulate(2, saves, tmp_path, 0), "Permission denied", dj.CheckpointError)
+
+
+def test_no_folder_can_be_made_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(lambda: dj.simulate(2, saves, tmp_path / "file", 0), "could not|Not a directory", OSError)

@@ -1,0 +1,127 @@
+"""A tree of everything that can be saved, its specs on several partitions, and its blocks by numpy's own slicing."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec
+
+DTYPES = (
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("int8", "uint16", "int32", "int64", "bool"),
+)
+
+
+def grid(P: dj.Partition, ranks: list[int], shape: list[int]) -> dj.CartesianPartition:
+    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+
+
+class Keys(NamedTuple):
+    """Random keys, as numpy has them."""
+
+    data: np.ndarray
+    impl: str
+
+    def wrapped(self) -> jax.Array:
+        return jax.random.wrap_key_data(self.data, impl=self.impl)
+
+
+def keys_of(keys: jax.Array) -> Keys:
+    return Keys(np.asarray(jax.random.key_data(keys)), str(jax.random.key_impl(keys)))
+
+
+@cache
+def wholes() -> dict[str, Any]:
+    """The tensors as a whole."""
+    draw = np.random.default_rng(1)
+    return {
+        "params": {
+            "weight": draw.standard_normal((7, 5)),
+            "bias": draw.standard_normal(9).astype(np.float32),
+            "all": [np.asarray(jnp.asarray(draw.standard_normal((4, 3)) * 9, dtype)) for dtype in DTYPES],
+        },
+        "statistics": (np.float32(0.25), np.arange(3, dtype=np.int32)),
+        "empty": np.zeros((0, 4), np.float32),
+        "key": keys_of(jax.random.key(3)),
+        "keys": keys_of(jax.random.split(jax.random.key(4, impl="rbg"), 5)),
+        "old key": np.asarray(jax.random.PRNGKey(5)),
+        "rate": 0.125,
+        "step": 7,
+        "function": jax.nn.relu,
+        "nothing": None,
+    }
+
+
+def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
+    """Their specs on all workers, on some of them in another order, or replicated."""
+    n = P.size
+    if kind == 0:
+        rows, columns, line = grid(P, [*range(n)], [n, 1]), grid(P, [*range(n)][::-1], [1, n]), P
+    elif kind == 1 and n > 2:
+        columns, rows, line = grid(P, [n - 1, 0], [2, 1]), grid(P, [1], [1, 1]), grid(P, [2, 0], [2])
+    else:
+        rows = columns = grid(P, [0], [1, 1])
+        line = grid(P, [n - 1], [1])
+    everywhere = P.create_cartesian_topology_partition([n])
+    return {
+        "params": {
+            "weight": rows,
+            "bias": TensorSpec((9,), everywhere, replicated=True) if kind == 0 else TensorSpec((9,), line),
+            "all": [TensorSpec((4, 3), columns if place % 2 else rows) for place in range(len(DTYPES))],
+        }
+        | {"weight": TensorSpec((7, 5), rows)},
+        "statistics": (TensorSpec((), line, replicated=True), TensorSpec((3,), line)),
+        "empty": TensorSpec((0, 4), columns),
+        "key": TensorSpec((), P, replicated=True),
+        "keys": TensorSpec((5,), line),
+        "old key": TensorSpec((2,), P, replicated=True),
+        "rate": TensorSpec((), P, replicated=True),
+        "step": TensorSpec((), P, replicated=True),
+        "function": None,
+        "nothing": None,
+    }
+
+
+def cut(whole: Any, spec: TensorSpec | None) -> Any:
+    """This worker's block."""
+    if spec is None or isinstance(whole, int | float):
+        return whole
+    at = (slice(0, 0), ...) if spec.box is None else (*(slice(start, stop) for start, stop in spec.box), ...)
+    if isinstance(whole, Keys):
+        return jnp.zeros(0) if spec.box is None else whole._replace(data=whole.data[at]).wrapped()
+    return np.zeros(0, whole.dtype) if spec.box is None else whole[at]
+
+
+def blocks(its_specs: dict[str, Any]) -> dict[str, Any]:
+    """This worker's tree."""
+    return _together(lambda spec, whole: cut(whole, spec), its_specs, wholes())
+
+
+def same(got: Any, its_specs: dict[str, Any]) -> None:
+    """Whether a tree holds this worker's blocks, to the bit and in their dtypes; None where there is no spec."""
+
+    def compare(spec: TensorSpec | None, whole: Any, found: Any) -> None:
+        if spec is None:
+            assert found is None
+            return
+        assert isinstance(found, jax.Array) and found.shape == spec.local_shape
+        assert jax.typeof(found).weak_type == isinstance(whole, int | float)
+        if isinstance(whole, Keys):
+            assert str(jax.random.key_impl(found)) == whole.impl
+            whole, found = whole.data, jax.random.key_data(found)
+        assert found.dtype == jnp.result_type(whole)
+        if spec.box is not None:
+            at = (*(slice(start, stop) for start, stop in spec.box), ...)
+            np.testing.assert_array_equal(np.asarray(found), np.asarray(whole)[at])
+
+    _together(compare, its_specs, wholes(), got)
+
+
+def _together(function: Any, *trees: Any) -> Any:
+    return jax.tree.map(function, *trees, is_leaf=lambda x: x is None or isinstance(x, Keys | TensorSpec))

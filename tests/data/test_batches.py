@@ -1,0 +1,271 @@
+"""The loader: the same samples in the same order on any number of workers, each its own blocks, from any place on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec
+from distdl_jax.data import batches
+from distdl_jax.data.order import Order
+
+IMAGES = np.arange(11 * 4 * 6, dtype=np.float64).reshape(11, 4, 6)
+LABELS = np.arange(11, dtype=np.int32)
+KEY = np.array([0, 42], np.uint32)
+
+
+class DataSet:
+    """As torch's Dataset and grain's MapDataset are."""
+
+    def __len__(self) -> int:
+        return len(IMAGES)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": IMAGES[i], "y": LABELS[i]}
+
+
+class Loader:
+    """As torch's DataLoader and grain's IterDataset are; it uses one memory for all batches."""
+
+    def __iter__(self) -> Any:
+        buffer = np.empty((4, 4, 6))
+        for start in range(0, 11, 4):
+            size = len(LABELS[start : start + 4])
+            buffer[:size] = IMAGES[start : start + 4]
+            yield {"x": buffer[:size], "y": LABELS[start : start + 4]}
+
+
+def spec(split_batch: bool) -> dict[str, TensorSpec]:
+    """Images cut by columns, and by samples, too; labels on the last worker."""
+    P = dj.Partition()
+    last = P.create_partition_inclusive([P.size - 1])
+    if split_batch:
+        rows = 2 if P.size % 2 == 0 else 1
+        P_x = P.create_cartesian_topology_partition([rows, 1, P.size // rows])
+        return {"x": TensorSpec((4, 4, 6), P_x), "y": TensorSpec((4,), last)}
+    P_x = P.create_cartesian_topology_partition([1, P.size])
+    return {"x": TensorSpec((4, 6), P_x), "y": TensorSpec((), last)}
+
+
+def source(kind: str) -> Any:
+    return {"arrays": {"x": IMAGES, "y": LABELS}, "data set": DataSet(), "loader": Loader()}[kind]
+
+
+def whole(its: dict[str, TensorSpec], batch: dict[str, Any], split_batch: bool) -> dict[str, Any]:
+    """What all workers hold of a batch, put together by numpy on the last one."""
+    P = dj.Partition()
+    size = P.broadcast_data(len(batch["y"]), root=P.size - 1)
+    spec_of = TensorSpec((size, 4, 6), its["x"].partition) if split_batch else its["x"]
+    parts = P.allgather_data((spec_of.box, np.asarray(batch["x"])))
+    images = np.full((size, 4, 6), np.nan)
+    for box, part in parts:
+        at = tuple(slice(*ends) for ends in box)
+        images[at if split_batch else (slice(None), *at)] = part
+    return {"x": images, "y": np.asarray(batch["y"])}
+
+
+@pytest.mark.parametrize("split_batch", [False, True])
+@pytest.mark.parametrize("kind", ["arrays", "data set", "loader"])
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_every_sample_once_in_an_order_that_all_share(workers: int, kind: str, split_batch: bool) -> None:
+    keyed = kind != "loader"
+
+    def program() -> list[list[int]]:
+        its = spec(split_batch)
+        found = []
+        arguments = {"batch_size": 4, "key": KEY} if keyed else {}
+        for batch in batches(source(kind), its, **arguments, epochs=2):
+            assert all(isinstance(leaf, jax.Array) for leaf in batch.values())
+            together = whole(its, batch, split_batch)
+            if dj.Partition().rank == dj.Partition().size - 1:
+                np.testing.assert_array_equal(together["x"], IMAGES[together["y"]])
+                found.append(together["y"].tolist())
+            else:
+                assert (batch["y"].size == 0 and len(together["x"]) == batch["y"].shape[0]) or split_batch
+        return found
+
+    found = dj.simulate(workers, program)[-1]
+    order = Order(11, 4, KEY.tolist(), False)
+    epochs = [order.epoch(n) if keyed else np.arange(11) for n in range(2)]
+    assert found == [rows[start : start + 4].tolist() for rows in epochs for start in (0, 4, 8)]
+
+
+def test_the_order() -> None:
+    """Fixed for ever by key and epoch: that of the first is written down here; each is another permutation."""
+    order = Order(11, 4, [0, 42], False)
+    assert [sorted(order.epoch(n).tolist()) for n in range(4)] == [list(range(11))] * 4
+    assert len({tuple(order.epoch(n).tolist()) for n in range(4)} | {tuple(Order(11, 4, [1, 42], False).epoch(0))}) == 5
+    assert order.epoch(0).tolist() == FIRST
+
+
+FIRST = [10, 4, 6, 2, 1, 0, 8, 5, 9, 7, 3]
+
+
+def labels(**arguments: Any) -> list[list[int]]:
+    P = dj.Partition().create_partition_inclusive([0])
+    return [batch.tolist() for batch in batches(LABELS, TensorSpec((), P), **arguments)]
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_it_goes_on_from_any_state(prefetch: int) -> None:
+    """Also across the end of an epoch, and whatever has been read ahead."""
+    everything = labels(batch_size=4, key=KEY, epochs=3, prefetch=prefetch)
+    P = dj.Partition().create_partition_inclusive([0])
+    for place in range(10):
+        first = batches(LABELS, TensorSpec((), P), 4, KEY, epochs=3, prefetch=prefetch)
+        for _ in range(place):
+            next(first)
+        state = first.state
+        first.close()
+        assert state == {"epoch": place // 3, "batch": place % 3}
+        rest = labels(batch_size=4, key=KEY, epochs=3, prefetch=prefetch, state=state)
+        assert everything[place:] == rest
+    loader = Loader()
+    its = {"x": TensorSpec((4, 6), P.create_cartesian_topology_partition([1, 1])), "y": TensorSpec((), P)}
+    found = [batch["y"].tolist() for batch in batches(loader, its, epochs=2, state={"epoch": 0, "batch": 2})]
+    assert found == [[8, 9, 10], [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+
+def test_the_state_in_a_checkpoint(tmp_path: Path) -> None:
+    def program() -> None:
+        P = dj.Partition()
+        its = batches(LABELS, TensorSpec((), P, replicated=True), 4, KEY)
+        next(its)
+        dj.checkpoint.save(tmp_path, its.state, its.state_spec(P))
+        state = dj.checkpoint.restore(tmp_path, its.state_spec(P))
+        again = batches(LABELS, TensorSpec((), P, replicated=True), 4, KEY, state=state)
+        assert again.state == its.state == {"epoch": 0, "batch": 1}
+        assert next(again).tolist() == next(its).tolist()
+
+    dj.simulate(2, program)
+
+
+@pytest.mark.simulated(1)
+def test_the_last_batch() -> None:
+    assert [len(batch) for batch in labels(batch_size=4)] == [4, 4, 3]
+    assert [len(batch) for batch in labels(batch_size=4, drop_last=True)] == [4, 4]
+    assert [len(batch) for batch in labels(batch_size=20)] == [11]
+
+
+def test_a_halo() -> None:
+    """Around the block of each sample, clipped at its boundary; of a batch that is split as well."""
+
+    def program() -> None:
+        its = spec(False)["x"]
+        (start, stop) = its.box[1]
+        (batch,) = batches(IMAGES, its, 11, halo=[(0, 0), (1, 2)])
+        np.testing.assert_array_equal(batch, IMAGES[:, :, max(0, start - 1) : stop + 2])
+
+    dj.simulate(3, program)
+
+
+class Watched:
+    """An array that remembers what was asked for."""
+
+    shape, dtype = IMAGES.shape, IMAGES.dtype
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        self.asked.append(IMAGES[at].size)
+        return IMAGES[at]
+
+
+def test_each_worker_reads_its_own_boxes_only() -> None:
+    def program() -> tuple[int, int]:
+        watched = Watched()
+        for _ in batches(watched, spec(False)["x"], 4, KEY):
+            pass
+        return sum(watched.asked), len(watched.asked)
+
+    assert [elements for elements, _ in dj.simulate(3, program)] == [11 * 4 * 2] * 3
+
+
+@pytest.mark.simulated(1)
+def test_what_lies_together_is_read_at_once() -> None:
+    watched = Watched()
+    list(batches(watched, one((4, 6)), 4))
+    assert len(watched.asked) == 3
+
+
+@pytest.mark.simulated(1)
+def test_it_reads_ahead_and_no_further() -> None:
+    class Slow(Watched):
+        def __getitem__(self, at: Any) -> np.ndarray:
+            threads.add(threading.current_thread())
+            return super().__getitem__(at)
+
+    threads: set[threading.Thread] = set()
+    slow = Slow()
+    P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    its = batches(slow, TensorSpec((4, 6), P), 1, prefetch=2)
+    next(its)
+    for _ in range(500):
+        if len(slow.asked) == 4:
+            break
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(slow.asked) == 4  # one taken, two in the queue, one in the thread's hand
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+    its.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    with pytest.raises(StopIteration):
+        next(its)
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_comes_with_its_batch(prefetch: int) -> None:
+    class Broken(Watched):
+        def __getitem__(self, at: Any) -> np.ndarray:
+            if at[0].start >= 8:
+                raise OSError(5, "Input/output error")
+            return super().__getitem__(at)
+
+    P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    its = batches(Broken(), TensorSpec((4, 6), P), 4, prefetch=prefetch)
+    assert next(its).shape == next(its).shape == (4, 4, 6)
+    with pytest.raises(OSError, match="Input/output error"):
+        next(its)
+
+
+def one(shape: tuple[int, ...]) -> TensorSpec:
+    P = dj.Partition().create_partition_inclusive([0])
+    return TensorSpec(shape, P.create_cartesian_topology_partition([1] * len(shape)))
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"source": IMAGES, "spec": (4, 5), "batch_size": 2}, r"is of global shape \(4, 5\), but a sample .* \(4, 6\)"),
+        ({"source": IMAGES, "spec": (3, 4, 6), "batch_size": 2}, "says 3 samples in a batch, but `batch_size` is 2"),
+        ({"source": IMAGES, "spec": (4, 6)}, r"`batch_size` \(=None\) must be an integer"),
+        ({"source": IMAGES, "spec": (4, 6), "batch_size": 12, "drop_last": True}, "leaves no batch of the 11 samples"),
+        ({"source": iter([]), "spec": (4, 6), "batch_size": 2}, "must be None where `source` is an iterable"),
+        ({"source": 3, "spec": (4, 6), "batch_size": 2}, r"`source` \(=3\) must be arrays like `spec`"),
+        ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "key": 3}, r"`key` \(=3\) must be a random key"),
+        ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "state": {}}, r"`state` \(=\{\}\) must be the `state`"),
+        ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "epochs": -1}, r"`epochs` \(=-1\) must be 0 or more"),
+    ],
+)
+def test_wrong_arguments(arguments: dict, sentence: str) -> None:
+    with pytest.raises(dj.DistDLError, match=sentence):
+        batches(**arguments | {"spec": one(arguments["spec"])})
+
+
+@pytest.mark.simulated(1)
+def test_arrays_of_different_lengths() -> None:
+    with pytest.raises(dj.InvalidArgumentError, match=r"`source` has arrays of \[10, 11\] samples"):
+        batches({"x": IMAGES, "y": LABELS[:10]}, {"x": one((4, 6)), "y": one(())}, 2)

@@ -1,0 +1,127 @@
+"""Any box of an array in any kind of file, against numpy's slices of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launcher.examples import examples
+
+import distdl_jax as dj
+from distdl_jax.data import open_array, read
+
+WHOLE = np.arange(7 * 5 * 6, dtype=np.float32).reshape(7, 5, 6)
+
+
+def written(kind: str, folder: Path) -> Any:
+    """The array as a source, in chunks that have nothing to do with any partition."""
+    path = folder / f"x.{kind}"
+    match kind:
+        case "npy":
+            np.save(path, WHOLE)
+        case "npz":
+            np.savez_compressed(path, x=WHOLE)
+        case "safetensors":
+            pytest.importorskip("safetensors.numpy").save_file({"x": WHOLE}, path)
+        case "h5":
+            with pytest.importorskip("h5py").File(path, "w") as file:
+                file.create_dataset("group/x", data=WHOLE, chunks=(3, 2, 4), compression="gzip")
+        case "zarr":
+            zarr = pytest.importorskip("zarr")
+            zarr.open_group(path, mode="w").create_array("x", data=WHOLE, chunks=(3, 2, 4))
+        case "memory":
+            return WHOLE
+        case "big-endian":
+            return WHOLE.astype(">f4")
+    return open_array(path)
+
+
+@pytest.mark.parametrize("kind", ["memory", "npy", "npz", "safetensors", "h5", "zarr", "big-endian"])
+def test_any_box_of_any_source(kind: str, tmp_path: Path) -> None:
+    source = written(kind, tmp_path)
+    draw = np.random.default_rng(0)
+    for _ in range(12):
+        ends = [sorted(int(end) for end in draw.integers(0, n + 1, 2)) for n in WHOLE.shape]
+        box = tuple((start, stop) for start, stop in ends)
+        halo = draw.integers(0, 3, (3, 2)).tolist()
+        got = read(source, box)
+        assert got.dtype == np.float32 and got.flags.c_contiguous
+        np.testing.assert_array_equal(got, WHOLE[tuple(slice(*ends) for ends in box)])
+        if got.size:
+            wide = tuple(
+                slice(max(0, start - left), stop + right)
+                for (start, stop), (left, right) in zip(box, halo, strict=True)
+            )
+            np.testing.assert_array_equal(read(source, box, halo), WHOLE[wide])
+
+
+def test_paths_and_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.zeros(3))
+    np.save(tmp_path / "one.npy", np.arange(4))
+    assert read(tmp_path / "one.npy", ((1, 3),)).tolist() == [1, 2]
+    assert read(open_array(tmp_path / "two.npz", "b"), ((0, 2),)).tolist() == [0, 0]
+    for name in (None, "c"):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(=.*\) must be that of an array in .*'a', 'b'"):
+            open_array(tmp_path / "two.npz", name)
+    with pytest.raises(OSError):
+        read(str(tmp_path / "none.npy"), ((0, 1),))
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    with pytest.raises(dj.SetupError, match=r"takes h5py: pip install 'distdl_jax\[hdf5\]'"):
+        open_array("x.h5")
+
+
+class Watched:
+    """An array that remembers how many elements were asked for."""
+
+    shape, dtype = WHOLE.shape, WHOLE.dtype
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        self.elements += WHOLE[at].size
+        return WHOLE[at]
+
+
+def test_nothing_else_is_read() -> None:
+    watched = Watched()
+    read(watched, ((1, 3), (0, 2), (4, 6)))
+    read(watched, ((1, 3), (2, 2), (4, 6)))
+    assert read(watched, None).shape == (0,)
+    assert watched.elements == 8
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
+def test_the_box_of_a_worker(workers: int, left: int, right: int) -> None:
+    """With its halo: what the exchange of halos would bring, clipped at the boundary."""
+    source = np.arange(10)
+    boxes = [np.array_split(source, workers)[rank] for rank in range(workers)]
+    for block in boxes:
+        start, stop = int(block[0]), int(block[-1]) + 1
+        got = read(source, ((start, stop),), [(left, right)])
+        np.testing.assert_array_equal(got, source[max(0, start - left) : stop + right])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("x", None), "No such file"),
+        ((3, None), r"`source` \(=3\) must be an array, or the path"),
+        ((WHOLE, ((0, 1),)), r"`box` \(=\(\(0, 1\),\)\) is no box of an array of shape \(7, 5, 6\)"),
+        ((WHOLE, ((0, 8), (0, 1), (0, 1))), "is no box of an array of shape"),
+        ((WHOLE, (1, 2, 3)), r"`box` \(=\(1, 2, 3\)\) must hold a range"),
+        ((WHOLE, ((0, 1),) * 3, [(1, 1)]), r"`halo` \(=\[\(1, 1\)\]\) must hold widths of 0 or more for each of the 3"),
+        ((WHOLE, ((0, 1),) * 3, [1, 1, 1]), r"`halo` \(=\[1, 1, 1\]\) must hold two integers"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple, sentence: str) -> None:
+    with pytest.raises((dj.DistDLError, OSError), match=sentence):
+        read(*arguments)

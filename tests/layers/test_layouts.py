@@ -1,0 +1,45 @@
+"""What layers hand on, their results and their cotangents, is in row-major order on a CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from distdl_jax.nn.local import pool
+from distdl_jax.nn.local.conv import LocalConvolution
+from distdl_jax.plans.windows import WindowSpec
+
+WINDOWS = WindowSpec(kernel=(2, 2), stride=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))
+TAPS = WindowSpec(kernel=(3, 3), stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1))
+
+
+def convolved(x: jax.Array) -> jax.Array:
+    layer = LocalConvolution((4, 2, 3, 3), (0, 2), 1, TAPS, ((0, 0), (0, 0)), (6, 6), adds_bias=True)
+    return layer(x, jnp.ones((4, 2, 3, 3)), jnp.ones(4))
+
+
+LAYERS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "convolution": convolved,
+    "largest": lambda x: pool.largest(x, WINDOWS),
+    "total": lambda x: pool.total(x, WINDOWS),
+}
+
+
+def pinned(function: Callable[..., Any], *args: Any) -> tuple[bool, bool]:
+    """Whether the program's result, and the first thing done to its last argument, is a layout's constraint."""
+    program = jax.make_jaxpr(function)(*args).jaxpr
+    result, argument = program.outvars[-1], program.invars[-1]
+    makes = next(eqn for eqn in program.eqns if result in eqn.outvars)
+    takes = next(eqn for eqn in program.eqns if argument in eqn.invars)
+    return makes.primitive.name == "layout_constraint", takes.primitive.name == "layout_constraint"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_results_and_cotangents(name: str) -> None:
+    x, layer = jnp.ones((3, 2, 8, 8)), LAYERS[name]
+    assert pinned(layer, x)[0]
+    pullback = jax.vjp(layer, x)[1]
+    dx, dy = pinned(lambda dy: pullback(dy)[0], layer(x))
+    assert dy and (dx or name == "convolution")  # whose dx is that of the layer, or of the exchange, before it

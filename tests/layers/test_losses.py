@@ -1,0 +1,297 @@
+"""Losses beside those of the whole tensors: the sum of the workers' parts, and the gradient of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from imaginary import refusal
+from launcher.examples import LONG
+from matrix.partitions import On, on
+from sequential import Sizes, close, cut
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+draw = np.random.default_rng(0)
+
+
+@dataclass(frozen=True, eq=False)
+class LossCase:
+    """A loss on P_x, and of whole tensors the loss of each element (or sample) and by what the mean divides."""
+
+    name: str
+    loss: Callable[[Any], Any]
+    terms: Callable[[Any, Any], Any]
+    P_x: On
+    sizes: Sequence[Sizes]
+    prediction: np.ndarray
+    target: np.ndarray
+    divisor: float | None = None
+    reduction: str = "mean"
+
+    def whole(self, prediction: Any) -> Any:
+        terms = self.terms(prediction, self.target)
+        return jnp.sum(terms) / {"sum": 1, "mean": self.divisor or terms.size, "batchmean": len(terms)}[self.reduction]
+
+    def blocks(self, rank: int) -> tuple[Any, Any]:
+        x = cut(self.prediction, self.P_x, rank, self.sizes)
+        if x is None:
+            return np.zeros(0), np.zeros(0, self.target.dtype)
+        if self.target.shape == self.prediction.shape:
+            return x, cut(self.target, self.P_x, rank, self.sizes)
+        expanded = np.repeat(self.target[:, None], self.prediction.shape[1], 1)
+        lines = [n if isinstance(n, int) else list(n) for n in self.sizes]
+        its = cut(expanded, self.P_x, rank, lines)
+        empty = np.zeros((x.shape[0], *x.shape[2:]), self.target.dtype)
+        if its.shape[1]:
+            return x, its[:, 0]
+        labels = np.array_split(np.arange(len(self.target)), self.P_x.shape[0])
+        place = np.unravel_index(self.P_x.ranks.index(rank), self.P_x.shape)
+        return x, self.target[labels[place[0]]] if self.target.ndim == 1 else empty
+
+
+def shape_of(sizes: Sequence[Sizes]) -> tuple[int, ...]:
+    return tuple(n if isinstance(n, int) else sum(n) for n in sizes)
+
+
+def elementwise(kind: str, terms: Any, P_x: On, *sizes: Any, between: bool = False, **options: Any) -> LossCase:
+    shape = shape_of(sizes)
+    prediction = draw.uniform(0.01, 0.99, shape) if between else draw.standard_normal(shape)
+    target = draw.uniform(0.0, 1.0, shape) * 3 ** (not between)
+    reduction = options.get("reduction", "mean")
+    return LossCase(
+        f"{kind} {sizes} {P_x} {options}",
+        lambda P: getattr(nn, f"Distributed{kind}Loss")(P_x.partition(P), **options),
+        terms,
+        P_x,
+        sizes,
+        prediction,
+        target,
+        reduction=reduction,
+    )
+
+
+def of_classes(
+    P_x: On, *sizes: Any, weights: bool = False, ignored: bool = False, probable: bool = False, **options: Any
+) -> LossCase:
+    shape = shape_of(sizes)
+    classes, smoothing = shape[1], options.get("label_smoothing", 0.0)
+    w = draw.uniform(0.5, 2, classes) if weights else np.ones(classes)
+    labels = draw.integers(0, classes, (shape[0], *shape[2:]))
+    if ignored:
+        labels[0] = options.setdefault("ignore_index", -100)
+    kept = labels != -100
+    target = np.moveaxis(draw.dirichlet(np.ones(classes), labels.shape), -1, 1) if probable else labels
+
+    def terms(x: Any, target: Any) -> Any:
+        log_p = jax.nn.log_softmax(x, axis=1)
+        along = w.reshape(-1, *(1,) * (len(shape) - 2))
+        if probable:
+            return -((along * ((1 - smoothing) * target + smoothing / classes)) * log_p).sum(1)
+        one_hot = jnp.moveaxis(jax.nn.one_hot(target, classes), -1, 1)
+        smooth = (1 - smoothing) * one_hot + smoothing / classes
+        return -(along * smooth * log_p).sum(1) * kept
+
+    divisor = labels.size if probable else (w[np.where(kept, labels, 0)] * kept).sum()
+    return LossCase(
+        f"classes {sizes} {P_x} {weights} {ignored} {probable} {options}",
+        lambda P: nn.DistributedCrossEntropyLoss(P_x.partition(P), weight=w if weights else None, **options),
+        terms,
+        P_x,
+        sizes,
+        10 * draw.standard_normal(shape),
+        target,
+        divisor,
+        options.get("reduction", "mean"),
+    )
+
+
+def squares(x: Any, t: Any) -> Any:
+    return (x - t) ** 2
+
+
+def binary(x: Any, t: Any) -> Any:
+    return -(t * jnp.log(x) + (1 - t) * jnp.log(1 - x))
+
+
+def weighted_logits(w: Any) -> Any:
+    return lambda x, t: -(w * t * jax.nn.log_sigmoid(x) + (1 - t) * jax.nn.log_sigmoid(-x))
+
+
+CASES = (
+    elementwise("MSE", squares, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    elementwise("MSE", squares, on(3, 1), [0, 3, 1], 2, reduction="sum"),
+    elementwise("L1", lambda x, t: abs(x - t), on(1, 4), 2, 3),
+    elementwise("Huber", lambda x, t: optax.huber_loss(x, t, delta=0.7), on(2, 1, 2), 3, 2, 3, delta=0.7),
+    elementwise("BCE", binary, on(2, 2), 3, 3, between=True),
+    elementwise("BCEWithLogits", weighted_logits(np.array([1, 2.0, 3])), on(2, 2), 3, 3, pos_weight=[1, 2, 3]),
+    elementwise("KLDiv", lambda x, t: t * (jnp.log(t) - x), on(2, 2), 3, 3, between=True, reduction="batchmean"),
+    elementwise("KLDiv", lambda x, t: jnp.exp(t) * (t - x), on(2, 2), 3, 4, log_target=True),
+    elementwise("PoissonNLL", lambda x, t: jnp.exp(x) - t * x, on(2, 2), 3, 3),
+    of_classes(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    of_classes(on(1, 3, ranks=(2, 0, 3)), 4, 7, weights=True, ignored=True, label_smoothing=0.2),
+    of_classes(on(2, 2, 1), 3, 4, 2, probable=True, weights=True, label_smoothing=0.1),
+    of_classes(on(1, 4), 3, 3, ignore_index=None, reduction="sum"),
+)
+MORE = (
+    elementwise("PoissonNLL", lambda x, t: x - t * jnp.log(x + 1e-8), on(4, 1), 3, 3, between=True, log_input=False),
+    elementwise("BCEWithLogits", weighted_logits(1.0), on(4, 1), 2, 5),
+    of_classes(on(4, 1), 3, 3),
+    of_classes(on(1, 2, 2), 3, 4, 5, weights=True),
+    of_classes(on(2, 2), 3, 6, ignored=True),
+    of_classes(on(1, 4), 3, 6, label_smoothing=0.3, ignore_index=None),
+)
+
+
+def check(cases: Sequence[LossCase]) -> None:
+    P = dj.Partition()
+    losses = {case.name: case.loss(P) for case in cases}
+    blocks = {case.name: case.blocks(P.rank) for case in cases}
+
+    def everything(xs: Any) -> Any:
+        parts = {name: losses[name](x, blocks[name][1]) for name, x in xs.items()}
+        return sum(parts.values()), parts
+
+    xs = {name: block[0] for name, block in blocks.items()}
+    (_, parts), gradient = dj.jit(dj.value_and_grad(everything, has_aux=True))(xs)
+    all_parts = P.allgather_data({name: float(part) for name, part in parts.items()})
+    wholes = None
+    if P.rank == 0:
+        of_all = jax.jit(lambda xs: [jax.value_and_grad(case.whole)(x) for case, x in zip(cases, xs, strict=True)])
+        wholes = jax.tree.map(np.asarray, of_all([case.prediction for case in cases]))
+    for case, (want, its_gradient) in zip(cases, P.broadcast_data(wholes), strict=True):
+        np.testing.assert_allclose(sum(each[case.name] for each in all_parts), want, rtol=1e-12, err_msg=case.name)
+        mine = cut(its_gradient, case.P_x, P.rank, case.sizes)
+        close(gradient[case.name], np.zeros(0) if mine is None else mine, 1e-12, case.name)
+        if not xs[case.name].size:
+            assert parts[case.name] == 0, case.name
+
+
+@pytest.mark.simulated(4)
+def test_parts_add_up_to_the_loss_of_the_whole() -> None:
+    """Values and gradients: samples, classes and features split, evenly or not, with empty blocks, on any teams."""
+    check(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.world(4)
+def test_over_mpi() -> None:
+    check(CASES[-4:-2] if LONG == 1 else CASES)
+
+
+@pytest.mark.simulated(4)
+def test_each_elements_loss() -> None:
+    """With "none": the block's; over classes those of the samples, where the first classes are."""
+    P, draw = dj.Partition(), np.random.default_rng(1)  # threads share no generator
+    P_x, x, t = on(2, 2), draw.standard_normal((5, 4)), draw.standard_normal((5, 4))
+    grid, (x_own, t_own) = P_x.partition(P), (cut(each, P_x, P.rank) for each in (x, t))
+    np.testing.assert_allclose(nn.DistributedMSELoss(grid, "none")(x_own, t_own), (x_own - t_own) ** 2)
+    labels = np.arange(5) % 4
+    own = np.array_split(labels, 2)[P.rank // 2]
+    losses = nn.DistributedCrossEntropyLoss(grid, "none")(x_own, own)
+    want = -np.asarray(jax.nn.log_softmax(x))[np.arange(5), labels]
+    mine = np.array_split(want, 2)[P.rank // 2] if P.rank % 2 == 0 else np.zeros((len(own), 0))
+    np.testing.assert_allclose(losses, mine, rtol=1e-12)
+    first_only = own if P.rank % 2 == 0 else np.zeros(0, own.dtype)
+    np.testing.assert_array_equal(nn.DistributedCrossEntropyLoss(grid, "none")(x_own, first_only), losses)
+
+
+@pytest.mark.simulated(4)
+def test_nothing_is_not_a_number() -> None:
+    """All samples ignored, no samples at all, logits of -inf, probabilities of 0 and 1: 0 or what is right."""
+    P = dj.Partition()
+    grid = on(2, 2).partition(P)
+    loss = nn.DistributedCrossEntropyLoss(grid)
+
+    impossible = jnp.full((2, 3), -jnp.inf)
+    sure = jnp.array([[0.0, 1.0]])
+    cases = (
+        (loss, jnp.ones((2, 3)), jnp.full(2, -100)),
+        (loss, jnp.ones((0, 3)), jnp.zeros(0, int)),
+        (loss, impossible.at[:, 1].set(0.0) if P.rank % 2 == 0 else impossible, jnp.ones(2, int)),
+        (nn.DistributedBCELoss(grid, "sum"), sure, sure),
+        (nn.DistributedBCELoss(grid, "sum"), sure, 1 - sure),
+    )
+    xs, targets = [case[1] for case in cases], [case[2] for case in cases]
+
+    def values(xs: Any) -> Any:
+        parts = [case[0](x, target) for case, x, target in zip(cases, xs, targets, strict=True)]
+        return sum(parts), parts
+
+    (total, parts), gradients = dj.jit(dj.value_and_grad(values, has_aux=True))(xs)
+    assert [float(part) for part in parts] == [0, 0, 0, 0, 200] and total == 800
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    assert not any(np.any(gradient) for gradient in gradients[:3])
+
+
+@pytest.mark.simulated(4)
+def test_half_precision_is_summed_in_float32() -> None:
+    """5,000 errors of 1 add up to more than float16 counts to."""
+    P = dj.Partition()
+    x = jnp.ones((1250, 1), jnp.float16)
+    squares = nn.DistributedMSELoss(on(4, 1).partition(P), "sum")
+    loss = nn.DistributedCrossEntropyLoss(on(1, 4).partition(P))
+    logits = jnp.zeros((3, 3000), jnp.float16)
+    part, entropy = dj.jit(lambda x, y: (squares(x, 0 * x), loss(y, jnp.zeros(3, int))))(x, logits)
+    assert part.dtype == jnp.float32 and part == 1250
+    np.testing.assert_allclose(sum(P.allgather_data(float(entropy))), np.log(12000), rtol=1e-6)
+
+
+@pytest.mark.simulated(4)
+def test_argmax_and_accuracy() -> None:
+    """Over classes that are split, with ties, NaN, and blocks without a class."""
+    P, draw = dj.Partition(), np.random.default_rng(2)
+    for P_x, sizes in ((on(2, 2, ranks=(3, 1, 2, 0)), (5, 7)), (on(1, 4), (4, 3)), (on(1, 3), (3, (0, 2, 3)))):
+        x = draw.integers(0, 3, shape_of(sizes)).astype(float)
+        x[1, -1] = np.nan
+        own, grid = cut(x, P_x, P.rank, sizes), P_x.partition(P)
+        labels = draw.integers(0, x.shape[1], len(x))
+        best = np.argmax(x, 1)
+        labels[:2] = best[:2]
+        if own is None:
+            continue
+        rows = np.array_split(np.arange(len(x)), P_x.shape[0])[grid.index[0]]
+        np.testing.assert_array_equal(jax.jit(lambda x, P=grid: dj.functional.argmax(x, P))(own), best[rows])
+        part = float(nn.DistributedAccuracy(grid)(own, labels[rows]))
+        total = sum(grid.allgather_data(part))
+        np.testing.assert_allclose(total, np.mean(best == labels), rtol=1e-12)
+
+
+def test_refusals() -> None:
+    """When a loss is made, in one sentence on every worker."""
+    for sentence, work in {
+        "`reduction` (='all') must be one of 'mean', 'sum', 'none'.": lambda P: nn.DistributedL1Loss(P, "all"),
+        "`reduction` (='none') must be one of 'mean', 'sum'.": lambda P: nn.DistributedAccuracy(P, "none"),
+        "`delta` (=0) must be a number above 0.": lambda P: nn.DistributedHuberLoss(P, delta=0),
+        "`P_x` (4) must have 2 dimensions or more": lambda P: nn.DistributedCrossEntropyLoss(P),
+        "`label_smoothing` (=2) must be a number from 0 to 1.": lambda P: nn.DistributedCrossEntropyLoss(
+            on(2, 2).partition(P), label_smoothing=2
+        ),
+        "`ignore_index` (=1.5) must be an integer, or None.": lambda P: nn.DistributedCrossEntropyLoss(
+            on(2, 2).partition(P), ignore_index=1.5
+        ),
+    }.items():
+        assert sentence in refusal(4, work, dj.InvalidArgumentError)
+
+
+@pytest.mark.simulated(2)
+def test_refusals_when_it_is_called() -> None:
+    P = dj.Partition()
+    grid = P.create_cartesian_topology_partition([1, 2])
+    x = jnp.ones((3, 2))
+    with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have that of"):
+        nn.DistributedMSELoss(grid)(x, jnp.ones((3, 2 + P.rank)))
+    with pytest.raises(dj.PlanError, match="On worker 0: `target` has shape 4, but integer labels must be 3, one for"):
+        nn.DistributedCrossEntropyLoss(grid)(x, jnp.ones(4 - P.rank, int))
+    with pytest.raises(dj.PlanError, match="`weight` has 3 entries, but `prediction` has 4 classes"):
+        nn.DistributedCrossEntropyLoss(grid, weight=[1, 2, 3])(x, jnp.ones(3, int))
+    with pytest.raises(dj.PlanError, match="`prediction` must hold real floating-point numbers, but is int32"):
+        nn.DistributedMSELoss(grid)(x.astype("int32"), x)
+    with pytest.raises(dj.PlanError, match="must have an element along dimension 1"):
+        dj.functional.argmax(jnp.ones((3, 0)), grid)

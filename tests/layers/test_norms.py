@@ -1,0 +1,298 @@
+"""Normalisations beside the sequential ones, however the tensor is split, and what batch normalisation keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from imaginary import partition_of, refusal
+from launcher.examples import LONG
+from matrix.partitions import On, on
+from sequential import Beside, check_beside, cut
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def normalised(x: Any, axes: tuple[int, ...], eps: float = 1e-5) -> Any:
+    return (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + eps)
+
+
+def scaled(params: Any, x: Any, axis: int = 1) -> Any:
+    shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+    return x * params["weight"].reshape(shape) + params["bias"].reshape(shape) if params else x
+
+
+def batch_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:
+    channels = sizes[1] if isinstance(sizes[1], int) else sum(sizes[1])
+    axes = tuple(d for d in range(len(sizes)) if d != 1)
+    return Beside(
+        f"batch {sizes} {P_x} {options}",
+        sizes,
+        lambda P: nn.DistributedBatchNorm(P_x.partition(P), channels, **options),
+        lambda params, x: scaled(params, normalised(x, axes, options.get("eps", 1e-5))),
+        P_x,
+        y_sizes=sizes,
+    )
+
+
+def layer_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Beside:
+    axes = tuple(range(-len(shape), 0))
+
+    def whole(params: Any, x: Any) -> Any:
+        return normalised(x, axes) * params.get("weight", 1.0) + params.get("bias", 0.0)
+
+    return Beside(
+        f"layer {sizes} {P_x} {options}",
+        sizes,
+        lambda P: nn.DistributedLayerNorm(P_x.partition(P), shape, **options),
+        whole,
+        P_x,
+        y_sizes=sizes,
+    )
+
+
+def rms_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Beside:
+    axes = tuple(range(-len(shape), 0))
+    return Beside(
+        f"rms {sizes} {P_x} {options}",
+        sizes,
+        lambda P: nn.DistributedRMSNorm(P_x.partition(P), shape, **options),
+        lambda params, x: x / jnp.sqrt((x**2).mean(axes, keepdims=True) + 1e-6) * params.get("weight", 1.0),
+        P_x,
+        y_sizes=sizes,
+    )
+
+
+def group_norm(P_x: On, groups: int, *sizes: Any, **options: Any) -> Beside:
+    def whole(params: Any, x: Any) -> Any:
+        grouped = x.reshape(x.shape[0], groups, -1)
+        return scaled(params, normalised(grouped, (2,)).reshape(x.shape))
+
+    return Beside(
+        f"group {groups} {sizes} {P_x} {options}",
+        sizes,
+        lambda P: nn.DistributedGroupNorm(P_x.partition(P), groups, sizes[1], **options),
+        whole,
+        P_x,
+        y_sizes=sizes,
+    )
+
+
+def instance_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:
+    axes = tuple(range(2, len(sizes)))
+    return Beside(
+        f"instance {sizes} {P_x} {options}",
+        sizes,
+        lambda P: nn.DistributedInstanceNorm(P_x.partition(P), sizes[1], **options),
+        lambda params, x: scaled(params, normalised(x, axes)),
+        P_x,
+        y_sizes=sizes,
+    )
+
+
+CASES = (
+    batch_norm(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    batch_norm(on(2, 1, 2), [0, 4], 2, [1, 3], eps=1e-3),
+    layer_norm(on(1, 1, 3, ranks=(3, 0, 1)), (3, 2), 2, 3, 2),
+    rms_norm(on(2, 2), (5,), 3, 5),
+    group_norm(on(1, 3, 1, ranks=(2, 0, 3)), 2, 2, 6, 3),
+    group_norm(on(1, 2, 2), 3, 2, 6, [0, 5], affine=False),
+    instance_norm(on(2, 1, 1, 2, ranks=(1, 0, 3, 2)), 2, 3, 3, [4, 1], affine=True),
+)
+MORE = (
+    layer_norm(on(2, 2, ranks=(3, 1, 2, 0)), (7,), 5, 7),
+    batch_norm(on(1, 3, 1, 1, ranks=(2, 0, 3)), 2, 2, 3, 2, affine=False),
+    instance_norm(on(1, 2, 2), 3, 3, 4),
+    group_norm(on(2, 2), 2, 3, 4),
+    rms_norm(on(1, 2, 2), (3, 4), 2, 3, 4, elementwise_affine=False),
+    layer_norm(on(2, 2, 1), (4,), [3, 0], 3, 4, bias=False),
+    batch_norm(on(4, 1, 1), 3, 2, 5),
+    batch_norm(on(1, 1, 4), 3, 2, 3, eps=1e-2),
+    batch_norm(on(1, 2, 2, 1, 1), 2, 3, 5, 2, 3),
+    batch_norm(on(1, 4), 3, 7),
+    layer_norm(on(4, 1), (5,), 6, 5),
+    layer_norm(on(1, 4), (3,), 2, 3, elementwise_affine=False),
+    rms_norm(on(1, 4, ranks=(3, 2, 1, 0)), (3,), 4, 3),
+    group_norm(on(1, 4), 1, 3, 5),
+    group_norm(on(1, 4), 5, 3, 5),
+    group_norm(on(1, 4, 1), 2, 3, 8, 3),
+    instance_norm(on(4, 1, 1), 3, 2, 5),
+    instance_norm(on(1, 1, 4), 3, 2, 5, affine=True),
+)
+
+
+@pytest.mark.simulated(4)
+def test_beside_the_sequential_ones() -> None:
+    """Output and all gradients: channels, batch and features split, evenly or not, with empty blocks, on any teams."""
+    check_beside(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.world(4)
+def test_over_mpi() -> None:
+    check_beside(CASES[:1] if LONG == 1 else CASES)
+
+
+@pytest.mark.simulated(4)
+def test_without_cancellation() -> None:
+    """A variance of 1 around a mean of 10^7: as exact as two passes over the whole are, in float32 too."""
+    P = dj.Partition()
+    x = 1e7 + np.random.default_rng(0).standard_normal((64, 2))
+    P_x = on(4, 1)
+    layer = nn.DistributedBatchNorm(P_x.partition(P), 2, affine=False, eps=0.0)
+    apply = jax.jit(layer)
+    wide = apply({}, cut(x, P_x, P.rank))
+    np.testing.assert_allclose(wide, cut(np.asarray(normalised(x, (0,), 0.0)), P_x, P.rank), atol=1e-8)
+    single = (1e3 + np.random.default_rng(0).standard_normal((64, 2))).astype(np.float32)
+    want = np.asarray(normalised(single.astype(float), (0,), 0.0))
+    np.testing.assert_allclose(apply({}, cut(single, P_x, P.rank)), cut(want, P_x, P.rank), atol=5e-4)
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precisions_are_summed_in_float32(dtype: str) -> None:
+    """3,000 numbers of 100 and 102: their sum is beyond float16, and their variance beyond bfloat16's digits."""
+    P, P_x = dj.Partition(), on(4, 1)
+    x = np.tile([100.0, 102.0], 1500)[:, None]
+    layer = nn.DistributedBatchNorm(P_x.partition(P), 1)
+    params = jax.tree.map(lambda p: p.astype(dtype), layer.init())
+    y = jax.jit(layer)(params, jnp.asarray(cut(x, P_x, P.rank), dtype))
+    assert y.dtype == jnp.dtype(dtype)
+    np.testing.assert_array_equal(y, np.asarray(cut(np.tile([-1.0, 1.0], 1500)[:, None], P_x, P.rank)))
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_running_statistics(momentum: float | None) -> None:
+    """Of three batches the running mean, and the unbiased variance; evaluation uses them, and changes nothing."""
+    P, P_x = dj.Partition(), on(2, 2)
+    layer = nn.DistributedBatchNorm(P_x.partition(P), 3, momentum=momentum)
+    params, state = layer.init(jax.random.key(0), float), layer.init_state(float)
+    step = dj.jit(lambda state, x, training: layer(params, x, state=state, training=training), static_argnums=2)
+    mean, variance = np.zeros(3), np.ones(3)
+    for number in range(3):
+        x = np.random.default_rng(number).normal(2, 3, (5, 3))
+        y, state = step(state, cut(x, P_x, P.rank), True)
+        weight = 1 / (number + 1) if momentum is None else momentum
+        mean += weight * (x.mean(0) - mean)
+        variance += weight * (x.var(0, ddof=1) - variance)
+        np.testing.assert_allclose(y, cut(np.asarray(normalised(x, (0,))), P_x, P.rank), atol=1e-12)
+    its = cut(np.stack([mean, variance]), on(1, 2), P_x.grid.ravel()[P.rank] % 2)
+    np.testing.assert_allclose(np.stack([state["running_mean"], state["running_var"]]), its, atol=1e-12)
+    assert int(state["num_batches_tracked"]) == 3
+    specs = layer.state_specs()
+    assert jax.tree.map(lambda spec: spec.local_shape, specs) == jax.tree.map(np.shape, state)
+    y, after = step(state, cut(x, P_x, P.rank), False)
+    np.testing.assert_allclose(y, cut((x - mean) / np.sqrt(variance + 1e-5), P_x, P.rank), atol=1e-12)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    evaluation = jax.make_jaxpr(lambda x: layer(params, x, state=state, training=False))(y)
+    assert "all_gather" not in str(evaluation) and "moments" not in str(evaluation)
+
+
+@pytest.mark.simulated(4)
+def test_a_network_threads_its_states() -> None:
+    """Trained with batch normalisation between linear layers, nested too, as plain JAX trains it; then evaluated."""
+    P = dj.Partition()
+    P_x, P_W = on(2, 2).partition(P), on(2, 2, 1).partition(P)
+    P_y = on(2, 2).partition(P)
+    linear = nn.DistributedLinear(on(2, 1, ranks=(0, 2)).partition(P), P_y, P_W, 3, 4)
+    network = nn.Sequential(
+        linear, nn.Sequential(nn.DistributedBatchNorm(P_x, 4), jnp.tanh), nn.DistributedBatchNorm(P_x, 4, affine=False)
+    )
+    params, state = network.init(jax.random.key(0), float), network.init_state(float)
+    x = np.random.default_rng(0).standard_normal((6, 3))
+    own = cut(x, on(2, 1, ranks=(0, 2)), P.rank)
+    own = dj.zero_volume_tensor(3, float) if own is None else own
+    optimiser = optax.sgd(0.1)
+
+    @dj.jit
+    def step(params: Any, state: Any) -> Any:
+        def loss(params: Any) -> Any:
+            y, new = network(params, own, state=state)
+            return jnp.sum(jnp.sin(y) ** 2), new
+
+        (value, new), gradient = dj.value_and_grad(loss, has_aux=True)(params)
+        return optax.apply_updates(params, optimiser.update(gradient, optimiser.init(params))[0]), new, value
+
+    specs = network.param_specs()
+    plain_params = dj.gather(params, specs)
+    plain_state = [np.zeros((2, 4)), np.ones((2, 4))]
+
+    def plain(params: Any, x: Any) -> Any:
+        first, (norm, _), _ = params
+        y = x @ first["weight"].T + first["bias"]
+        z = jnp.tanh(scaled(norm, normalised(y, (0,))))
+        return normalised(z, (0,)), [
+            jnp.stack([u.mean(0) for u in (y, z)]),
+            jnp.stack([u.var(0, ddof=1) for u in (y, z)]),
+        ]
+
+    for _ in range(3):
+        params, state, value = step(params, state)
+        if P.rank == 0:
+            (want, moments), gradient = jax.value_and_grad(
+                lambda p: (jnp.sum(jnp.sin((out := plain(p, x))[0]) ** 2), out[1]), has_aux=True
+            )(plain_params)
+            plain_params = jax.tree.map(lambda p, g: p - 0.1 * g, plain_params, gradient)
+            plain_state = [0.9 * old + 0.1 * new for old, new in zip(plain_state, moments, strict=True)]
+            np.testing.assert_allclose(value, want, rtol=1e-11)
+    whole_params, whole_state = dj.gather(params, specs), dj.gather(state, network.state_specs())
+    evaluated = dj.jit(lambda p, s: network(p, own, state=s, training=False))(params, state)
+    assert jax.tree.map(np.shape, evaluated[1]) == jax.tree.map(np.shape, state)
+    if P.rank == 0:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), whole_params, plain_params)
+        means = np.stack([whole_state[1][0]["running_mean"], whole_state[2]["running_mean"]])
+        np.testing.assert_allclose(means, plain_state[0], atol=1e-11)
+        np.testing.assert_allclose(whole_state[1][0]["running_var"], plain_state[1][0], atol=1e-11)
+    with pytest.raises(dj.InvalidArgumentError, match="`state` has 2 entries, but there are 3 layers"):
+        network(params, own, state=state[:2])
+
+
+def test_refusals() -> None:
+    """When the layer is made, in one sentence on every worker."""
+
+    def P_x(P: dj.Partition, *shape: int) -> dj.CartesianPartition:
+        return on(*shape).partition(P)
+
+    for sentence, work in {
+        "`num_channels` (=6) must be divisible by `num_groups` (=4).": lambda P: nn.DistributedGroupNorm(
+            P_x(P, 2, 2), 4, 6
+        ),
+        "`P_x` (2 x 2) must have 3 dimensions or more": lambda P: nn.DistributedInstanceNorm(P_x(P, 2, 2), 4),
+        "`P_x` (4) must have 2 dimensions or more": lambda P: nn.DistributedBatchNorm(P_x(P, 4), 4),
+        "`momentum` (=2) must be a number from 0 to 1, or None.": lambda P: nn.DistributedBatchNorm(
+            P_x(P, 2, 2), 4, momentum=2
+        ),
+        "`eps` (=-1) must be a number, 0 or more.": lambda P: nn.DistributedRMSNorm(P_x(P, 2, 2), 4, eps=-1),
+        "`normalized_shape` (=(2, 3, 4)) must not have more dimensions than `P_x` (2 x 2).": lambda P: (
+            nn.DistributedLayerNorm(P_x(P, 2, 2), (2, 3, 4))
+        ),
+        "`normalized_shape` (=0) must be the lengths": lambda P: nn.DistributedLayerNorm(P_x(P, 2, 2), 0),
+        "`num_features` (=0) must be 1 or more.": lambda P: nn.DistributedBatchNorm(P_x(P, 2, 2), 0),
+    }.items():
+        assert sentence in refusal(4, work, dj.InvalidArgumentError)
+
+
+@pytest.mark.simulated(2)
+def test_refusals_when_it_is_called() -> None:
+    P = dj.Partition()
+    P_x = P.create_cartesian_topology_partition([1, 2])
+    layer = nn.DistributedBatchNorm(P_x, 3)
+    params = layer.init(dtype=float)
+    with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2 workers.*\[1, 2\]"):
+        layer(params, jnp.ones((4, 1 + P.rank)))
+    with pytest.raises(dj.PlanError, match="must hold real floating-point numbers to be normalised, but is int32"):
+        layer(params, jnp.ones((4, 2 - P.rank), "int32"))
+    with pytest.raises(dj.PlanError, match=r"`x` \(of shape \(1, 3\)\) must have more than one value per channel"):
+        layer(params, jnp.ones((1, 2 - P.rank)))
+    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(=None\) must be given where `training` is False"):
+        layer(params, jnp.ones((4, 2 - P.rank)), training=False)
+
+
+def test_a_layer_without_running_statistics_has_no_state() -> None:
+    layer = nn.DistributedBatchNorm(on(1, 1).partition(partition_of(0, 1)), 2, track_running_stats=False)
+    assert layer.init_state() == layer.state_specs() == {}

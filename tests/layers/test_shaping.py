@@ -1,0 +1,305 @@
+"""Layers that change shapes beside the sequential ones: output and gradients, however the tensor is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import refusal
+from jax import lax
+from launcher.examples import LONG
+from matrix.partitions import On, on
+from sequential import Beside, check_beside, cut
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def transposed(
+    sizes: Any, P_x: On, *others: On, channels: int = 3, kernel: tuple[int, ...], extra: Any = 0, **options: Any
+) -> Beside:
+    """The adjoint of a plain convolution of the output, as JAX transposes it."""
+    dims, groups = len(kernel), options.get("groups", 1)
+    stride, dilation = (options.get(name, (1,) * dims) for name in ("stride", "dilation"))
+    padding = [(p, p) for p in options.get("padding", (0,) * dims)]
+
+    def whole(params: Any, x: Any) -> Any:
+        lengths = [
+            (n - 1) * s - 2 * p[0] + d * (k - 1) + 1 + e
+            for n, s, p, d, k, e in zip(
+                x.shape[2:], stride, padding, dilation, kernel, np.broadcast_to(extra, dims).tolist(), strict=True
+            )
+        ]
+
+        def convolved(y: Any) -> Any:
+            return lax.conv_general_dilated(
+                y, params["weight"], stride, padding, rhs_dilation=dilation, feature_group_count=groups
+            )
+
+        y = jax.ShapeDtypeStruct((x.shape[0], channels, *lengths), float)
+        return jax.linear_transpose(convolved, y)(x)[0] + params["bias"].reshape(-1, *(1,) * dims)
+
+    def layer(P: dj.Partition) -> Any:
+        layer_type = getattr(nn, f"DistributedConvTranspose{dims}d")
+        on_them = (each.partition(P) for each in (P_x, *others))
+        own = {name: value for name, value in options.items()}
+        return layer_type(
+            *on_them, in_channels=sizes[1], out_channels=channels, kernel_size=kernel, output_padding=extra, **own
+        )
+
+    return Beside(
+        f"transposed {sizes} {P_x} {kernel} {channels} {extra} {options}",
+        sizes,
+        layer,
+        whole,
+        P_x,
+        others[0] if others else None,
+    )
+
+
+def upsample(sizes: Any, P_x: On, P_y: On | None = None, **options: Any) -> Beside:
+    """Along each dimension a matrix, from PyTorch's formulas."""
+
+    def matrix(n: int, d: int) -> np.ndarray:
+        scale = options.get("scale_factor")
+        m = int(n * scale) if scale else options["size"][d]
+        result = np.zeros((m, n))
+        for o in range(m):
+            if options.get("mode", "nearest") == "nearest":
+                result[o, min(int(o / scale) if scale else o * n // m, n - 1)] = 1
+                continue
+            if options.get("align_corners"):
+                place = o * (n - 1) / max(m - 1, 1)
+            else:
+                place = max((o + 0.5) * (1 / scale if scale else n / m) - 0.5, 0)
+            low = min(int(place), n - 1)
+            result[o, low] += 1 - (place - low)
+            result[o, min(low + 1, n - 1)] += place - low
+        return result
+
+    def whole(params: Any, x: Any) -> Any:
+        for d in range(2, x.ndim):
+            x = jnp.moveaxis(jnp.tensordot(x, matrix(x.shape[d], d - 2), (d, 1)), -1, d)
+        return x
+
+    def layer(P: dj.Partition) -> Any:
+        return nn.DistributedUpsample(P_x.partition(P), P_y.partition(P) if P_y else None, **options)
+
+    return Beside(f"upsample {sizes} {P_x} {P_y} {options}", sizes, layer, whole, P_x, P_y)
+
+
+def adaptive(sizes: Any, P_x: On, *output: int | None) -> Beside:
+    def whole(params: Any, x: Any) -> Any:
+        for d, m in enumerate(output, 2):
+            n = x.shape[d]
+            if m is not None:
+                windows = [x.take(jnp.arange(o * n // m, -(-(o + 1) * n // m)), d).mean(d) for o in range(m)]
+                x = jnp.stack(windows, d)
+        return x
+
+    def layer(P: dj.Partition) -> Any:
+        return nn.DistributedAdaptiveAvgPool(P_x.partition(P), output)
+
+    return Beside(f"adaptive {sizes} {P_x} {output}", sizes, layer, whole, P_x)
+
+
+def pad(sizes: Any, P_x: On, *pairs: tuple[int, int], mode: str = "constant", value: float = 0.0) -> Beside:
+    def whole(params: Any, x: Any) -> Any:
+        widths = [(0, 0)] * (x.ndim - len(pairs)) + list(pairs)
+        if min(min(pair) for pair in pairs) < 0:
+            return lax.pad(x, value, [(*pair, 0) for pair in widths])
+        options = {"constant_values": value} if mode == "constant" else {}
+        return jnp.pad(x, widths, mode={"replicate": "edge", "circular": "wrap"}.get(mode, mode), **options)
+
+    def layer(P: dj.Partition) -> Any:
+        return nn.DistributedPad(P_x.partition(P), pairs, mode, value)
+
+    return Beside(f"pad {sizes} {P_x} {pairs} {mode} {value}", sizes, layer, whole, P_x)
+
+
+def other(name: str, sizes: Any, P_x: On, layer: Callable[[Any], Any], whole: Any, P_y: On | None = None) -> Beside:
+    return Beside(f"{name} {sizes} {P_x} {P_y}", sizes, lambda P: layer(P), lambda params, x: whole(x), P_x, P_y)
+
+
+def flatten(sizes: Any, P_x: On, P_y: On) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Flatten(P_x.partition(P), P_y.partition(P))
+
+    return other("flatten", sizes, P_x, layer, lambda x: x.reshape(len(x), -1), P_y)
+
+
+def unflatten(sizes: Any, P_x: On, P_y: On, *shape: int) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Unflatten(P_x.partition(P), P_y.partition(P), shape)
+
+    return other(f"unflatten {shape}", sizes, P_x, layer, lambda x: x.reshape(len(x), *shape), P_y)
+
+
+def global_pool(kind: str, sizes: Any, P_x: On) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        return getattr(nn, f"DistributedGlobal{kind}Pool")(P_x.partition(P))
+
+    def whole(x: Any) -> Any:
+        of = jnp.mean if kind == "Avg" else jnp.max
+        return of(x, tuple(range(2, x.ndim)), keepdims=True)
+
+    return other(f"global {kind}", sizes, P_x, layer, whole)
+
+
+CASES = (
+    transposed((2, 3, 5), on(1, 1, 3, ranks=(3, 1, 0)), kernel=(3,), stride=(2,), padding=(1,), extra=1),
+    transposed((2, 3, 3), on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), kernel=(2,), stride=(3,), channels=5),
+    transposed((2, 4, 5), on(1, 2, 1), on(1, 2, 1), on(2, 1, 1), kernel=(3,), groups=2, stride=(2,), channels=6),
+    upsample((2, 3, 5), on(1, 2, 2), on(2, 1, 1, ranks=(3, 0)), size=(7,), mode="linear"),
+    upsample((2, 2, [1, 0, 4]), on(1, 1, 3), size=(4,), mode="linear", align_corners=True),
+    adaptive((2, 3, 7, 4), on(1, 1, 2, 2), 3, None),
+    pad((3, 2, 5), on(1, 1, 4), (2, 3), value=1.5),
+    pad((3, 5), on(1, 3, ranks=(2, 0, 3)), (2, 4), mode="circular"),
+    flatten((4, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2)),
+    unflatten((4, 15), on(1, 3), on(2, 1, 2), 3, 5),
+    global_pool("Avg", (2, 3, 4, 3), on(1, 2, 2, 1)),
+)
+MORE = (
+    transposed((2, 2, 3, [0, 4]), on(1, 1, 2, 2), kernel=(3, 2), dilation=(2, 1), stride=(1, 2), padding=(2, 0)),
+    upsample((2, 3, 3, 4), on(1, 1, 2, 2, ranks=(3, 1, 2, 0)), scale_factor=2),
+    adaptive((2, 2, 11), on(1, 1, 4), 2),
+    pad((3, 2, 4), on(1, 2, 2), (1, 0), (3, 2), mode="reflect"),
+    pad((2, 3, 5), on(2, 1, 2), (4, 1), mode="replicate"),
+    pad((2, 3, 7), on(1, 1, 4), (-2, -1)),
+    flatten((2, [1, 3], 2), on(1, 2, 1), on(1, 3, ranks=(3, 2, 0))),
+    global_pool("Max", (3, 2, 5), on(1, 1, 3, ranks=(2, 0, 3))),
+    transposed((1, 2, 4), on(1, 1, 4), kernel=(1,), stride=(4,)),
+    transposed((2, 2, 2, 3, 2), on(1, 1, 2, 1, 2), kernel=(2, 3, 2), stride=(2, 1, 2), extra=(1, 0, 0)),
+    transposed((4, 2, 3), on(4, 1, 1), kernel=(5,), padding=(2,)),
+    transposed((2, 4, 4), on(1, 1, 2), on(1, 2, 2), on(2, 1, 2), kernel=(3,), groups=2, channels=4, padding=(1,)),
+    upsample((2, 1, 3, 2, 2), on(1, 1, 2, 2, 1), scale_factor=2, mode="trilinear"),
+    upsample((2, 2, 5), on(1, 1, 4), scale_factor=1.5),
+    upsample((2, 2, 9), on(2, 1, 2), size=(4,), mode="linear"),
+    pad((2, 3, 5), on(1, 1, 4), (4, 4), mode="reflect"),
+    pad((2, 3, 4), on(1, 1, 4), (4, 3), mode="circular"),
+    pad((4, 4), on(2, 2), (1, -1), (0, 2)),
+    flatten((3, 2, 3, 2), on(1, 1, 2, 2), on(1, 4)),
+    unflatten((4, 6), on(2, 2), on(1, 2, 1, 2), 3, 1, 2),
+    global_pool("Avg", (2, 3, 5), on(1, 1, 4)),
+    global_pool("Max", (2, 3, [2, 0, 3]), on(1, 1, 3)),
+)
+
+
+@pytest.mark.simulated(4)
+def test_beside_the_sequential_ones() -> None:
+    """Output and gradients: everything split, evenly or not, with empty blocks, on any teams."""
+    check_beside(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.world(4)
+def test_over_mpi() -> None:
+    check_beside([CASES[1], CASES[3]] if LONG == 1 else CASES)
+
+
+@pytest.mark.simulated(4)
+def test_concatenation() -> None:
+    """Of three tensors along a split dimension, and along one that is not; with gradients."""
+    P = dj.Partition()
+    P_x = on(2, 2, ranks=(3, 1, 2, 0))
+    draw = np.random.default_rng(4).standard_normal
+    wholes = [draw((5, n)) for n in (3, 1, 4)]
+    c = draw((5, 8))
+    across = nn.Concatenate(on(4, 1).partition(P))
+    along = nn.Concatenate(P_x.partition(P))
+    own = [cut(x, P_x, P.rank) for x in wholes]
+    own_rows = [cut(x, on(4, 1), P.rank) for x in wholes]
+
+    def loss(own: Any, own_rows: Any) -> Any:
+        y, z = along(*own), across(*own_rows)
+        return jnp.sum(y**2 * cut(c, P_x, P.rank)) + jnp.sum(z), (y, z)
+
+    gradient, (y, z) = dj.jit(dj.grad(loss, has_aux=True))(own, own_rows)
+    joined = np.concatenate(wholes, 1)
+    np.testing.assert_array_equal(y, cut(joined, P_x, P.rank))
+    np.testing.assert_array_equal(z, cut(joined, on(4, 1), P.rank))
+    for got, want in zip(gradient, np.split(2 * joined * c, [3, 4], 1), strict=True):
+        np.testing.assert_allclose(got, cut(want, P_x, P.rank), rtol=1e-14)
+    assert "sampling" not in str(jax.make_jaxpr(lambda xs: across(*xs))(own_rows))
+    with pytest.raises(dj.PlanError, match="must have the blocks of"):
+        across(own_rows[0], own_rows[1][:0])
+
+
+@pytest.mark.simulated(4)
+def test_dropout_does_not_depend_on_the_partition() -> None:
+    """The elements of jax.random's mask for the whole tensor, on unbalanced blocks too; whole channels; no key."""
+    P, key = dj.Partition(), jax.random.key(3)
+    x = 1 + np.arange(5 * 4 * 3.0).reshape(5, 4, 3)
+    want = np.where(jax.random.bernoulli(key, 0.7, x.shape), x / 0.7, 0)
+    by_channel = np.where(jax.random.bernoulli(key, 0.7, (5, 4, 1)), x / 0.7, 0)
+    for P_x, sizes in ((on(2, 2, 1, ranks=(3, 1, 2, 0)), (5, 4, 3)), (on(1, 1, 3), (5, 4, [0, 1, 2]))):
+        own = cut(x, P_x, P.rank, sizes)
+        own = np.zeros((5, 0)) if own is None else own
+        layers = [nn.Dropout(P_x.partition(P), 0.3, channels) for channels in (False, True)]
+        got = dj.jit(lambda x, layers=layers: [layer(x, key=key) for layer in layers])(own)
+        for y, whole in zip(got, (want, by_channel), strict=True):
+            mine = cut(whole, P_x, P.rank, sizes)
+            np.testing.assert_allclose(y, own if mine is None else mine, rtol=1e-14)
+    network = nn.Sequential(jnp.sin, nn.Sequential(layers[0]))
+    assert network.draws and not network[:1].draws
+    one = jax.random.split(jax.random.split(key, 2)[1], 1)[0]
+    np.testing.assert_array_equal(network(({}, ({},)), own, key=key), layers[0](jnp.sin(own), key=one))
+    np.testing.assert_array_equal(network(({}, ({},)), own, training=False), jnp.sin(own))
+    with pytest.raises(dj.InvalidArgumentError, match=r"`key` \(=None\) must be a random key in training"):
+        network(({}, ({},)), own)
+
+
+def test_refusals() -> None:
+    """When a layer is made, in one sentence on every worker."""
+
+    def P_x(P: dj.Partition) -> dj.CartesianPartition:
+        return on(1, 1, 4).partition(P)
+
+    sizes = {"in_channels": 2, "out_channels": 2, "kernel_size": 3}
+    for sentence, work in {
+        "Exactly one of `size` (=3) and `scale_factor` (=2) must be given.": lambda P: nn.DistributedUpsample(
+            P_x(P), size=3, scale_factor=2
+        ),
+        "`mode` (='cubic') must be one of 'nearest', 'linear'": lambda P: nn.DistributedUpsample(
+            P_x(P), size=3, mode="cubic"
+        ),
+        "`size` (=0) must be an integer, 1 or more, or 1 of them.": lambda P: nn.DistributedUpsample(P_x(P), size=0),
+        "`align_corners` (=True) must be False where": lambda P: nn.DistributedUpsample(
+            P_x(P), size=3, align_corners=True
+        ),
+        "`output_size` (=(2, 2)) must be an integer, 1 or more, or 1 of them or None.": lambda P: (
+            nn.DistributedAdaptiveAvgPool(P_x(P), (2, 2))
+        ),
+        "`mode` (='edge') must be one of 'constant', 'reflect'": lambda P: nn.DistributedPad(P_x(P), [(1, 1)], "edge"),
+        "`padding` (=[1]) must be pairs": lambda P: nn.DistributedPad(P_x(P), [1]),
+        "`cropping` (=[(-1, 0)]) must be pairs (low, high) of integers, 0 or more.": lambda P: nn.DistributedCrop(
+            P_x(P), [(-1, 0)]
+        ),
+        "`output_padding` (=2) must be an integer of 0 or more, below stride or dilation (2)": lambda P: (
+            nn.DistributedConvTranspose1d(P_x(P), **sizes, stride=2, output_padding=2)
+        ),
+        "`padding` (='same') must be numbers in a transposed": lambda P: nn.DistributedConvTranspose1d(
+            P_x(P), **sizes, padding="same"
+        ),
+        "`p` (=1) must be a probability, from 0 to below 1.": lambda P: nn.Dropout(P, 1),
+        "`P_y` (1 x 1 x 4) must have 2 dimensions: batch, and features.": lambda P: nn.Flatten(P_x(P), P_x(P)),
+        "`shape` (=(3,)) must be channels and features": lambda P: nn.Unflatten(on(2, 2).partition(P), P_x(P), [3]),
+        "`axis` (=(3,)) names dimension 3": lambda P: nn.Concatenate(P_x(P), 3),
+    }.items():
+        assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
+
+
+def test_transposed_convolutions_differ_by_output_padding() -> None:
+    P = on(1, 1, 1).partition(dj.Partition.of_workers(on_planning(), range(1)))
+    make = nn.DistributedConvTranspose1d
+    layers = [make(P, in_channels=1, out_channels=1, kernel_size=2, stride=2, output_padding=e) for e in (0, 1, 1)]
+    assert layers[0] != layers[1] == layers[2] and hash(layers[1]) == hash(layers[2])
+
+
+def on_planning() -> Any:
+    from distdl_jax.backends.planning import PlanningWorld
+
+    return PlanningWorld(0, 1)

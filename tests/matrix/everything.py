@@ -1,0 +1,83 @@
+"""Which operators, worlds, modes, dtypes and transformations meet: all in a long run, or some of each pair."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import jax
+from launcher.examples import LONG
+
+import distdl_jax as dj
+from matrix.case import Case
+from matrix.cases import PRIMITIVES
+from matrix.covering import Row, covering
+from matrix.transformations import TRANSFORMATIONS
+
+MODES: dict[str, Callable[..., Any] | None] = {"eager": None, "jax.jit": jax.jit, "dj.jit": dj.jit}
+WORLDS = (1, 2, 3, 4, 12)
+SMALL = WORLDS[:4]
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+INEXACT = ("float16", "bfloat16", "float32", "complex64")
+DTYPES = (*INTEGERS, *INEXACT, "float64", "complex128")
+KINDS = tuple(dict.fromkeys(case.kind for case in PRIMITIVES))
+
+
+def takes(case: Case, dtype: str) -> bool:
+    """Whether an operator moves numbers of this dtype."""
+    return (case.any_dtype or dtype not in INTEGERS) and (case.any_complex or not dtype.startswith("complex"))
+
+
+def cases(row: Row) -> list[Case]:
+    """Those that a row may take, which need not have all its factors."""
+    return [
+        case
+        for case in PRIMITIVES
+        if row.get("world", case.world) == case.world
+        and row.get("operator", case.kind) == case.kind
+        and ("dtype" not in row or (case.exact and takes(case, row["dtype"])))
+    ]
+
+
+@cache
+def dtypes_in(mode: str, world: int) -> tuple[tuple[Case, str], ...]:
+    """The operators, and of which dtype, that this mode is tried with in this world."""
+    pairs = (("operator", "mode"), ("operator", "world"), ("mode", "dtype"), ("mode", "world"))
+    return _chosen(mode, world, "dtype", DTYPES, WORLDS, pairs)
+
+
+@cache
+def transformations_in(mode: str, world: int) -> tuple[tuple[Case, str], ...]:
+    """The same for transformations; in a short run in small worlds."""
+    return _chosen(mode, world, "transformation", tuple(TRANSFORMATIONS), SMALL, (("transformation", "mode"),))
+
+
+def in_batches(chosen: Sequence[tuple[Case, str]]) -> list[list[tuple[Case, str]]]:
+    """The same in lists that have each case once, for results go by name."""
+    batches: list[list[tuple[Case, str]]] = []
+    seen: Counter[str] = Counter()
+    for case, value in chosen:
+        if seen[case.name] == len(batches):
+            batches.append([])
+        batches[seen[case.name]].append((case, value))
+        seen[case.name] += 1
+    return batches
+
+
+def _chosen(
+    mode: str,
+    world: int,
+    name: str,
+    values: tuple[str, ...],
+    worlds: tuple[int, ...],
+    pairs: tuple[tuple[str, str], ...],
+) -> tuple[tuple[Case, str], ...]:
+    if LONG > 1:
+        everything = product([case for case in PRIMITIVES if case.world == world], values)
+        kept = ((case, value) for case, value in everything if name != "dtype" or (case.exact and takes(case, value)))
+        return tuple(kept)
+    factors = {"operator": KINDS, "mode": tuple(MODES), "world": worlds, name: values}
+    rows = enumerate(covering(factors, pairs, lambda row: bool(cases(row))))
+    here = [(cases(row), turn, row[name]) for turn, row in rows if (row["mode"], row["world"]) == (mode, world)]
+    return tuple(dict.fromkeys((alike[turn % len(alike)], value) for alike, turn, value in here))

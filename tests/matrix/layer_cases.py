@@ -1,0 +1,89 @@
+"""Layers of x with fixed parameters, each in a line: the layer, and the same of the whole tensor."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from imaginary import partition_of
+
+import distdl_jax as dj
+from matrix import reference
+from matrix.case import Case, Operator
+from matrix.painting import painted
+from matrix.partitions import On, blocks
+
+
+def layer(
+    name: str,
+    P_x: On,
+    sizes: Sequence[Any],
+    build: Callable[[dj.Partition], Any],
+    whole: Callable[[Any, Any], Any],
+    P_y: On | None = None,
+    world: int = 4,
+    linear: bool = True,
+    silent: bool = False,
+) -> Case:
+    """`build` makes the layer from all workers, `whole` its output from the whole parameters and x."""
+    xs = blocks(P_x, *sizes, world=world, elsewhere=(sizes[0] if isinstance(sizes[0], int) else 0, 0))
+    name = f"layer {name} {P_x}" + (f" -> {P_y}" if P_y else "")
+
+    def values(specs: Any) -> Any:
+        """Whole parameters: small integers."""
+        shapes = {key: spec.global_shape for key, spec in specs.items()}
+        return dict(zip(shapes, painted(name, [*shapes.values()], np.float64), strict=True))
+
+    def operator(P: dj.Partition) -> Operator:
+        F = build(P)
+        specs = F.param_specs()
+        own = {
+            key: np.zeros(0) if specs[key].box is None else its[tuple(slice(*side) for side in specs[key].box)]
+            for key, its in values(specs).items()
+        }
+        return lambda x: F({key: jnp.asarray(its, x.dtype) for key, its in own.items()}, x)
+
+    def dense(arrays: list[Any]) -> list[Any]:
+        params = values(build(partition_of(0, world)).param_specs())
+        if linear:
+            return reference.windowed(arrays, P_x.grid, (P_y or P_x).grid, lambda x: whole(params, x))
+        held = cut(whole(params, assembled(arrays, P_x.grid)), (P_y or P_x).grid)
+        return [held.get(worker, jnp.zeros((len(x), 0))) for worker, x in enumerate(arrays)]
+
+    return Case(
+        name,
+        world,
+        xs,
+        operator,
+        dense,
+        lambda P, held: build(P).plan(held),
+        any_dtype=False,
+        any_complex=linear,
+        linear=linear,
+        exact=linear,
+        silent=silent,
+    )
+
+
+def assembled(arrays: Sequence[Any], grid: np.ndarray) -> Any:
+    """As in `reference`, of arrays that JAX traces."""
+    if grid.ndim == 0:
+        return arrays[int(grid)]
+    return jnp.concatenate([assembled(arrays, part) for part in grid], axis=-grid.ndim)
+
+
+def cut(whole: Any, grid: np.ndarray) -> dict[int, Any]:
+    """As in `reference`, of arrays that JAX traces."""
+    if grid.ndim == 0:
+        return {int(grid): whole}
+    parts = zip(grid, jnp.array_split(whole, len(grid), axis=-grid.ndim), strict=True)
+    return {worker: block for part, its in parts for worker, block in cut(its, part).items()}
+
+
+def normalised(x: Any, axes: tuple[int, ...]) -> Any:
+    return (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + 1e-5)
+
+
+def enlarged(x: Any) -> Any:
+    """Twice as long, and twice as wide."""
+    return x.repeat(2, 2).repeat(2, 3)

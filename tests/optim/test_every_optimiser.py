@@ -1,0 +1,80 @@
+"""Every optimiser of optax on blocks, against itself on the whole tensors: what `check` says, and the state's specs."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from launcher.examples import LONG
+from optim.every_optimiser import OPTIMISERS, updates
+
+import distdl_jax as dj
+
+LISTED = {
+    "apply_if_finite",  # decides for all, but only where something is not finite
+    "differentially_private_aggregate",  # wants a gradient for each sample
+    "dpsgd",
+    "hutchinson_estimator_diag_hessian",  # wants the loss
+    "scale_by_backtracking_linesearch",  # takes the first step that it tries, here
+    "scale_by_muon",  # wants to know what is a matrix
+    "sophia",
+}
+"""What `check` knows by name, and what is not tried here."""
+
+NO_SPECS = {"flatten"}
+"""Right on blocks, but with a state that is no block of anything."""
+
+
+def test_all_are_there() -> None:
+    """Those that are known are found, so that the test below means something."""
+    assert len(OPTIMISERS) >= 100 and {"adam", "lamb", "adafactor", "sam", "momo", "prodigy"} <= set(OPTIMISERS)
+    assert set(OPTIMISERS) > LISTED | NO_SPECS
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("name", [*OPTIMISERS][:: 1 if LONG > 1 else 16])
+def test_what_check_says_and_the_specs_of_the_state(name: str) -> None:
+    """What differs from the update of whole tensors is what it flags; where nothing does, the state is gathered."""
+    P = dj.Partition()
+    optimiser = OPTIMISERS[name]
+    specs = {
+        "matrix": dj.TensorSpec((4, 6), P.create_cartesian_topology_partition([2, 1])),
+        "column": dj.TensorSpec((4, 3), P.create_cartesian_topology_partition([1, 2])),
+        "vector": dj.TensorSpec((3,), P.create_partition_inclusive([1])),
+    }
+    draw = np.random.default_rng(0)
+
+    slope = {name: draw.normal(size=spec.global_shape) for name, spec in specs.items()}
+
+    def tensors(size: float) -> Any:
+        whole = {name: size * (x + draw.normal(size=x.shape) / 4) for name, x in slope.items()}
+        own = {n: jnp.asarray(x[tuple(slice(*r) for r in specs[n].box or ((0, 0),))]) for n, x in whole.items()}
+        return whole, own
+
+    every = [tensors(size) for size in (1, 0.01, 1, 100, 100, 100)]
+    run = jax.jit(partial(updates, optimiser))
+    if name in LISTED:
+        assert dj.optim.check(optimiser)
+        return
+    found, state = run(every[0][1], [own for _, own in every[1:]])
+    gathered = dj.gather(found, [specs] * len(found))
+    differs = None
+    if P.rank == 0:
+        want, whole_state = run(every[0][0], [whole for whole, _ in every[1:]])
+        pairs = zip(jax.tree.leaves(gathered), jax.tree.leaves(want), strict=True)
+        differs = not all(np.allclose(a, b, 1e-7, 1e-9 * np.max(np.abs(b))) for a, b in pairs)
+        assert bool(said := dj.optim.check(optimiser)) == differs, (differs, said)
+    if P.allgather_data(differs)[0]:
+        return
+    if name in NO_SPECS:
+        with pytest.raises(dj.PlanError, match="is no block of anything"):
+            dj.specs_like(state, every[0][1], specs)
+        return
+    gathered_state = dj.gather(state, dj.specs_like(state, every[0][1], specs))
+    if P.rank == 0:
+        assert jax.tree.structure(gathered_state) == jax.tree.structure(whole_state)
+        for a, b in zip(jax.tree.leaves(gathered_state), jax.tree.leaves(whole_state), strict=True):
+            if jnp.issubdtype(jnp.result_type(a), jnp.number):
+                np.testing.assert_allclose(a, b, rtol=1e-9)

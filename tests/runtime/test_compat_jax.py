@@ -1,0 +1,382 @@
+"""Each private part of jax does what the library uses it for; where not, its docstring is what fails."""
+
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.extend.core import Effect, Primitive
+from jax.interpreters import mlir
+from mpi4py import MPI
+from private_parts import what_breaks
+
+from distdl_jax import compat
+
+MOST_LOOKS = 3000
+"""How often a thread looks, every 10 ms, before what it waits for counts as not there."""
+
+
+@what_breaks(compat.allow_in_checkpoint)
+def test_checkpoint_accepts_an_effect() -> None:
+    class Unheard(Effect):
+        pass
+
+    effect, operation = Unheard(), Primitive("unheard")
+    operation.def_effectful_abstract_eval(lambda x: (x, {effect}))
+
+    @jax.checkpoint
+    def f(x: Any) -> Any:
+        return jnp.sin(x) * operation.bind(jnp.ones(()))
+
+    with pytest.raises(NotImplementedError, match="Effects not supported"):
+        jax.make_jaxpr(jax.grad(f))(1.0)
+    compat.allow_in_checkpoint(Unheard)
+    assert jax.make_jaxpr(jax.grad(f))(1.0).effects == {effect}
+
+
+@what_breaks(compat.source_frames)
+def test_the_lines_of_an_equation() -> None:
+    def inner(x: Any) -> Any:
+        return jnp.sin(x)
+
+    def outer(x: Any) -> Any:
+        return inner(x)
+
+    (equation,) = jax.make_jaxpr(outer)(1.0).eqns
+    first, second, *_ = compat.source_frames(equation.source_info.traceback)
+    for frame, function in ((first, inner), (second, outer)):
+        assert frame.file_name == __file__
+        assert frame.function_name.endswith(function.__name__)
+        assert frame.start_line == inspect.getsourcelines(function)[1] + 1
+    assert list(compat.source_frames(None)) == []
+
+
+def squared_twice(x: Any) -> Any:
+    with jax.named_scope("inner"):
+        return jax.jit(jnp.square)(jax.checkpoint(jnp.sin)(x))
+
+
+@what_breaks(compat.bound_again)
+def test_a_program_evaluated_equation_by_equation() -> None:
+    """It gives what the function gives, and its equations keep their lines, scopes and settings."""
+
+    def f(x: Any) -> Any:
+        with jax.default_matmul_precision("float32"):
+            return jnp.dot(jax.nn.relu(squared_twice(x)), x)
+
+    program = jax.make_jaxpr(f)(X := np.arange(3.0))
+
+    def again(x: Any) -> Any:
+        values = {program.jaxpr.invars[0]: x}
+        for eqn in program.jaxpr.eqns:
+            args = [values[var] for var in eqn.invars]
+            values.update(zip(eqn.outvars, compat.bound_again(eqn, args), strict=True))
+        return values[program.jaxpr.outvars[0]]
+
+    assert again(X) == f(X)
+    np.testing.assert_array_equal(jax.grad(again)(X), jax.grad(f)(X))
+    same = jax.make_jaxpr(again)(X)
+    assert str(same) == str(program)
+    for got, expected in zip(same.jaxpr.eqns, program.jaxpr.eqns, strict=True):
+        lines = [next(compat.source_frames(eqn.source_info.traceback)).start_line for eqn in (got, expected)]
+        assert lines[0] == lines[1]
+        assert str(got.source_info.name_stack) == str(expected.source_info.name_stack)
+
+
+@what_breaks(compat.at_line_of)
+def test_what_is_traced_takes_the_line_of_an_equation() -> None:
+    first = jax.make_jaxpr(squared_twice)(1.0).jaxpr.eqns[0]
+
+    def elsewhere(x: Any) -> Any:
+        with compat.at_line_of(first):
+            return lax.sin(x)
+
+    (eqn,) = jax.make_jaxpr(elsewhere)(1.0).jaxpr.eqns
+    assert next(compat.source_frames(eqn.source_info.traceback)).function_name.endswith("squared_twice")
+    assert str(eqn.source_info.name_stack) == "inner"
+
+
+def while_watched(look: Callable[[], bool], work: Callable[[threading.Event], None]) -> bool:
+    """Whether `look`, from another thread, was ever true while `work` ran; the event tells `work` that it may end."""
+    found, may_end = [], threading.Event()
+
+    def watch() -> None:
+        for _ in range(MOST_LOOKS):
+            if look():
+                found.append(True)
+                break
+            time.sleep(0.01)
+        may_end.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    work(may_end)
+    watcher.join()
+    return bool(found)
+
+
+def is_in(kind: str) -> Callable[[], bool]:
+    """Whether the main thread is in it."""
+    return lambda: compat.activity(sys._current_frames()[threading.main_thread().ident or 0]) == kind
+
+
+@what_breaks(compat.activity)
+def test_a_main_thread_that_executes_is_recognised() -> None:
+    def execute(may_end: threading.Event) -> None:
+        def poll() -> Any:
+            return np.bool_(may_end.is_set())
+
+        @jax.jit
+        def program(ended: Any) -> Any:
+            return lax.while_loop(
+                lambda ended: ~ended, lambda ended: io_callback(poll, jax.typeof(ended), ordered=True), ended
+            )
+
+        program(False).block_until_ready()
+
+    assert while_watched(is_in("executing"), execute)
+
+
+@what_breaks(compat.activity)
+def test_a_main_thread_that_compiles_is_recognised() -> None:
+    def compile_programs(may_end: threading.Event) -> None:
+        factor = 0.0
+        while not may_end.is_set():
+            factor += 1.0
+
+            def program(x: Any, factor: float = factor) -> Any:
+                for _ in range(20):
+                    x = jnp.sin(factor * x) @ x
+                return x
+
+            jax.jit(program).lower(np.ones((2, 2))).compile()
+
+    assert while_watched(is_in("compiling"), compile_programs)
+
+
+@pytest.mark.world(2)
+@what_breaks(compat.dispatched_by_this_thread)
+def test_a_program_under_way_is_seen_from_another_thread() -> None:
+    """The program waits for the other worker, which sends once it was seen to wait."""
+    comm, x = MPI.COMM_WORLD, np.ones((300, 300))
+    mpi4jax = compat.import_mpi4jax()
+    if comm.rank == 1:
+        comm.recv(source=0)
+        jax.jit(lambda x: mpi4jax.send(x, dest=0, comm=comm))(x)
+        jax.effects_barrier()
+        return
+    buffers = compat.dispatched_by_this_thread()
+
+    def look() -> bool:
+        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in buffers())
+
+    def wait(may_end: threading.Event) -> None:
+        y = program(x)
+        may_end.wait()
+        comm.send(None, dest=1)
+        y.block_until_ready()
+
+    program = jax.jit(lambda x: mpi4jax.recv(x, source=1, comm=comm) @ x @ x)  # what XLA calls cheap, it runs at once
+    assert while_watched(look, wait)
+    jax.effects_barrier()
+    assert not look()
+
+
+@what_breaks(compat.hand_tokens_back)
+def test_a_program_takes_the_token_of_the_one_before_it() -> None:
+    """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
+    from jax._src.dispatch import runtime_tokens
+
+    compat.hand_tokens_back()
+    called: list[float] = []
+
+    def note(x: Any) -> Any:
+        called.append(float(x))
+        if x < 0:
+            raise ValueError("a negative number")
+        return x
+
+    program = jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
+    jax.effects_barrier()
+    x = program(0.0)
+    ((effect, token),) = runtime_tokens.current_tokens.items()
+    assert runtime_tokens.get_token_input(effect, jax.devices()[:1]) is token
+    for _ in range(9):
+        x = program(x)
+    assert float(x) == 10 and called == [*range(10)]
+    with pytest.raises(Exception, match="a negative number"):
+        program(-1.0).block_until_ready()
+    with suppress(Exception):  # which jax 0.10 raises again here
+        jax.effects_barrier()
+    runtime_tokens.clear()
+    assert float(program(3.0)) == 4
+
+
+@what_breaks(compat.give_tokens_to_compiled_functions)
+def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
+    compat.give_tokens_to_compiled_functions()
+    called: list[float] = []
+
+    def note(x: Any) -> Any:
+        called.append(float(x))
+        return x
+
+    program = jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
+    compiled = program.lower(0.0).compile()
+    assert [float(compiled(float(n))) for n in range(3)] == [1, 2, 3] and called == [0, 1, 2]
+
+
+# --- mpi4jax --------------------------------------------------------------------------------------------------------
+
+
+def calls(effect: Effect, called: list[Any]) -> Callable[[Any], Any]:
+    """An operation that calls Python, in the order that `effect` keeps, and notes its operand and the thread."""
+    operation = Primitive("call")
+    operation.def_effectful_abstract_eval(lambda x: (x, {effect}))
+
+    def lower(ctx: Any, x: Any) -> Any:
+        def call(x: Any) -> Any:
+            called.append((float(x), threading.get_ident()))
+            return (x,)
+
+        results, token, _ = mlir.emit_python_callback(
+            ctx, call, ctx.tokens_in.get(effect), [x], ctx.avals_in, ctx.avals_out, has_side_effect=True
+        )
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+        return results
+
+    mlir.register_lowering(operation, lower, cacheable=False)
+    return operation.bind
+
+
+@what_breaks(compat.ordered_effect)
+def test_an_ordered_effect_in_all_structures() -> None:
+    called: list[Any] = []
+    call = calls(compat.ordered_effect("test"), called)
+
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return call(x)
+
+    f.defvjp(lambda x: (call(x), None), lambda _, dy: (call(dy + 10),))
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        x = lax.fori_loop(0, 2, lambda _, x: call(x + 1), x)
+        x = lax.cond(x > 0, lambda x: call(x + 1), lambda x: x, x)
+        return jax.grad(jax.checkpoint(f))(x)
+
+    program(0.0).block_until_ready()
+    assert [x for x, _ in called][:4] == [1, 2, 3, 3] and called[-1][0] == 11
+
+
+@what_breaks(compat.new_cpu_device)
+def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
+    called: list[Any] = []
+    call = calls(compat.ordered_effect("test"), called)
+    environment = dict(os.environ)
+    device = compat.new_cpu_device(1)
+    assert os.environ == environment and device.platform == "cpu" and device != jax.devices("cpu")[0]
+    with jax.default_device(device):
+        program = jax.jit(lambda x: call(jnp.sum(jnp.sin(x) @ jnp.cos(x))))
+        for _ in range(3):
+            y = program(jnp.ones((600, 600)))
+    assert y.devices() == {device}
+    assert [thread for _, thread in called] == [threading.get_ident()] * 3
+    assert float(y + jnp.ones(())) == float(y) + 1  # arrays go from one client to another
+
+
+@what_breaks(compat.found_not_finite)
+def test_found_not_finite() -> None:
+    """While JAX runs a function again to find where a NaN arises."""
+    found = []
+
+    @jax.jit
+    def logarithm(x: Any) -> Any:
+        found.append(compat.found_not_finite())
+        return jnp.log(x)
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        logarithm(-1.0)
+    assert found == [None, ("jit(logarithm)", "nan")] and compat.found_not_finite() is None
+
+
+@what_breaks(compat.scan_counts)
+def test_the_arguments_of_a_scan() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return lax.scan(lambda carry, a: ((carry[0] * w + a, carry[0]), a), (x, x), jnp.ones((3, 2)))
+
+    (eqn,) = (eqn for eqn in jax.make_jaxpr(f)(jnp.ones(2), 2.0).eqns if eqn.primitive.name == "scan")
+    assert compat.scan_counts(eqn) == (1, 2) and len(eqn.invars) == 4
+
+
+@what_breaks(compat.functions_traced)
+def test_the_functions_that_jax_traces_and_keeps() -> None:
+    seen = []
+
+    def inner(x: Any) -> Any:
+        seen.append(compat.functions_traced())
+        return x + 1
+
+    def outer(carry: Any, x: Any) -> Any:
+        return jax.jit(inner)(carry) + x, None
+
+    def twice() -> None:
+        for x in (jnp.ones(3), jnp.ones(3), jnp.ones(4)):
+            lax.scan(outer, x, jnp.ones((2, *x.shape)))
+
+    twice()
+    jax.clear_caches()
+    with jax.checking_leaks():  # what looks at the traces holds none of them
+        twice()
+    with jax.default_matmul_precision("highest"):
+        twice()
+    assert compat.functions_traced() == []
+    assert all([level.function for level in levels] == [outer, inner] for levels in seen)
+    keys = [tuple(level.key for level in levels) for levels in seen]
+    assert len(keys) >= 6 and keys[2:4] == keys[:2] and set(keys[:2]).isdisjoint(keys[-2:])
+    assert len(set(keys)) == 4
+    assert seen[0][1].name.startswith("inner at ")
+
+
+@what_breaks(compat.is_traced)
+def test_whether_a_trace_has_come_to_its_end() -> None:
+    seen: list[Any] = []
+
+    def f(x: Any, error: Exception | None) -> Any:
+        seen.append(compat.functions_traced()[-1].record)
+        assert not compat.is_traced(seen[-1])
+        y = jnp.sin(x)
+        if error is not None:
+            raise error
+        return y
+
+    jax.jit(f, static_argnums=1)(1.0, None)
+    with pytest.raises(KeyError):
+        jax.jit(f, static_argnums=1)(1.0, KeyError())
+    assert [compat.is_traced(record) for record in seen] == [True, False]
+
+
+@what_breaks(compat.mapped_sizes)
+def test_mapped_sizes() -> None:
+    found = []
+
+    def look(x: Any, y: Any) -> Any:
+        found.append((compat.mapped_sizes(x), compat.mapped_sizes(y)))
+        return x * y
+
+    jax.vmap(jax.vmap(look), in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2))
+    jax.vmap(jax.grad(look))(jnp.ones(5), jnp.ones(5))
+    jax.jit(jax.vmap(look))(jnp.ones(4), jnp.ones(4))
+    look(jnp.ones(4), jnp.ones(4))
+    assert found == [((2, 3), (2,)), ((5,), (5,)), ((4,), (4,)), ((), ())]

@@ -1,0 +1,83 @@
+"""Agreements of small and large teams: who is told what, by which messages."""
+
+import random
+import threading
+from collections import deque
+
+import pytest
+
+from distdl_jax.backends.mpi.control import ControlChannel
+from distdl_jax.plans.trees import BRANCHES, gathered
+from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
+
+
+class Letters:
+    """Mailboxes of one process, in place of MPI's."""
+
+    def __init__(self, rank, boxes):
+        self.rank, self.boxes = rank, boxes
+
+    def post(self, message, to):
+        self.boxes[to].append((self.rank, message))
+
+    def next(self):
+        return self.boxes[self.rank].popleft() if self.boxes[self.rank] else None
+
+
+class Nobody:
+    """A monitor that knows of no failure."""
+
+    epoch = 0
+
+    def __init__(self):
+        self.calls = CallLog()
+
+    def raise_if_failed(self):
+        pass
+
+    raise_if_past = raise_if_failed
+
+
+@pytest.mark.parametrize("size", [2, BRANCHES + 1, BRANCHES + 2, 70])
+def test_every_worker_gets_what_the_first_decides_on_all_contributions(size):
+    team = tuple(random.Random(size).sample(range(size), size))
+    boxes = [deque() for _ in range(size)]
+    channels = [ControlChannel(Letters(rank, boxes), rank, Nobody()) for rank in range(size)]
+    agreed, objects = {}, set()
+
+    def decide(contributions):
+        assert list(contributions) == list(team)
+        objects.update(map(id, contributions.values()))
+        return {worker: ours for worker, (ours, _) in contributions.items()}
+
+    def work(rank):
+        with acting_as(WorkerStatus(rank, size)):
+            agreed[rank] = channels[rank].agree(team, "a sum", (rank % 3, "of the same kind"), decide)
+            assert worker_status().waiting is None
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    decision = {rank: rank % 3 for rank in team}
+    assert len(agreed) == size and all(theirs == decision for theirs in agreed.values())
+    assert len(objects) == min(size, 3)  # what many say alike is read once
+    assert max(len(channel.received) for channel in channels) <= BRANCHES + 1
+    for sender, channel in enumerate(channels):
+        for receiver, count in channel.sent.items():
+            assert channels[receiver].received[sender] == count
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 34, 1024, 1100])
+def test_all_of_a_team_are_in_one_tree(size):
+    team = tuple(reversed(range(size)))
+    children = {child: worker for worker in team for child in gathered(team, worker)[1]}
+    assert children == {worker: gathered(team, worker)[0] for worker in team[1:]}
+    assert gathered(team, team[0])[0] is None
+
+
+def test_a_team_that_is_not_larger_is_a_star():
+    team = tuple(range(BRANCHES + 1))
+    assert gathered(team, 0) == (None, team[1:]) and gathered(team, BRANCHES) == (0, ())

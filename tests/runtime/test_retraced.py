@@ -1,0 +1,95 @@
+"""What one worker traces alone, it takes as it was agreed on; what all trace anew, they agree on anew."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import distdl_jax as dj
+from distdl_jax.functional import all_sum_reduce, broadcast
+
+pytestmark = [pytest.mark.world(2), pytest.mark.simulated(2)]
+
+
+def all_workers():
+    return dj.Partition().create_cartesian_topology_partition([2])
+
+
+def test_the_same_again_after_all_have_raised_and_one_was_mended():
+    """JAX keeps nothing of a trace that raised; so all trace again, one with other arguments than before."""
+    P_all = all_workers()
+
+    for wrap in (jax.jit, dj.jit, lambda fun: jax.jit(dj.jit(fun))):
+        step = wrap(lambda x: all_sum_reduce(x, P_all, axes_keep=()))
+        for _ in range(2):
+            with pytest.raises(dj.DistDLError, match="float32"):
+                step(jnp.ones(2 + P_all.rank, "float32"))
+        assert step(jnp.ones(2, "float32")).tolist() == [2, 2]
+
+
+def test_a_function_that_has_changed_is_agreed_on_anew():
+    """JAX would not trace it again, but where its cache was cleared, on all workers."""
+    P_all = all_workers()
+    length = 2
+
+    def total(x):
+        return all_sum_reduce(jnp.zeros(length) + x, P_all, axes_keep=())
+
+    for step in (jax.jit(total), dj.jit(total)):
+        for length in (2, 3):
+            step.clear_cache()
+            jax.jit(total).clear_cache()
+            assert step(jnp.ones(())).tolist() == length * [2]
+
+
+def test_a_cache_that_one_worker_clears():
+    """That it traces again, and whom it meets then, is its own affair."""
+    P_all = all_workers()
+    traced = []
+
+    def total(x):
+        traced.append(x.shape)
+        return all_sum_reduce(x, P_all, axes_keep=())
+
+    inner = jax.jit(total)
+    outer = jax.jit(lambda x: inner(x) + 1)
+    for step in range(3):
+        if step == 1 + P_all.rank:
+            inner.clear_cache()
+            outer.clear_cache()
+        assert outer(jnp.ones(2)).tolist() == [3, 3]
+    # In a function that is new to all, of which the others have a part.
+    if P_all.rank == 1:
+        inner.clear_cache()
+    assert dj.jit(lambda x: inner(x) * 2)(jnp.ones(2)).tolist() == [4, 4]
+    assert len(traced) >= 2
+
+
+def test_equal_agreements_keep_their_order():
+    """What others said may differ where this worker says the same twice."""
+    P_all = all_workers()
+    P_root = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+
+    def both(x):
+        y = x if P_all.rank == 0 else dj.zero_volume_tensor()
+        z = jnp.concatenate([x, x]) if P_all.rank == 0 else dj.zero_volume_tensor()
+        return jax.jit(lambda y, z: (broadcast(y, P_root, P_all), broadcast(z, P_root, P_all)))(y, z)
+
+    step = jax.jit(both)
+    for turn in range(2):
+        if turn == 1 and P_all.rank == 1:
+            step.clear_cache()
+        y, z = step(jnp.arange(3.0))
+        assert (y.tolist(), z.tolist()) == ([0, 1, 2], [0, 1, 2, 0, 1, 2])
+
+
+def test_caches_that_two_workers_clear_at_once():
+    """One has kept what the function calls, the other has not."""
+    P_all = all_workers()
+    inner = jax.jit(lambda x: all_sum_reduce(x, P_all, axes_keep=()))
+    outer = dj.jit(lambda x: all_sum_reduce(inner(x) / 2, P_all, axes_keep=()))
+    for step in range(3):
+        if step == 2:
+            outer.clear_cache()
+            if P_all.rank == 1:
+                inner.clear_cache()
+        assert outer(jnp.ones(2)).tolist() == [2, 2]

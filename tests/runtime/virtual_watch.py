@@ -1,0 +1,177 @@
+"""The watch of a job in virtual time: the real coordinator of each world, the real reporters, and their messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distdl_jax.watchdog.calls import CallLog, Calls
+from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.deadlock import different_earlier_calls
+from distdl_jax.watchdog.messages import Allowance, Detail, EndJob, Fail, Noted, Question, Replay, Say
+from distdl_jax.watchdog.needs import takes_all
+from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
+
+if TYPE_CHECKING:
+    from virtual_job import Job
+    from virtual_worker import Function, Worker
+
+FOREVER = 1e12
+TURN = 0.05  # seconds between two turns of a watch
+
+
+class World:
+    """Those workers of a job that have a communicator; `members`: their numbers in the job, by rank in this world."""
+
+    def __init__(self, job: Job, members: tuple[int, ...]) -> None:
+        self.job, self.members = job, members
+        self.coordinator = Coordinator(len(members), job.limits)
+        self.watches = [Watch(self, job.workers[member], rank) for rank, member in enumerate(members)]
+        self.counted: set[str] = set()  # the functions whose calls count
+        self._agreed = 0
+
+    def agreed_number(self, watch: Watch, function: Function) -> int:
+        """The number of the call on whose plan all have agreed, by the first worker; 0 where it doesn't count."""
+        if watch.rank == COORDINATOR:
+            earlier = {watch.rank: watch.log.earlier() for watch in self.watches}
+            if (different := different_earlier_calls(function.name, earlier)) is not None:
+                text, about = different
+                self.job.end(text, tuple(self.members[worker] for worker in about))  # all raise it
+            programs = function.programs()
+            self.coordinator = self.coordinator.remember(function.name, programs)
+            self._agreed = 0
+            if takes_all(programs):
+                self._agreed = 1 + max(w.log.number - w.log.inside for w in self.watches)
+                self.counted.add(function.name)
+        # The first worker has all of it, the others its answer: one number for all.
+        return self._agreed
+
+
+class Watch:
+    """One worker's in one world: what it can see, and what has arrived for it since its last turn."""
+
+    def __init__(self, world: World, worker: Worker, rank: int) -> None:
+        self.world, self.worker, self.rank = world, worker, rank
+        self.log = CallLog()
+        self.reporter = Reporter(rank, world.job.limits.waiting)
+        self.agreement: Agreement | None = None
+        self.sent: dict[int, int] = defaultdict(int)
+        self.received: dict[int, int] = defaultdict(int)
+        self.arrived: list[tuple[int, str, Calls]] = []
+        self.unread: dict[int, list[tuple[str, Calls]]] = defaultdict(list)
+        self._done = 0
+        self._inbox: deque[Any] = deque()
+        self._turn_at = FOREVER
+
+    # --- what can be seen ---
+
+    def _facts(self) -> Facts:
+        worker = self.worker
+        if not worker.busy:
+            self._done = max(self._done, self.log.passed)
+        program = worker.program if worker.program_of is self.log else 0
+        calls = self.log.told(self._done)
+        calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
+        compiles, covered = worker.compiling_since is not None, self._is_covered()
+        return Facts(calls, self._agreement(), worker.run, program, worker.function, compiles, "", worker.left, covered)
+
+    def _is_covered(self) -> bool:
+        """Whether another world of the worker's has all workers of this one; of equal ones the first has the others."""
+        worlds, mine = list(self.worker.watches), set(self.world.members)
+        place = worlds.index(self.world)
+        return any(
+            mine < set(other.members) or (mine == set(other.members) and before < place)
+            for before, other in enumerate(worlds)
+        )
+
+    def _agreement(self) -> Agreement | None:
+        """Of another world's, one sees more that has all workers of it."""
+        if self.agreement is not None:
+            return self.agreement
+        here = {member: worker for worker, member in enumerate(self.world.members)}
+        for world, watch in self.worker.watches.items():
+            if (theirs := watch.agreement) is not None:
+                has_all = here.keys() >= set(world.members)
+                waits_for = tuple(here[world.members[worker]] for worker in theirs.waits_for) if has_all else ()
+                return replace(theirs, waits_for=waits_for, elsewhere=True)
+        return None
+
+    def _detail(self, in_full: bool) -> Detail:
+        worker = self.worker
+        if not in_full:
+            return Detail(compiled=worker.compiled_so_far(), awake=worker.awake())
+        return Detail(self.log.window(), dict(self.sent), dict(self.received), worker.compiled_so_far(), worker.awake())
+
+    # --- turns: only those in which there is something to do ---
+
+    def look_soon(self) -> None:
+        job = self.world.job
+        self._look_at(job.now + TURN * job.random.random())
+
+    def _look_at(self, time: float) -> None:
+        if time < self._turn_at:
+            self._turn_at = time
+            self.world.job.at(time, lambda: self._turn() if self._turn_at == time else None, watch=True)
+
+    def _turn(self) -> None:
+        """As a carrier's: hear all that has arrived, look at the worker, then let the coordinator decide."""
+        self._turn_at = FOREVER
+        job, worker, world = self.world.job, self.worker, self.world
+        if job.now >= worker.dead_at:
+            return
+        if (time := max(worker.watch.until(job.now), worker.whole.until(job.now))) > job.now:
+            self._look_at(time)
+            return
+        now = worker.awake()
+        while self._inbox:
+            self._hear(self._inbox.popleft(), now)
+        self.reporter, posts, orders = self.reporter.look(self._facts(), now, self._detail)
+        for message in posts:
+            self.post(message, COORDINATOR)
+        if orders.finish is not None:
+            job.end(orders.finish, (world.members[COORDINATOR],))
+        wakes = self.reporter.wakes_at(now)
+        if self.rank == COORDINATOR:
+            world.coordinator, answers = world.coordinator.tick(now)
+            self._post_all(answers)
+            wakes = min(wakes, world.coordinator.wakes_at())
+        if wakes < FOREVER:
+            self._look_at(job.now + max(wakes - now, 0.0) + TURN * job.random.random())
+
+    def _hear(self, message: Any, now: float) -> None:
+        match message:
+            case Question() | Fail() | Noted() | Allowance() | Say() | Replay() | EndJob():
+                self.reporter, _ = self.reporter.hear(message, now)
+                self.world.job.poke(self.worker, watch=True)  # it may be told to go on
+            case _:
+                self.world.coordinator, posts = self.world.coordinator.hear(message, now)
+                self._post_all(posts)
+
+    # --- messages ---
+
+    def post(self, message: Any, to: int) -> None:
+        job, other = self.world.job, self.world.watches[to]
+
+        def arrive() -> None:
+            other._inbox.append(message)
+            other.look_soon()
+
+        job.at(job.arrives((self.world, "watch", self.rank, to)), arrive, watch=True)
+
+    def _post_all(self, posts: Any) -> None:
+        for rank, message in posts:
+            if isinstance(message, EndJob | Fail):
+                self.world.job.end(message.text, tuple(self.world.members[worker] for worker in message.about))
+            self.post(message, rank)
+
+    def tell(self, worker: int, purpose: str) -> None:
+        """A message of an agreement."""
+        self.sent[worker] += 1
+        job, other, message = self.world.job, self.world.watches[worker], (self.rank, purpose, self.log.told(0))
+
+        def arrive() -> None:
+            other.arrived.append(message)
+            job.poke(other.worker)
+
+        job.at(job.arrives((self.world, "agreement", self.rank, worker)), arrive)

@@ -1,0 +1,139 @@
+"""Layers beside the sequential ones: output and all gradients of many cases, in one compiled program."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matrix.partitions import On
+
+import distdl_jax as dj
+
+Sizes = int | Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """A layer on some partitions, and the same of whole tensors.
+
+    - `sizes`: the lengths of x, along each dimension one, cut evenly, or those of all blocks.
+    - `layer`: from the partition of all workers, the layer.
+    - `whole`: from the whole parameters and x, the whole output: plain jax.numpy.
+    - `P_x`, `P_y`: where the input and the output are.
+    - `y_sizes`: the lengths of the blocks of y, where they are not cut evenly.
+    - `scale`, `offset`: of the numbers in x.
+    """
+
+    name: str
+    sizes: Sequence[Sizes]
+    layer: Callable[[dj.Partition], Any]
+    whole: Callable[[Any, Any], Any]
+    P_x: On
+    P_y: On | None = None
+    y_sizes: Sequence[Sizes] | None = None
+    offset: float = 0.0
+    integers: int = 0
+
+    def draw(self, what: str, shape: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng(zlib.crc32(f"{self.name} {what}".encode())).standard_normal(shape)
+
+    @property
+    def x(self) -> np.ndarray:
+        shape = tuple(n if isinstance(n, int) else sum(n) for n in self.sizes)
+        if self.integers:
+            return np.random.default_rng(3).integers(0, self.integers, shape)
+        return self.offset + self.draw("x", shape)
+
+    def params(self, specs: Any) -> Any:
+        """The whole parameters."""
+        paths, structure = jax.tree.flatten_with_path(specs)
+        return structure.unflatten(
+            [self.draw(f"params{jax.tree_util.keystr(path)}", spec.global_shape) for path, spec in paths]
+        )
+
+
+def cut(whole: np.ndarray, P: On, rank: int, sizes: Sequence[Sizes] | None = None) -> np.ndarray | None:
+    """The block of the worker `rank`; None where it has none."""
+    if rank not in P.ranks:
+        return None
+    index = np.unravel_index(P.ranks.index(rank), P.shape)
+    for d, (i, p) in enumerate(zip(index, P.shape, strict=True)):
+        if sizes is None or isinstance(sizes[d], int):
+            whole = np.array_split(whole, p, axis=d)[i]
+        else:
+            ends = [slice(*pair) for pair in pairwise(accumulate(sizes[d], initial=0))]
+            whole = whole[(slice(None),) * d + (ends[i],)]
+    return whole
+
+
+def block_of(whole: np.ndarray, spec: dj.TensorSpec) -> np.ndarray:
+    return np.zeros(0) if spec.box is None else whole[tuple(slice(*side) for side in spec.box)]
+
+
+def check_beside(cases: Sequence[Beside], tolerance: float = 1e-12) -> None:
+    """Outputs, and gradients of sum(c * sin(y)) with respect to x and parameters, are the blocks of the whole ones."""
+    P = dj.Partition()
+    layers = {case.name: case.layer(P) for case in cases}
+    assert len(layers) == len(cases)
+    specs = {name: layer.param_specs() for name, layer in layers.items()}
+    expected = P.broadcast_data({case.name: _whole(case, specs[case.name]) for case in cases} if P.rank == 0 else None)
+    params, xs, cs = {}, {}, {}
+    for case in cases:
+        params[case.name] = jax.tree.map(lambda spec, whole: block_of(whole, spec), specs[case.name],
+                                         case.params(specs[case.name]))  # fmt: skip
+        mine = cut(case.x, case.P_x, P.rank, case.sizes)
+        batch = expected[case.name]["y"].shape[:1]
+        xs[case.name] = np.zeros((*batch, 0), case.x.dtype) if mine is None else mine
+        cs[case.name] = cut(expected[case.name]["c"], case.P_y or case.P_x, P.rank, case.y_sizes)
+
+    def loss(both: Any) -> Any:
+        params, floats = both
+        ys = {case.name: layers[case.name](params[case.name], {**xs, **floats}[case.name]) for case in cases}
+        parts = [jnp.sum(jnp.sin(ys[name]) * (1 if c is None else c)) for name, c in cs.items()]
+        return sum(parts), ys
+
+    floats = {case.name: xs[case.name] for case in cases if not case.integers}
+    (value, ys), (of_params, of_x) = dj.jit(dj.value_and_grad(loss, has_aux=True))((params, floats))
+    np.testing.assert_allclose(value, sum(each["value"] for each in expected.values()), rtol=1e-11)
+    for case in cases:
+        want = expected[case.name]
+        mine = cut(want["y"], case.P_y or case.P_x, P.rank, case.y_sizes)
+        if mine is None:
+            assert ys[case.name].size == 0, case.name
+        else:
+            close(ys[case.name], mine, tolerance, f"y of {case.name}")
+        if not case.integers:
+            mine = cut(want["x"], case.P_x, P.rank, case.sizes)
+            close(of_x[case.name], xs[case.name] if mine is None else mine, tolerance, f"gradient of x in {case.name}")
+        jax.tree.map(
+            lambda spec, got, whole, name=case.name: close(
+                got, block_of(whole, spec), tolerance, f"gradient of parameters of {name}"
+            ),
+            *(specs[case.name], of_params[case.name], want["params"]),
+        )
+
+
+def close(got: Any, want: Any, tolerance: float, what: str) -> None:
+    assert np.shape(got) == np.shape(want), f"{what}: {np.shape(got)}, not {np.shape(want)}"
+    scale = max(1.0, float(np.max(np.abs(want), initial=0)))
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * scale, err_msg=what)
+
+
+def _whole(case: Beside, specs: Any) -> dict[str, Any]:
+    params, x = case.params(specs), case.x
+    y = np.asarray(case.whole(params, x))
+    c = case.draw("c", y.shape)
+
+    def loss(both: Any) -> Any:
+        return jnp.sum(c * jnp.sin(case.whole(both[0], both[1] if not case.integers else x)))
+
+    value, (of_params, of_x) = jax.value_and_grad(loss)((params, x if not case.integers else 0.0))
+    return {
+        "y": y, "c": c, "value": float(value), "params": jax.tree.map(np.asarray, of_params), "x": np.asarray(of_x)
+    }  # fmt: skip
