@@ -13,12 +13,12 @@ from distdl_jax.launcher import told_size
 from distdl_jax.settings import settings_at_import
 from distdl_jax.starting import is_run_as_program, mpi_is_up, this_worker
 from distdl_jax.watchdog.exit_hooks import (
-    end_the_job_on_sigterm,
     end_the_job_on_uncaught_exceptions,
     record_errors_of_threads,
     record_exit_status,
     watch_main_program,
 )
+from distdl_jax.watchdog.sigterm import end_the_job_on_sigterm
 from distdl_jax.watchdog.start_clock import clock_over_the_start_of_mpi
 from distdl_jax.watchdog.status import worker_status
 

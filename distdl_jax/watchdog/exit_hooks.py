@@ -6,18 +6,14 @@ it forks (a loader's worker, say) inherits them, and must neither end the job no
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 from distdl_jax.watchdog.abort import end_the_job, is_forked
-from distdl_jax.watchdog.main_thread import main_stack, stack_text, user_frames
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.watchdog.system_exit import MainProgram
 
@@ -132,84 +128,3 @@ def has_raised() -> bool:
 def exit_status(code: object) -> int:
     """The exit status that Python makes of what `SystemExit` was given."""
     return code if isinstance(code, int) else int(code is not None)
-
-
-_wakeup: list[tuple[int, int]] = []
-"""The two ends of the pipe that signals come through."""
-
-
-def end_the_job_on_sigterm() -> None:
-    """The handler of SIGTERM: say which worker was told to stop, and where it was; unless the program has its own.
-
-    Python runs handlers between two lines of the main thread, which may wait in a compiled program for ever. So the
-    number goes through a pipe too (`signal.set_wakeup_fd`), to the watchdog's thread.
-    """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    if (other := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) != -1:
-        signal.set_wakeup_fd(other)
-        os.close(reading)
-        os.close(writing)
-        return
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    if not _wakeup:
-        # A signal that comes between the fork and `_step_back` waits: the child would write into the parent's pipe.
-        os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_step_back)
-    _wakeup.append((reading, writing))
-
-
-def handle_pending_signals() -> None:
-    """End the job if this worker was told to stop; called from the watchdog's thread."""
-    for reading, _ in _wakeup:
-        try:
-            numbers = os.read(reading, 64)
-        except OSError:  # nothing there, or closed
-            continue
-        # A handler that the program has installed since gets the signal; it may write a checkpoint.
-        if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _on_sigterm:
-            _stop(signal.SIGTERM)
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    if is_forked():
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        return
-    _stop(number)
-
-
-_masks: dict[int, set[int]] = {}
-"""The signals that each thread that forks had blocked before."""
-
-
-def _hold_back() -> None:
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    _masks[threading.get_ident()] = {int(number) for number in blocked}
-
-
-def _let_through() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop(threading.get_ident(), set()))
-
-
-def _step_back() -> None:
-    """In a forked process: SIGTERM is as it was, and the pipe is the parent's."""
-    with contextlib.suppress(ValueError):  # forked by a thread that isn't the main one
-        if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if (known := signal.set_wakeup_fd(-1)) not in [writing for _, writing in _wakeup]:
-            signal.set_wakeup_fd(known)
-    for ends in _wakeup:
-        for end in ends:
-            with contextlib.suppress(OSError):
-                os.close(end)
-    _wakeup.clear()
-    _let_through()
-
-
-def _stop(number: int) -> None:
-    name = signal.Signals(number).name
-    text = f"Worker {worker_status().rank} got {name}; the job ends. It was at:\n"
-    end_the_job(text + stack_text(user_frames(main_stack())), 128 + number)

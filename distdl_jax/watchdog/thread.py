@@ -15,10 +15,11 @@ from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.carrier import Carrier
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock
-from distdl_jax.watchdog.exit_hooks import handle_pending_signals, has_raised, how_it_ended
+from distdl_jax.watchdog.exit_hooks import has_raised, how_it_ended
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
 from distdl_jax.watchdog.os_exit import announce_os_exit
+from distdl_jax.watchdog.sigterm import handle_pending_signals
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 PAUSE = 0.05

@@ -10,13 +10,13 @@ from programs import run
 
 PROGRAM = """
 import ctypes, signal, sys
-before = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+before = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
 import distdl_jax as dj
 
 def changed():
     woken = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(woken)
-    after = sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM), woken
+    after = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), woken
     return [a is not b and a != b for a, b in zip(after, before)]
 
 mpi = sys.modules.get("mpi4py.MPI")
@@ -50,7 +50,7 @@ def lines(workers: int, settings: dict[str, str]) -> Counter[str]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_left_alone(workers):
     """Not even MPI is started before it is needed."""
-    nothing = [False] * 4
+    nothing = [False] * 5
     assert lines(workers, {"DISTDL_JAX_PROCESS": "0"}) == {
         f"after the import {nothing} False": workers,
         f"with a partition {nothing} False": workers,
@@ -59,12 +59,12 @@ def test_left_alone(workers):
 
 def test_several_workers_get_every_hook():
     found = lines(2, {"DISTDL_JAX_HUGE_PAGES": "0"})
-    assert found == {f"after the import {[True] * 4} True": 2, f"with a partition {[True] * 4} False": 2}
+    assert found == {f"after the import {[True] * 5} True": 2, f"with a partition {[True] * 5} False": 2}
 
 
 def test_one_worker_gets_none():
     """One worker alone makes nobody wait: MPI is started, no more."""
-    nothing = [False] * 4
+    nothing = [False] * 5
     found = lines(1, {"DISTDL_JAX_HUGE_PAGES": "0"})
     assert found == {f"after the import {nothing} True": 1, f"with a partition {nothing} False": 1}
 

@@ -42,10 +42,19 @@ for ends, status in ((sys.exit, 3), (square, 1)):  # the latter raises
     assert other.exitcode == status, other.exitcode
 
 told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.3)  # for the watchdog to see it too
 assert told == [signal.SIGTERM]
+signal.signal(signal.SIGTERM, before)
+for seconds in (0.0, 0.02, 0.07) * 4:  # handlers that are gone before the watchdog sees the signal
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    time.sleep(seconds)
+    signal.signal(signal.SIGTERM, before)
+    time.sleep(0.3)
 with contextlib.suppress(SystemExit):
     sys.exit(2)
 if rank == 0:
