@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from matrix.cases import Case
+from matrix.case import Case
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run

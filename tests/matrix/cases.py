@@ -1,250 +1,32 @@
 """`PRIMITIVES`: the operators that every test of the matrix runs, each on given partitions and block shapes.
 
-An entry is one call of a function below (`broadcast(...)`, ...), which puts together the library's operator, as every
-worker builds it, and the reference on all workers' blocks. An operator of a new kind takes a `Case` of its own.
+An entry is one call of a function of `movement_cases`, `team_cases`, `linear_layer_cases` or `layer_cases`, which puts
+together the library's operator, as every worker builds it, and the reference on all workers' blocks. An operator of a
+new kind takes a `Case` of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import jax
 import numpy as np
-from convolution import direct
 
-import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Plan
-from matrix import reference
-from matrix.case import Case as Case
-from matrix.case import Operator
+from matrix.case import Case
 from matrix.layer_cases import enlarged, layer, normalised
-from matrix.painting import is_shape, painted
-from matrix.partitions import On, Shape, blocks, held, on
+from matrix.linear_layer_cases import average_pool, conv, linear
+from matrix.movement_cases import (
+    all_gather,
+    all_sum_reduce,
+    broadcast,
+    halo_exchange,
+    reduce_scatter,
+    repartition,
+    sum_reduce,
+)
+from matrix.painting import is_shape
+from matrix.partitions import blocks, held, on
 from matrix.team_cases import all_reduce, gather, replicated, scatter
-
-
-def broadcast(
-    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
-) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.Broadcast(P_x.partition(P), P_y.partition(P), **options)
-
-    return Case(
-        f"broadcast {P_x} -> {P_y}{_text(options)}",
-        world,
-        held(P_x, shapes, world),
-        layer,
-        lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
-        lambda P, held: layer(P).plan(held),
-        silent=silent,
-    )
-
-
-def sum_reduce(
-    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
-) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.SumReduce(P_x.partition(P), P_y.partition(P), **options)
-
-    return Case(
-        f"sum_reduce {P_x} -> {P_y}{_text(options)}",
-        world,
-        held(P_x, shapes, world),
-        layer,
-        lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
-        lambda P, held: layer(P).plan(held),
-        silent=silent,
-    )
-
-
-def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.AllSumReduce(P_x.partition(P), tuple(axes))
-
-    return Case(
-        f"all_sum_reduce {P_x} along {tuple(axes)}",
-        world,
-        held(P_x, shapes, world),
-        layer,
-        lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
-        lambda P, held: layer(P).plan(held),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
-    )
-
-
-def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = False, **options: bool) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.Repartition(P_x.partition(P), P_y.partition(P), **options)
-
-    return Case(
-        f"repartition {_listed(shapes)} {P_x} -> {P_y}{_text(options)}",
-        len(shapes),
-        shapes,
-        layer,
-        lambda xs: reference.repartition(xs, P_x.grid, P_y.grid, **options),
-        lambda P, held: layer(P).plan(held),
-        silent=silent,
-    )
-
-
-def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Sequence[bool] = ()) -> Case:
-    """`halos`: per dimension one pair (left, right) for all, or one for each index; or all pairs of each worker."""
-    if isinstance(halos[0], Mapping):
-        widths = dict(halos[0])
-    else:
-        lines = [
-            [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
-        ]
-        widths = {
-            worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
-            for index, worker in np.ndenumerate(P_x.grid)
-        }
-    wraps = tuple(periodic) or (False,) * len(P_x.shape)
-
-    def layer(P: dj.Partition) -> Any:
-        return nn.HaloExchange(P_x.partition(P), widths.get(P.rank, ()), periodic)
-
-    return Case(
-        f"halo_exchange {_listed(shapes)} {P_x} {halos}{f' periodic={wraps}' * any(wraps)}",
-        len(shapes),
-        shapes,
-        layer,
-        lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
-        lambda P, held: layer(P).plan(held, halos=widths),
-    )
-
-
-def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.AllGather(P_x.partition(P), tuple(axes))
-
-    return Case(
-        f"all_gather {_listed(shapes)} {P_x} along {tuple(axes)}",
-        len(shapes),
-        shapes,
-        layer,
-        lambda xs: reference.all_gather(xs, P_x.grid, axes),
-        lambda P, held: layer(P).plan(held),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
-    )
-
-
-def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.ReduceScatter(P_x.partition(P), tuple(axes))
-
-    return Case(
-        f"reduce_scatter {_listed(shapes)} {P_x} along {tuple(axes)}",
-        len(shapes),
-        shapes,
-        layer,
-        lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
-        lambda P, held: layer(P).plan(held),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
-    )
-
-
-def linear(
-    P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False
-) -> Case:
-    """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
-    stored = P_W.grid.reshape(-1, *P_W.shape[-2:])[0]  # of the slices along the batch, the first
-    weights = blocks(On(stored.shape, tuple(stored.flat)), n_out, n_in, world=world)
-    biases = blocks(On(stored.shape[:1], tuple(stored[:, 0])), n_out, world=world)
-    params = tuple({"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True))
-    xs = blocks(P_x, batch, n_in, world=world, elsewhere=(batch, 0))
-    name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights on {P_W}"
-    fixed = painted(name, xs if of_params else params, np.float64)
-
-    def layer(P: dj.Partition) -> nn.DistributedLinear:
-        return nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), n_in, n_out)
-
-    def operator(P: dj.Partition) -> Operator:
-        F, mine = layer(P), fixed[P.rank]
-        if of_params:
-            return lambda params: F(params, mine.astype(params["weight"].dtype))
-        return lambda x: F(jax.tree.map(lambda p: p.astype(x.dtype), mine), x)
-
-    def plan(P: dj.Partition, held: dict[int, Any]) -> Plan:
-        if not of_params:
-            return layer(P).plan(held)
-        return layer(P).plan({worker: ShapeDtype(x, held[0]["weight"].dtype) for worker, x in enumerate(xs)}, held)
-
-    def dense(arrays: list[Any]) -> list[Any]:
-        both = (fixed, arrays) if of_params else (arrays, fixed)
-        return reference.linear(*both, P_x.grid, P_y.grid, P_W.grid)
-
-    return Case(name, world, params if of_params else xs, operator, dense, plan, any_dtype=False)
-
-
-def conv(
-    P_x: On, P_y: On | None, P_W: On | None, sizes: Shape, kernel: Shape, world: int = 4, batch: int = 1, **options: Any
-) -> Case:
-    """The convolution of two channels with a fixed weight, without a bias: linear in x of batch x 2 x `sizes`.
-
-    `options` are stride and padding, an integer for each feature.
-    """
-    dims = len(kernel)
-    name = f"conv {_listed([sizes])} kernel {_listed([kernel])} {options} {P_x} -> {P_y}, weights on {P_W}"
-    (weight,) = painted(name, [(3, 2, *kernel)], np.float64)
-
-    def layer(P: dj.Partition) -> Any:
-        on = (None if each is None else each.partition(P) for each in (P_x, P_y, P_W))
-        layer_type = getattr(nn, f"DistributedConv{dims}d")
-        return layer_type(*on, in_channels=2, out_channels=3, kernel_size=kernel, bias=False, **options)
-
-    def operator(P: dj.Partition) -> Operator:
-        F = layer(P)
-        box = F.param_specs()["weight"].box
-        mine = np.zeros(0) if box is None else weight[tuple(slice(*side) for side in box)]
-        return lambda x: F({"weight": mine.astype(x.dtype)}, x)
-
-    def whole(x: np.ndarray) -> np.ndarray:
-        padded = direct.pad(x, [(p, p) for p in options.get("padding", (0,) * dims)])
-        return direct.convolve(padded, weight, options.get("stride", (1,) * dims), (1,) * dims, 1)
-
-    xs = blocks(P_x, batch, 2, *sizes, world=world, elsewhere=(batch, 0))
-    return Case(
-        name,
-        world,
-        xs,
-        operator,
-        lambda xs: reference.windowed(xs, P_x.grid, (P_y or P_x).grid, whole),
-        lambda P, held: layer(P).plan(held),
-        any_dtype=False,
-    )
-
-
-def average_pool(P_x: On, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, world: int = 4) -> Case:
-    """The pooling of three channels; kernels of a power of two, so that nothing is rounded."""
-    xs = blocks(P_x, 2, 3, *sizes, world=world, elsewhere=(2, 0))
-
-    def whole(x: np.ndarray) -> np.ndarray:
-        return direct.sum_pool(direct.pad(x, [(p, p) for p in padding]), kernel, stride) / prod(kernel)
-
-    def layer(P: dj.Partition) -> Any:
-        return getattr(nn, f"DistributedAvgPool{len(kernel)}d")(P_x.partition(P), kernel, stride, padding)
-
-    return Case(
-        f"average_pool {_listed([sizes])} {_listed([kernel, stride, padding])} {P_x}",
-        world,
-        xs,
-        layer,
-        lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
-        lambda P, held: layer(P).plan(held),
-        any_dtype=False,
-    )
-
-
-def _text(options: Mapping[str, bool]) -> str:
-    return "".join(f" {name}={value}" for name, value in options.items())
-
-
-def _listed(shapes: Sequence[Shape]) -> str:
-    return "+".join("x".join(map(str, shape)) for shape in shapes)
-
 
 _BLOCK = (2, 3)
 

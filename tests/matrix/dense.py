@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from matrix.cases import Case
+from matrix.case import Case
 from matrix.painting import is_shape, smooth
 from matrix.transformations import Transformation
 

@@ -8,8 +8,10 @@ from math import prod
 
 import numpy as np
 
-from matrix import cases, reference
-from matrix.cases import Case, On
+from matrix import movement_cases as cases
+from matrix import reference
+from matrix.case import Case
+from matrix.partitions import On, blocks
 
 WORKERS = 12
 
@@ -73,15 +75,13 @@ def random_repartition(rng: np.random.Generator) -> Case:
     ndim = int(rng.integers(1, 4))
     P_x, P_y = (partition(rng, grid_shape(rng, ndim)) for _ in range(2))
     sizes = [lengths(rng, p, int(rng.integers(0 if rng.random() < 0.1 else 1, 8))) for p in P_x.shape]
-    return cases.repartition(
-        P_x, P_y, cases.blocks(P_x, *sizes, world=WORKERS), preserve_batch=bool(rng.random() < 0.7)
-    )
+    return cases.repartition(P_x, P_y, blocks(P_x, *sizes, world=WORKERS), preserve_batch=bool(rng.random() < 0.7))
 
 
 def random_halo_exchange(rng: np.random.Generator) -> Case:
     """Widths differ between the indices of a dimension, are sometimes negative, and reach past the neighbour."""
     P_x = partition(rng, grid_shape(rng, int(rng.integers(1, 4))))
-    shapes = cases.blocks(P_x, *(lengths(rng, p, int(rng.integers(1, 8))) for p in P_x.shape), world=WORKERS)
+    shapes = blocks(P_x, *(lengths(rng, p, int(rng.integers(1, 8))) for p in P_x.shape), world=WORKERS)
     halos = []
     for d, p in enumerate(P_x.shape):
         line = np.moveaxis(P_x.grid, d, 0).reshape(p, -1)[:, 0]
@@ -95,7 +95,7 @@ def random_gather(rng: np.random.Generator) -> Case:
     P_x = partition(rng, grid_shape(rng, int(rng.integers(1, 4))))
     axes = tuple(d for d in range(len(P_x.shape)) if rng.random() < 0.6)
     if rng.random() < 0.5:
-        shapes = cases.blocks(P_x, *(lengths(rng, p, int(rng.integers(0, 8))) for p in P_x.shape), world=WORKERS)
+        shapes = blocks(P_x, *(lengths(rng, p, int(rng.integers(0, 8))) for p in P_x.shape), world=WORKERS)
         return cases.all_gather(P_x, axes, shapes)
     sizes = [[int(rng.integers(0, 6))] * p if d in axes else lengths(rng, p, 5) for d, p in enumerate(P_x.shape)]
-    return cases.reduce_scatter(P_x, axes, cases.blocks(P_x, *sizes, world=WORKERS))
+    return cases.reduce_scatter(P_x, axes, blocks(P_x, *sizes, world=WORKERS))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from matrix.cases import Case
+from matrix.case import Case
 from matrix.dense import Reference, arguments
 from matrix.transformations import Transformation
 

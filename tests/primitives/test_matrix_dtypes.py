@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from launcher.examples import LONG
 from matrix.adjoints import adjoint_parts, check_exactly, moved
-from matrix.cases import blocks, of_world, on
+from matrix.cases import of_world
 from matrix.dense import Reference, shapes_out
 from matrix.everything import INEXACT, INTEGERS, takes
 from matrix.painting import painted, smooth
+from matrix.partitions import blocks, on
 from matrix.programs import compare, run
 
 import distdl_jax as dj

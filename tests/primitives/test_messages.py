@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matrix import cases
+from matrix import movement_cases as cases
 from matrix.adjoints import check_exactly
-from matrix.cases import blocks, on
+from matrix.case import Case
 from matrix.dense import shapes_out
+from matrix.partitions import blocks, on
 from matrix.programs import compare, expected, library, transformed
 from matrix.ties import untied
 from matrix.transformations import TRANSFORMATIONS
@@ -23,7 +24,7 @@ from distdl_jax.backends.mpi import transport
 from distdl_jax.programs.ir import operations
 
 
-def movements(extra: int) -> list[cases.Case]:
+def movements(extra: int) -> list[Case]:
     """Operators on blocks of 11 + `extra` elements or so, among three workers."""
     n = 11 + extra
     return [

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from matrix.cases import On
+from matrix.partitions import On
 from matrix.programs import difference, run
 
 import distdl_jax as dj

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from launcher.examples import LONG
-from matrix.cases import on
+from matrix.partitions import on
 
 import distdl_jax as dj
 from distdl_jax import nn

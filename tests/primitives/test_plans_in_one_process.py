@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from imaginary import partition_of
 from launcher.examples import LONG
-from matrix.cases import PRIMITIVES, Case, shape_dtypes
+from matrix.case import Case
+from matrix.cases import PRIMITIVES, shape_dtypes
 from matrix.dense import shapes_out
 from matrix.drawn_cases import (
     random_all_sum_reduce,

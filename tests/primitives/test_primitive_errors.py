@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matrix.cases import on
+from matrix.partitions import on
 from mpi4py import MPI
 
 import distdl_jax as dj

@@ -1,0 +1,142 @@
+"""Entries of the matrix that are primitives: the library's operator, as every worker builds it, and the reference."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import distdl_jax as dj
+from distdl_jax import nn
+from matrix import reference
+from matrix.case import Case
+from matrix.partitions import On, Shape, held
+
+
+def broadcast(
+    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
+) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Broadcast(P_x.partition(P), P_y.partition(P), **options)
+
+    return Case(
+        f"broadcast {P_x} -> {P_y}{_text(options)}",
+        world,
+        held(P_x, shapes, world),
+        layer,
+        lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
+        lambda P, held: layer(P).plan(held),
+        silent=silent,
+    )
+
+
+def sum_reduce(
+    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
+) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.SumReduce(P_x.partition(P), P_y.partition(P), **options)
+
+    return Case(
+        f"sum_reduce {P_x} -> {P_y}{_text(options)}",
+        world,
+        held(P_x, shapes, world),
+        layer,
+        lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
+        lambda P, held: layer(P).plan(held),
+        silent=silent,
+    )
+
+
+def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.AllSumReduce(P_x.partition(P), tuple(axes))
+
+    return Case(
+        f"all_sum_reduce {P_x} along {tuple(axes)}",
+        world,
+        held(P_x, shapes, world),
+        layer,
+        lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
+        lambda P, held: layer(P).plan(held),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = False, **options: bool) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Repartition(P_x.partition(P), P_y.partition(P), **options)
+
+    return Case(
+        f"repartition {listed(shapes)} {P_x} -> {P_y}{_text(options)}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.repartition(xs, P_x.grid, P_y.grid, **options),
+        lambda P, held: layer(P).plan(held),
+        silent=silent,
+    )
+
+
+def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Sequence[bool] = ()) -> Case:
+    """`halos`: per dimension one pair (left, right) for all, or one for each index; or all pairs of each worker."""
+    if isinstance(halos[0], Mapping):
+        widths = dict(halos[0])
+    else:
+        lines = [
+            [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
+        ]
+        widths = {
+            worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
+            for index, worker in np.ndenumerate(P_x.grid)
+        }
+    wraps = tuple(periodic) or (False,) * len(P_x.shape)
+
+    def layer(P: dj.Partition) -> Any:
+        return nn.HaloExchange(P_x.partition(P), widths.get(P.rank, ()), periodic)
+
+    return Case(
+        f"halo_exchange {listed(shapes)} {P_x} {halos}{f' periodic={wraps}' * any(wraps)}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
+        lambda P, held: layer(P).plan(held, halos=widths),
+    )
+
+
+def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.AllGather(P_x.partition(P), tuple(axes))
+
+    return Case(
+        f"all_gather {listed(shapes)} {P_x} along {tuple(axes)}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.all_gather(xs, P_x.grid, axes),
+        lambda P, held: layer(P).plan(held),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.ReduceScatter(P_x.partition(P), tuple(axes))
+
+    return Case(
+        f"reduce_scatter {listed(shapes)} {P_x} along {tuple(axes)}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
+        lambda P, held: layer(P).plan(held),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+def _text(options: Mapping[str, bool]) -> str:
+    return "".join(f" {name}={value}" for name, value in options.items())
+
+
+def listed(shapes: Sequence[Shape]) -> str:
+    """Shapes as a name has them."""
+    return "+".join("x".join(map(str, shape)) for shape in shapes)
