@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,11 +13,14 @@ import numpy as np
 
 from distdl_jax.arguments import check_key
 from distdl_jax.data.order import Order, Place
-from distdl_jax.data.reading import ArrayReader, BatchReader, Reader, SampleReader
+from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.tensors import TensorSpec, check_specs
+
+_Read = Generator[tuple[Any, Place]]
+"""What reads batches: each with the place after it."""
 
 
 def batches(
@@ -74,17 +77,20 @@ def batches(
         is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
         words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
     reader = _reader(source, spec, batch_size, halo)
-    order = None
-    if reader.samples is not None:
+    epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
+    place = _place(state)
+    if isinstance(reader, RowReader):
         order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, bool(drop_last))
         if not order.batches:
             raise InvalidArgumentError(
                 f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."
             )
+        read = _of_rows(reader, order, place, epochs)
     elif batch_size is not None or key is not None:
         raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
-    epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
-    return Batches(reader, order, _place(state), epochs, checked_integer("prefetch", prefetch, 0))
+    else:
+        read = _as_they_come(reader, place, epochs)
+    return Batches(read, place, checked_integer("prefetch", prefetch, 0))
 
 
 class Batches:
@@ -95,9 +101,9 @@ class Batches:
     It may be closed before its end, as `with` does; that ends its thread.
     """
 
-    def __init__(self, reader: Reader, order: Order | None, place: Place, epochs: int | None, prefetch: int) -> None:
+    def __init__(self, read: _Read, place: Place, prefetch: int) -> None:
         self._place = place
-        self._read = _read(reader, order, place, epochs)
+        self._read = read
         self._ahead = _Ahead(self._read, prefetch) if prefetch else None
 
     @property
@@ -135,16 +141,18 @@ class Batches:
             self.close()
 
 
-def _read(reader: Reader, order: Order | None, place: Place, epochs: int | None) -> Any:
-    """The batches, each with the place after it."""
-    if order is not None:
-        while epochs is None or place.epoch < epochs:
-            rows = order.epoch(place.epoch)
-            for number in range(place.batch, order.batches):
-                batch = reader.batch(rows[number * order.size : (number + 1) * order.size])
-                yield batch, order.after(Place(place.epoch, number))
-            place = Place(place.epoch + 1, 0)
-        return
+def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None) -> _Read:
+    """The batches in this order, each with the place after it."""
+    while epochs is None or place.epoch < epochs:
+        rows = order.epoch(place.epoch)
+        for number in range(place.batch, order.batches):
+            batch = reader.batch(rows[number * order.size : (number + 1) * order.size])
+            yield batch, order.after(Place(place.epoch, number))
+        place = Place(place.epoch + 1, 0)
+
+
+def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Read:
+    """The batches that the source makes, each with the place after it."""
     while epochs is None or place.epoch < epochs:
         number = -1
         for number, batch in enumerate(reader.all_batches()):
@@ -211,7 +219,7 @@ def _place(state: Mapping[str, Any] | None) -> Place:
         raise InvalidTypeError(f"`state` (={state!r}) must be the `state` of another such iterator.") from None
 
 
-def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> Reader:
+def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowReader | BatchReader:
     structure: Any = jax.tree.structure(spec)
     specs = jax.tree.leaves(spec)
     try:

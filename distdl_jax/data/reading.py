@@ -16,24 +16,13 @@ from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.tensors import TensorSpec
 
 
-class Reader(ABC):
+class Reader:
     """What batches come from: their structure, and for each of their tensors the spec and the halo."""
-
-    samples: int | None = None
-    """How many there are; None where the source itself makes batches."""
 
     def __init__(
         self, structure: Any, specs: Sequence[TensorSpec], halos: Sequence[Any], batch_size: int | None
     ) -> None:
         self._structure, self._specs, self._halos, self._batch_size = structure, specs, halos, batch_size
-
-    @abstractmethod
-    def batch(self, rows: np.ndarray[Any, Any]) -> Any:
-        """This worker's blocks of the batch of these samples."""
-
-    def all_batches(self) -> Iterator[Any]:
-        """This worker's blocks of all batches that the source makes."""
-        raise NotImplementedError
 
     def _part(self, n: int, shape: Sequence[int], m: int) -> tuple[Box | None, tuple[int, ...]]:
         """The box, with its halo, that this worker has of tensor `n` of a batch of `m` samples of `shape`; and the
@@ -78,7 +67,17 @@ def _check_shape(n: int, spec: TensorSpec, expected: Sequence[int], shape: Seque
         )
 
 
-class ArrayReader(Reader):
+class RowReader(Reader, ABC):
+    """A source of `samples` samples, any of which a batch can be made of."""
+
+    samples: int
+
+    @abstractmethod
+    def batch(self, rows: np.ndarray[Any, Any]) -> Any:
+        """This worker's blocks of the batch of these samples."""
+
+
+class ArrayReader(RowReader):
     """From arrays with a sample in each row: only this worker's boxes are read."""
 
     def __init__(
@@ -114,7 +113,7 @@ class ArrayReader(Reader):
         return block
 
 
-class SampleReader(Reader):
+class SampleReader(RowReader):
     """From a data set of samples: they are loaded whole, and cut."""
 
     def __init__(
@@ -140,10 +139,8 @@ class BatchReader(Reader):
         super().__init__(structure, specs, halos, batch_size)
         self._source = source
 
-    def batch(self, rows: np.ndarray[Any, Any]) -> Any:
-        raise NotImplementedError
-
     def all_batches(self) -> Iterator[Any]:
+        """This worker's blocks of all batches that the source makes."""
         for batch in self._source:
             leaves = self._leaves(batch, "A batch of `source`")
             yield self._structure.unflatten([self._cut(n, leaf) for n, leaf in enumerate(leaves)])
