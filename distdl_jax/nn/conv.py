@@ -235,7 +235,7 @@ class DistributedConv(Static):
         local = self._local(fetch)
         parts_of_y = products(to_work.after(fetched), of_params, local)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(fetch, to_work, of_params, local, parts_of_y, to_y)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 
     def _check_channels(self, owned: ProductGrid) -> None:
         held = tuple(stop - start for start, stop in owned.ranges[1])

@@ -158,9 +158,8 @@ class DistributedConvTranspose(DistributedConv):
         of_params = parts.parameters.plan(params, self.bias)
         local = self._transposed(outputs, inputs)
         parts_of_y = products(to_work.after(fetched), of_params, local)
-        return ProductPlan(
-            fetch, to_work, of_params, local, parts_of_y, plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        )
+        to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
         """Per feature dimension and worker along it: the outputs that it computes, and the inputs that they read."""

@@ -221,7 +221,7 @@ class DistributedLinear(Static):
         of_params, local = self._parameters.plan(params, self.bias), self._local()
         parts_of_y = products(to_work.after(x), of_params, local)
         to_y = plan_sum_reduce(parts_of_y, work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
-        return ProductPlan(None, to_work, of_params, local, parts_of_y, to_y)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local)
 
     def _local(self) -> dict[int, LocalAffine]:
         """The product of each worker that multiplies."""

@@ -39,20 +39,16 @@ class LocalProduct(Protocol):
 
 
 @dataclass(frozen=True)
-class ProductPlan(Plan):
-    """The plan of a layer that multiplies.
+class SummedPlan(Plan):
+    """The plan of a layer some of whose workers each work out a part of y, of which y is the sum.
 
-    - `fetch`: how each worker that holds x gets what its windows read; None where it is the block that it holds.
-    - `to_work`: the broadcast of that to the workers that multiply; `of_params`: that of the parameters.
-    - `local`: by world rank, what each worker that multiplies computes, and `products` what each worker of the layer
-      has then, in the dtype that x and the weight have in common.
-    - `to_y`: the sum of the products.
+    - `to_work`: the broadcast of x to the workers that do; `of_params`: that of the parameters.
+    - `products`: what each worker of the layer has then.
+    - `to_y`: the sum of that.
     """
 
-    fetch: WindowsPlan | RangesPlan | None
     to_work: MovementPlan
     of_params: ParameterPlan
-    local: Mapping[int, LocalProduct] = field(hash=False)
     products: ShapeDtypes = field(hash=False)
     to_y: MovementPlan
 
@@ -62,6 +58,18 @@ class ProductPlan(Plan):
 
     def output(self, worker: int) -> ShapeDtype:
         return self.to_y.output(worker) if worker in self.to_y.workers else self.products[worker]
+
+
+@dataclass(frozen=True)
+class ProductPlan(SummedPlan):
+    """The plan of a layer that multiplies; products are in the dtype that x and the weight have in common.
+
+    - `local`: by world rank, what each worker that multiplies computes.
+    - `fetch`: how each worker that holds x gets what its windows read; None where it is the block that it holds.
+    """
+
+    local: Mapping[int, LocalProduct] = field(hash=False)
+    fetch: WindowsPlan | RangesPlan | None = None
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """This worker's block of the output; on workers that take no part, `x`."""

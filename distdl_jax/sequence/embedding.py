@@ -18,7 +18,6 @@ from distdl_jax.initialization import Initializer, initialize_params
 from distdl_jax.nn.layer import purpose_of
 from distdl_jax.nn.parameters import (
     ParameterPartitions,
-    ParameterPlan,
     Params,
     ParamShapeDtypes,
     check_params,
@@ -26,12 +25,13 @@ from distdl_jax.nn.parameters import (
     told_with_params,
     unboxed,
 )
+from distdl_jax.nn.product import SummedPlan
 from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.held import common_dtype
-from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.primitives.tie import tie
 from distdl_jax.static import Static
@@ -39,26 +39,13 @@ from distdl_jax.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
-class EmbeddingPlan(Plan):
+class EmbeddingPlan(SummedPlan):
     """The plan of an embedding.
 
-    - `to_work`: the broadcast of the indices to the workers that look them up; `of_params`: that of the weight.
-    - `rows`: by world rank, which rows each of these has, and how many features.
-    - `products`: what each worker of the layer has then; `to_y`: their sum over the vocabulary.
+    - `rows`: by world rank, which rows each worker that looks them up has, and how many features.
     """
 
-    to_work: MovementPlan
-    of_params: ParameterPlan
     rows: Mapping[int, tuple[int, int, int]] = field(hash=False)
-    products: ShapeDtypes = field(hash=False)
-    to_y: MovementPlan
-
-    @property
-    def workers(self) -> Workers:
-        return tuple(self.products)
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self.to_y.output(worker) if worker in self.to_y.workers else self.products[worker]
 
     def run(self, world: World, params: Params, x: Array, padding_idx: int | None) -> Array:
         """This worker's block of the output."""
@@ -203,7 +190,7 @@ class DistributedEmbedding(Static):
             shape = (*copy.shape, held[worker][2]) if worker in held else (*copy.shape[:1], 0)
             products[worker] = ShapeDtype(shape, of_params.dtype(worker))
         to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
-        return EmbeddingPlan(to_work, of_params, held, products, to_y)
+        return EmbeddingPlan(to_work, of_params, products, to_y, held)
 
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
