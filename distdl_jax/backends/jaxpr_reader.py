@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 from distdl_jax.backends.base import Transport
 from distdl_jax.compat import SourceFrame, source_frames
-from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
+from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program, movement_in
 from distdl_jax.watchdog.source_lines import is_library
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
@@ -29,13 +29,14 @@ def read_program(transport: Transport, jaxpr: Any) -> Program:
 class _Reader:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._movements: dict[int, int] = {}  # numbered anew, as they come: a program traced again is the same
 
     def read(self, jaxpr: Any, around: tuple[Any, ...]) -> Iterator[Operation | Loop | Cond]:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             inside = (*around, eqn)
             if (operation := self._transport.operation(eqn)) is not None:
-                yield replace(operation, place=_place(inside))
+                yield replace(operation, movement=self._movement(inside), place=_place(inside))
             elif name == "scan":
                 yield Loop(eqn.params["length"], self._body(eqn.params["jaxpr"], inside), _place(inside))
             elif name == "while":
@@ -47,6 +48,10 @@ class _Reader:
             else:
                 for inner in jaxprs_in_params(eqn.params):
                     yield from self.read(inner, inside)
+
+    def _movement(self, eqns: tuple[Any, ...]) -> int:
+        found = movement_in("/".join(str(eqn.source_info.name_stack) for eqn in eqns))
+        return self._movements.setdefault(found, len(self._movements) + 1) if found else 0
 
     def _body(self, closed: Any, around: tuple[Any, ...]) -> Program:
         return tuple(self.read(closed.jaxpr, around))
@@ -87,7 +92,7 @@ def _bare(name: str) -> str:
     """The scope's own name, out of the transformations around it: `transpose(jvp(DistributedLinear))`."""
     while name.endswith(")") and name.split("(", 1)[0] in ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted"):
         name = name.split("(", 1)[1][:-1]
-    return "" if name in ("while", "body", "cond", "checkpoint", "closed_call") else name
+    return "" if movement_in(name) or name in ("while", "body", "cond", "checkpoint", "closed_call") else name
 
 
 def _line(eqns: tuple[Any, ...]) -> str:

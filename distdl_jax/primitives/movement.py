@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -27,6 +28,7 @@ from distdl_jax.primitives.mapped import agree_on_size, agreed_on_sizes
 from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
 from distdl_jax.primitives.tie import tie
 from distdl_jax.primitives.written_once import written_once
+from distdl_jax.programs.ir import movement_scope
 
 
 class Movement(Protocol):
@@ -93,11 +95,16 @@ class _Pullback:
         return _Pullback(self.of.batched(n))
 
 
+_numbers = count(1)
+"""Those of the movements of this process, by which a traced program says which adjoint is whose."""
+
+
 def move(world: World, part: Movement, x: Array) -> Array:
     """What this worker holds after the movement, given what it holds before."""
     if not part.differentiable:
         return _run(world, part, x)
-    y, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
+    with jax.named_scope(movement_scope(next(_numbers))):
+        y, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
     note_anchor(anchor)
     return never_transposed(y)
 

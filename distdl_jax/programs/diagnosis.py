@@ -21,6 +21,8 @@ def mismatch_text(name: str, mismatch: Mismatch) -> str:
     match mismatch.reason:
         case "amount":
             what = f"{_at(first)}, but {_at(others[0])}: the two belong together, and must mean the same data"
+        case "adjoints":
+            what = f"{_at(first)}, and {_at(others[0])}: they are the adjoints of two movements, and would be mixed"
         case "ended":
             what = f"{_at(first)}, but {_ended(others[0], first)}"
         case "partner":

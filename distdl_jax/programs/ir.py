@@ -5,6 +5,7 @@ Read off a traced program (`backends.jaxpr_reader`), compared between workers be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -38,6 +39,8 @@ class Operation:
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
     - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
     - `op`: what a reduction computes.
+    - `movement`: which of its program's movements it is part of, or of which it is the adjoint; 0 where that is not
+      known. A number of this worker's own, ignored in comparisons.
     """
 
     kind: str
@@ -54,6 +57,7 @@ class Operation:
     itemsize: int = 0
     op: str = ""
     from_any: bool = False
+    movement: int = field(default=0, compare=False)
     place: Place = field(default=Place(), compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -106,6 +110,19 @@ class Cond:
 
     branches: tuple[Program, ...]
     place: Place = field(default=Place(), compare=False)
+
+
+_MOVEMENT = re.compile(r"#(\d+)")
+
+
+def movement_scope(number: int) -> str:
+    """The name of the scope around a movement: its adjoint has that name, too, within JAX's own."""
+    return f"#{number}"
+
+
+def movement_in(scopes: str) -> int:
+    """The number of the innermost movement in the names of scopes; 0 where there is none."""
+    return int(next(reversed(_MOVEMENT.findall(scopes)), 0))
 
 
 Program = tuple[Operation | Loop | Cond, ...]

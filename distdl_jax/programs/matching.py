@@ -13,12 +13,14 @@ of a conditional, each in turn, on the premise that all take the same.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations, simplified
+from distdl_jax.programs.pairing import Pairing
 
 MOST_PLAYED = 500_000
 """How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
@@ -42,8 +44,9 @@ class Mismatch:
     """The first thing that doesn't fit.
 
     - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
-      program ends without it), "partner" (the partner is at an operation that doesn't match), "cycle" (each
-      waits for the next) or "undecided" (loops so long, and so different, that the play was given up).
+      program ends without it), "adjoints" (partners run the adjoints of different movements), "partner" (the partner
+      is at an operation that doesn't match), "cycle" (each waits for the next) or "undecided" (loops so long, and so
+      different, that the play was given up).
     - `stops`: where the workers concerned are, the waiting one first.
     - `branch`: which branch of its conditionals was played; None where there are none.
     """
@@ -195,6 +198,7 @@ class _Play:
         self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
         self._arrived: Counter[Workers] = Counter()
         self._absent = absent
+        self._pairing = Pairing()
         self._seen: dict[object, tuple[tuple[int, ...], ...]] = {}
 
     def run(self) -> Mismatch | None:
@@ -231,6 +235,8 @@ class _Play:
             for other in members:
                 if collective(other.operation) != collective(op):
                     return self._mismatch("amount", worker, other)
+            if (apart := self._met(members)) is not None:
+                return apart
             for other in members:
                 other.joins = False
             return members
@@ -244,9 +250,22 @@ class _Play:
             partner = receiver if sender is worker else sender
             if sent(sender) != expected(receiver):
                 return self._mismatch("amount", worker, partner)
+            if (apart := self._met([worker, partner])) is not None:
+                return apart
             sender.sends = receiver.receives = False
             moved.append(partner)
         return moved
+
+    def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
+        """Note that their operations have met; a mismatch where they are adjoints of different movements."""
+        known = [(w, w.operation) for w in workers if w.operation is not None and w.operation.movement]
+        if not all(operation.place.backward for _, operation in known):
+            self._pairing.meet([(w.rank, operation.movement) for w, operation in known])
+            return None
+        for (one, ours), (other, theirs) in pairwise(known):
+            if self._pairing.are_apart((one.rank, ours.movement), (other.rank, theirs.movement)):
+                return self._mismatch("adjoints", one, other)
+        return None
 
     def _skip_equal_passes(self, worker: _Worker, begun: _Pass) -> None:
         """Where all workers are as they were one pass of this loop ago, but for passes left: the next ones are equal.

@@ -1,0 +1,115 @@
+"""`jax.grad` where workers differentiate different movements: the gradient is right, or refused. Never mixed.
+
+What is right `dj.grad` says, which has all workers run all adjoints.
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+from distdl_jax.programs.pairing import Pairing
+
+LONG = os.environ.get("DISTDL_JAX_TEST_LONG") == "1"
+WORKERS = 3
+MOVEMENTS = 4
+
+
+def movements(P: dj.Partition) -> list:
+    """Of equal shapes on every worker, so that any adjoint fits any other of its kind."""
+    line, one = P.create_cartesian_topology_partition([WORKERS]), P.create_partition_inclusive([1])
+    root = one.create_cartesian_topology_partition([1])
+    grid = P.create_cartesian_topology_partition([WORKERS, 1])
+    F = dj.functional
+    exchanged = P.create_partition_inclusive([2, 0, 1]).create_cartesian_topology_partition([WORKERS, 1])
+    return [
+        lambda x: F.all_sum_reduce(x, line, axes_reduce=0),
+        lambda x: F.broadcast(x, root, line) * 1.0,
+        lambda x: F.broadcast(F.sum_reduce(x, line, root), root, line),
+        lambda x: F.repartition(x, grid, exchanged),
+        lambda x: F.halo_exchange(x, grid, ((1, 1), (0, 0)))[:2],
+    ]
+
+
+def around(kind: int, move):
+    """The movement as it is, or inside something that JAX differentiates in its own way."""
+    wraps = [
+        move,
+        jax.checkpoint(lambda x: jnp.sin(move(jnp.sin(x)))),
+        lambda x: jax.lax.scan(lambda carry, _: (0.5 * move(carry), None), x, None, length=2)[0],
+        lambda x: jax.jit(lambda x: move(2 * x))(x),
+        lambda x: jnp.sum(jax.vmap(move)(jnp.stack([x, 3 * x])), 0),
+    ]
+    return wraps[kind]
+
+
+def gradients(seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """By `dj.grad`, and by `jax.grad`, where that is not refused."""
+    P = dj.Partition()
+    rng = np.random.default_rng(seed)
+    known = movements(P)
+    kinds = rng.integers(len(known), size=1 + seed % 2)  # few, so that many are alike
+    drawn = [(int(rng.choice(kinds)), int(rng.integers(5)), float(rng.integers(1, 5))) for _ in range(MOVEMENTS)]
+    stops = rng.random((WORKERS, MOVEMENTS)) < 0.4
+    chained = bool(rng.integers(2))
+
+    def loss(x):
+        total, y = 0.0, x
+        for n, (which, kind, factor) in enumerate(drawn):
+            moved = around(kind, known[which])(factor * y)
+            moved = jax.lax.stop_gradient(moved) if stops[P.rank, n] else moved
+            total += jnp.sum(jnp.sin(moved)) * (n + 1)
+            y = x + 0.1 * moved if chained and moved.shape == x.shape else x
+        return total
+
+    x = jnp.asarray(rng.normal(size=(WORKERS, 2, 1))[P.rank])
+    right = np.asarray(dj.jit(dj.grad(loss))(x))
+    try:
+        return right, np.asarray(dj.jit(jax.grad(loss))(x))
+    except dj.PlanError:
+        return right, None
+
+
+@pytest.mark.parametrize("seed", range(200 if LONG else 6))
+def test_the_gradient_is_right_or_refused(seed: int) -> None:
+    found = dj.simulate(WORKERS, gradients, seed)
+    assert len({given is None for _, given in found}) == 1
+    for right, given in found:
+        if given is not None:
+            np.testing.assert_allclose(given, right, rtol=1e-12, atol=1e-12)
+
+
+def swapped(jit) -> float:
+    """Two movements alike, of which the one worker differentiates the first and the other the second."""
+    P = dj.Partition()
+    line = P.create_cartesian_topology_partition([2])
+
+    def loss(x):
+        a, b = (dj.functional.all_sum_reduce(n * x, line, axes_reduce=0) for n in (2, 3))
+        a, b = (a, jax.lax.stop_gradient(b)) if P.rank == 0 else (jax.lax.stop_gradient(a), b)
+        return jnp.sum(a * a) + jnp.sum(b)
+
+    return float(jit(jax.grad(loss))(jnp.ones(1))[0])
+
+
+def test_the_message() -> None:
+    with pytest.raises(dj.PlanError, match=r"they are the adjoints of two movements, and would be mixed\. .*dj\.grad"):
+        dj.simulate(2, swapped, dj.jit)
+
+
+def test_what_meets_is_one() -> None:
+    """Workers number their movements as they like; some are one by way of a third worker."""
+    pairing = Pairing()
+    pairing.meet([(0, 1), (1, 7)])
+    pairing.meet([(1, 7), (2, 4)])
+    pairing.meet([(0, 2), (2, 5)])
+    assert not pairing.are_apart((0, 1), (2, 4))
+    assert pairing.are_apart((0, 1), (2, 5))
+    assert pairing.are_apart((2, 4), (0, 2))
+    assert not pairing.are_apart((0, 2), (1, 9))  # nothing is known of the two
+    pairing.meet([(0, 1), (2, 5)])  # a function that JAX traced once here, and twice there
+    assert not pairing.are_apart((0, 1), (2, 5))
+    assert not pairing.are_apart((0, 2), (2, 4))
