@@ -1,13 +1,17 @@
 """Checkpoints beside plain np.save of the same bytes: mpiexec -n 4 python benchmarks/checkpoint.py [MiB each] [folder]
 
-On one worker also orbax, where it is installed. np.save's file is synced, too: what is not on disk is no checkpoint.
+On one worker also orbax, where it is installed. np.save comes twice: as it is, and with a sync of its files, since what
+is not on disk is no checkpoint. Beside the times of the clock stand those of the processor.
 """
 
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from harness import Table, Way
+from harness import CORES, Table, Way
 
 MIB = int(sys.argv[1]) if len(sys.argv) > 1 else 128
-ROUNDS = 5
+ROUNDS = 7
 
 P = dj.Partition()
 n = MPI.COMM_WORLD.size
@@ -34,15 +38,25 @@ tree = [jax.random.normal(jax.random.key(i), by_rows.local_shape, jnp.float32) f
 specs, other_specs = [by_rows] * 8, [by_columns] * 8
 arrays = [np.asarray(x) for x in tree]
 mine = folder / f"plain-{P.rank}"
-mine.mkdir()
 
 
-def np_save() -> None:
+def emptied(path: Path) -> Callable[[], None]:
+    """What empties a folder."""
+
+    def empty() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True, exist_ok=True)
+
+    return empty if path == mine or P.rank == 0 else lambda: None
+
+
+def np_save(synced: bool = True) -> None:
     for i, array in enumerate(arrays):
         with open(mine / f"{i}.npy", "wb") as file:
             np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def np_load() -> None:
@@ -57,7 +71,11 @@ def restore(its: list) -> None:
     jax.block_until_ready(dj.checkpoint.restore(folder / "ours", its))
 
 
-saves = [Way("np.save and fsync", np_save), Way("dj.checkpoint.save", save)]
+saves = [
+    Way("np.save and fsync", np_save, before=emptied(mine)),
+    Way("dj.checkpoint.save", save, before=emptied(folder / "ours")),
+    Way("np.save", lambda: np_save(synced=False), before=emptied(mine)),
+]
 loads = [
     Way("np.load", np_load),
     Way("restore, same partition", lambda: restore(specs)),
@@ -72,7 +90,7 @@ if n == 1 and find_spec("orbax") is not None:
         checkpointer.save(folder / "orbax", tree, force=True)
         checkpointer.wait_until_finished()
 
-    saves.append(Way("orbax", orbax_save))
+    saves.append(Way("orbax", orbax_save, before=emptied(folder / "orbax")))
     loads.append(Way("orbax", lambda: jax.block_until_ready(checkpointer.restore(folder / "orbax", tree))))
 
 
@@ -84,7 +102,7 @@ def measured(way: Way, seconds: list[float]) -> Way:
         way.run()
         seconds.append(time.process_time() - begin)
 
-    return Way(way.name, run)
+    return replace(way, run=run)
 
 
 table = Table("checkpoint")
@@ -108,29 +126,49 @@ def step(x: jax.Array) -> jax.Array:
 x = jnp.ones((512, 512)) / 512
 
 
-def train(seconds: float) -> float:
-    """Seconds of a step."""
+def train(goes_on: Callable[[], bool]) -> float:
+    """Seconds of a step, as long as that is true."""
     count, begin = 0, time.perf_counter()
-    while (passed := time.perf_counter() - begin) < seconds:
+    while goes_on():
         jax.block_until_ready(step(x))
         count += 1
-    return passed / count
+    return (time.perf_counter() - begin) / count
 
 
-train(0.2)
-alone, beside, called = [], [], []
-with dj.checkpoint.Manager(folder / "manager", keep=1) as manager:
-    for number in range(ROUNDS):
-        alone.append(train(0.5))
-        begin = time.perf_counter()
-        manager.save(tree, specs, number)
-        called.append(time.perf_counter() - begin)
-        beside.append(train(0.1))
-        manager.wait()
-alone_, beside_, called_ = (max(P.allgather_data(float(np.median(values)))) for values in (alone, beside, called))
-if P.rank == 0:
-    print(f"a step alone {1e3 * alone_:.2f} ms, while a checkpoint is written {1e3 * beside_:.2f} ms", end="")
-    print(f" ({beside_ / alone_:.2f}x); Manager.save returns after {1e3 * called_:.0f} ms", flush=True)
+def for_seconds(seconds: float) -> Callable[[], bool]:
+    end = time.perf_counter() + seconds
+    return lambda: time.perf_counter() < end
+
+
+def beside(way: Callable[[], None]) -> float:
+    thread = threading.Thread(target=way)
+    thread.start()
+    return train(thread.is_alive)
+
+
+def beside_a_checkpoint(number: int) -> float:
+    manager.save(tree, specs, number)
+    thread = next(thread for thread in threading.enumerate() if thread.name.startswith("checkpoint of step"))
+    return train(thread.is_alive)
+
+
+train(for_seconds(0.2))
+for cores in ({CORES[P.rank % len(CORES)]}, set(CORES)):
+    for thread in os.listdir("/proc/self/task"):  # those of JAX and of the watchdog, too
+        os.sched_setaffinity(int(thread), cores)
+    seconds = {"alone": [], "beside np.save and fsync": [], "beside a checkpoint": []}
+    with dj.checkpoint.Manager(folder / "manager", keep=1) as manager:
+        for number in range(ROUNDS):
+            seconds["alone"].append(train(for_seconds(0.3)))
+            P.allgather_data(None)
+            seconds["beside np.save and fsync"].append(beside(np_save))
+            P.allgather_data(None)
+            seconds["beside a checkpoint"].append(beside_a_checkpoint(number))
+            manager.wait()
+    slowest = {name: max(P.allgather_data(float(np.median(values)))) for name, values in seconds.items()}
+    if P.rank == 0:
+        cells = [f"{name} {1e3 * its:.2f} ms ({its / slowest['alone']:.2f}x)" for name, its in slowest.items()]
+        print(f"a step, on {len(cores)} cores: " + ", ".join(cells), flush=True)
 table.write()
 P.allgather_data(None)
 if P.rank == 0:

@@ -59,11 +59,12 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do the work: `run()` does it `calls` times."""
+    """One way to do the work: `run()` does it `calls` times; `before()` is not part of it."""
 
     name: str
     run: Callable[[], object]
     calls: int = 1
+    before: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -76,10 +77,12 @@ class Table:
     def row(self, work: str, ways: Sequence[Way], rounds: int = 9) -> None:
         """Time the ways in turn and print the row on worker 0."""
         for way in ways:
+            way.before()
             way.run()  # compiles, and touches the buffers
         times: dict[str, list[float]] = {way.name: [] for way in ways}
         for _ in range(rounds):
             for way in ways:
+                way.before()
                 time.sleep(PAUSE)
                 _comm.Barrier()
                 start = time.perf_counter()

@@ -11,6 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from distdl_jax.checkpoint.disk import read_exactly
+from distdl_jax.checkpoint.long_work import Pause
 from distdl_jax.checkpoint.slabs import fill
 from distdl_jax.checkpoint.tensor_file import dtype_named, read_header
 from distdl_jax.errors import CheckpointError, InvalidArgumentError
@@ -41,8 +42,8 @@ class ArrayInFile:
         """The number of dimensions."""
         return len(self.shape)
 
-    def read(self, box: Box) -> np.ndarray[Any, Any]:
-        """What is in a box of it; few bytes besides are held.
+    def read(self, box: Box, pause: Pause = lambda: None) -> np.ndarray[Any, Any]:
+        """What is in a box of it; few bytes besides are held. `pause` is called between two pieces.
 
         **Raises:** `OSError` where the file can't be read, `CheckpointError` where it is too short.
         """
@@ -50,15 +51,21 @@ class ArrayInFile:
         shape, part, dest = self.shape, box, into
         if self.is_fortran:
             shape, part, dest = shape[::-1], box[::-1], into.T
+        place = tuple((0, length) for length in dest.shape)
         try:
             if self.offset is None:
                 with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.name}.npy") as stream:
                     _npy_header(stream)
-                    fill(_reading_on(stream), shape, part, dest)
+                    fill(_reading_on(stream, pause), shape, part, dest, place)
             else:
                 descriptor, first = os.open(self.path, os.O_RDONLY), self.offset
+
+                def read(start: int, view: memoryview) -> None:
+                    pause()
+                    read_exactly(descriptor, [view], first + start)
+
                 try:
-                    fill(lambda start, view: read_exactly(descriptor, view, first + start), shape, part, dest)
+                    fill(read, shape, part, dest, place)
                 finally:
                     os.close(descriptor)
         except (EOFError, zipfile.BadZipFile) as error:
@@ -138,18 +145,20 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
     return shape, is_fortran and len(shape) > 1, dtype
 
 
-def _reading_on(stream: IO[bytes]) -> Callable[[int, memoryview], None]:
+def _reading_on(stream: IO[bytes], pause: Pause) -> Callable[[int, memoryview], None]:
     """Reads bytes of what is left of a stream; what is asked for ascends."""
     at = 0
 
     def read(start: int, into: memoryview) -> None:
         nonlocal at
         while at < start:
+            pause()
             skipped = len(stream.read(min(start - at, 2**20)))
             if not skipped:
                 raise EOFError
             at += skipped
         while into:
+            pause()
             piece = stream.read(min(len(into), 2**20))
             if not piece:
                 raise EOFError

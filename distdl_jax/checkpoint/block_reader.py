@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from distdl_jax.checkpoint.checksums import checksums, crc32
 from distdl_jax.checkpoint.disk import read_exactly
-from distdl_jax.checkpoint.layout import CHUNK, Block, volume
+from distdl_jax.checkpoint.layout import Block, Checksums, chunks, volume
 from distdl_jax.checkpoint.slabs import fill
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
@@ -55,56 +56,95 @@ class _Chunks:
 
     def __init__(self, files: Files, leaf: str, block: Block, nbytes: int) -> None:
         self._files, self._leaf, self._block, self._nbytes = files, leaf, block, nbytes
-        self._last: tuple[int, memoryview] = (-1, memoryview(b""))
+        self._checksums = self._read_checksums()
+        self._kept: dict[int, memoryview] = {}
+
+    def _read_checksums(self) -> list[int]:
+        its = self._block.checksums
+        if not isinstance(its, Checksums):
+            return list(its)
+        found = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
+        self._read_exactly([found], its.offset)
+        if crc32(found) != its.crc32:
+            raise self._damaged("the checksum of its checksums does not fit", its.offset)
+        numbers: list[int] = np.frombuffer(found, "<u4").tolist()
+        return numbers
 
     def read(self, start: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `start` on."""
-        stop = start + len(into)
-        for number in range(start // CHUNK, -(-stop // CHUNK)):
-            first, last = number * CHUNK, min((number + 1) * CHUNK, self._nbytes)
-            if start <= first and last <= stop:
-                self._check(number, into[first - start : last - start])
-                continue
-            if self._last[0] != number:
-                chunk = memoryview(bytearray(last - first))
-                self._check(number, chunk)
-                self._last = number, chunk
-            low, high = max(first, start), min(last, stop)
-            into[low - start : high - start] = self._last[1][low - first : high - first]
-
-    def _check(self, number: int, into: memoryview) -> None:
-        block = self._block
-        try:
-            read_exactly(self._files.descriptor(block.file), into, block.offset + number * CHUNK)
-        except EOFError:
-            problem = "it ends too early"
+        first, cut = divmod(start, self._block.chunk)
+        if not cut and (not len(into) % self._block.chunk or start + len(into) == self._nbytes):
+            self._read_chunks([into], first)
         else:
-            if zlib.crc32(into) == block.crc32[number]:
-                return
-            problem = "the checksum does not fit"
-        ranges = " x ".join(f"{start}:{stop}" for start, stop in block.box) or "()"
-        raise CheckpointError(
-            f"{self._files.path(block.file)} is damaged in the block {ranges} of the leaf {self._leaf or 'tree'}: "
-            f"{problem} (of the bytes from {block.offset + number * CHUNK} on). Another step may be sound."
+            self._read_cut(start, into)
+
+    def _read_cut(self, start: int, into: memoryview) -> None:
+        """The same, where the chunk at one of the ends, or at both, holds more than what is needed."""
+        chunk, stop = self._block.chunk, start + len(into)
+        first, last = start // chunk, (stop - 1) // chunk
+        # Chunks from `low` on and before `high` are whole, and go to their place.
+        low = first + (start > first * chunk)
+        high = last + (stop == self._end(last))
+        ends = dict.fromkeys(n for n in (first, last) if not low <= n < high)
+        fresh = {n: memoryview(bytearray(self._end(n) - n * chunk)) for n in ends if n not in self._kept}
+        views = [fresh[n] for n in fresh if n < low]
+        if low < high:
+            views.append(into[low * chunk - start : min(high * chunk, stop) - start])
+        views += [fresh[n] for n in fresh if n >= low]
+        if views:
+            self._read_chunks(views, min([*fresh, *range(low, high)[:1]]))
+        for n in ends:
+            begin, end = max(n * chunk, start), min((n + 1) * chunk, stop)
+            whole = fresh.get(n) or self._kept[n]
+            into[begin - start : end - start] = whole[begin - n * chunk : end - n * chunk]
+        if last in fresh:
+            self._kept = {last: fresh[last]}
+
+    def _end(self, number: int) -> int:
+        return min((number + 1) * self._block.chunk, self._nbytes)
+
+    def _read_chunks(self, views: Sequence[memoryview], first: int) -> None:
+        """Fill these, one after the other, with whole chunks from number `first` on, and compare their checksums."""
+        chunk = self._block.chunk
+        offset = self._block.offset + first * chunk
+        self._read_exactly(views, offset)
+        found = [crc for view in views for crc in checksums(view, chunk)]
+        expected = self._checksums[first : first + len(found)]
+        if found != expected:
+            wrong = next(n for n, (crc, other) in enumerate(zip(found, expected, strict=True)) if crc != other)
+            raise self._damaged("the checksum does not fit", offset + wrong * chunk)
+
+    def _read_exactly(self, views: Sequence[memoryview], offset: int) -> None:
+        try:
+            read_exactly(self._files.descriptor(self._block.file), views, offset)
+        except EOFError:
+            raise self._damaged("it ends too early", offset) from None
+
+    def _damaged(self, problem: str, offset: int) -> CheckpointError:
+        ranges = " x ".join(f"{start}:{stop}" for start, stop in self._block.box) or "()"
+        return CheckpointError(
+            f"{self._files.path(self._block.file)} is damaged in the block {ranges} of the leaf "
+            f"{self._leaf or 'tree'}: {problem} (of the bytes from {offset} on). Another step may be sound."
         )
 
 
-def read_part(files: Files, leaf: str, block: Block, wanted: Box, into: np.ndarray[Any, Any]) -> int:
+def read_part(
+    files: Files, leaf: str, block: Block, wanted: Box, into: np.ndarray[Any, Any], pause: Callable[[], None]
+) -> int:
     """Fill what `into`, the block of `wanted`, shares with a block of a file; how many elements that is.
 
-    At most a slab and a chunk of the file are held besides.
+    At most a slab, and chunks at its ends, are held besides. `pause` is called between two reads.
     """
     shared = intersect(block.box, wanted)
     if not (count := volume(shared)):
         return 0
-    itemsize = into.dtype.itemsize
-    shape = box_shape(block.box)
-    chunks = _Chunks(files, leaf, block, volume(block.box) * itemsize)
-    part = _relative(shared, block.box)
-    place = _relative(shared, wanted)
-    at: Any = (*(slice(start, stop) for start, stop in place), ...)
-    dest = into[at]
-    fill(chunks.read, shape, part, dest)
+    bytes_in_file = _Chunks(files, leaf, block, volume(block.box) * into.dtype.itemsize)
+
+    def read(start: int, view: memoryview) -> None:
+        pause()
+        bytes_in_file.read(start, view)
+
+    fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
     return count
 
 

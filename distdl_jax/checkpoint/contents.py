@@ -28,9 +28,14 @@ class Own(NamedTuple):
     block: Callable[[], np.ndarray[Any, Any]]
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_named(self.form.dtype).itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the block."""
-        return volume(self.box) * dtype_named(self.form.dtype).itemsize
+        return volume(self.box) * self.itemsize
 
 
 def agree_on_contents(
@@ -39,11 +44,11 @@ def agree_on_contents(
     tree: Any,
     specs: Any,
     arguments: Mapping[str, Any],
-    decide: Callable[[Leaves, Sequence[int]], Any],
+    decide: Callable[[Leaves], Any],
     *,
     copied: bool = False,
 ) -> tuple[Any, list[Own]]:
-    """What the first worker decides, from the leaves and how many bytes each worker writes; and what this one writes.
+    """What the first worker decides, from the leaves; and what this one writes.
 
     Collective in the world. `arguments`: those of the public function that must be the same on all workers, by name.
     `copied`: this worker's blocks are copied to the host, so that what happens to its arrays from then on does not
@@ -61,7 +66,7 @@ def agree_on_contents(
         own.extend(_copied(each) if copied else each for each in _own(held))
         told = [(leaf.path, _told(leaf)) for leaf in held]
         forms = [(leaf.form, leaf.counts) for leaf in held]
-        return arguments, told, forms, sum(each.nbytes for each in own)
+        return arguments, told, forms
 
     def decided(told: dict[int, Any]) -> Any:
         _check_alike(told)
@@ -69,7 +74,7 @@ def agree_on_contents(
             (leaf.path, agreed_form(leaf.path, {worker: its[2][n] for worker, its in told.items()}))
             for n, leaf in enumerate(held)
         )
-        return leaves, decide(leaves, [its[3] for its in told.values()])
+        return leaves, decide(leaves)
 
     leaves, decision = together(world, purpose, mine, decided)
     return decision, [each._replace(form=leaves[each.leaf][1]) for each in own]

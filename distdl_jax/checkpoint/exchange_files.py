@@ -15,10 +15,12 @@ from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
 from distdl_jax.checkpoint.disk import disk, write_all
 from distdl_jax.checkpoint.layout import Form
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block
+from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
 from distdl_jax.checkpoint.slabs import runs
 from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.checkpoint.together import checked_path, this_host, together
+from distdl_jax.checkpoint.writing import PIECE, UNSYNCED
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
 from distdl_jax.gathering import is_spec
 from distdl_jax.plans.decomposition import box_shape
@@ -54,7 +56,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     names = {jax.tree_util.keystr(place): _name(place) for place, _ in jax.tree.leaves_with_path(tree)}
     its = disk.get()
 
-    def decide(leaves: Leaves, sizes: Sequence[int]) -> tuple[str, list[Tensor]]:
+    def decide(leaves: Leaves) -> tuple[str, list[Tensor]]:
         _check_names([leaf for leaf, _ in leaves], names)
         head, tensors, size = laid_out({names[leaf]: (form.dtype, form.shape) for leaf, form in leaves})
         folder, file = os.path.split(path)
@@ -73,7 +75,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
         world, "the beginning of an export", tree, specs, {"path": path}, decide
     )
 
-    def write() -> None:
+    def write(pause: Pause) -> None:
         if not own:
             return
         try:
@@ -85,7 +87,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
             ) from None
         try:
             for each in own:
-                _write(each, tensors[each.leaf], descriptor)
+                _write(each, tensors[each.leaf], descriptor, pause)
             its.sync(descriptor)
         finally:
             its.close(descriptor)
@@ -100,7 +102,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
         its.sync_folder(os.path.dirname(path))
 
     try:
-        together(world, f"the export to {path}", write, complete)
+        together_for_long(world, f"the export to {path}", write, complete)
     except Exception:
         if world.rank == 0:
             with suppress(OSError):
@@ -146,12 +148,12 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     together(world, "the beginning of an import", lambda: path, alike)
     leaves: list[Any] = []
 
-    def read() -> None:
+    def read(pause: Pause) -> None:
         arrays = found()
         for name, spec in wanted:
-            leaves.append(None if spec is None else _block(arrays[name], name, spec))
+            leaves.append(None if spec is None else _block(arrays[name], name, spec, pause))
 
-    together(world, f"the import from {path}", read)
+    together_for_long(world, f"the import from {path}", read)
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -168,14 +170,22 @@ def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
             )
 
 
-def _write(own: Own, tensor: Tensor, descriptor: int) -> None:
+def _write(own: Own, tensor: Tensor, descriptor: int, pause: Pause) -> None:
     """Write a block at its places in the whole tensor."""
+    its = disk.get()
     data = bytes_of(own.block())
     length, starts = runs(own.form.shape, own.box)
     nbytes = length * tensor.itemsize
+    unsynced = 0
     for n, start in enumerate(starts):
-        piece = data[n * nbytes : (n + 1) * nbytes]
-        write_all(disk.get(), descriptor, piece, tensor.offset + start * tensor.itemsize)
+        run, offset = data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize
+        for done in range(0, nbytes, PIECE):
+            write_all(its, descriptor, run[done : done + PIECE], offset + done)
+            unsynced += min(PIECE, nbytes - done)
+            if unsynced >= UNSYNCED:
+                its.sync(descriptor)
+                unsynced = 0
+            pause()
 
 
 def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpec) -> ArrayInFile:
@@ -189,10 +199,10 @@ def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpe
     return array
 
 
-def _block(array: ArrayInFile, name: str, spec: TensorSpec) -> Any:
+def _block(array: ArrayInFile, name: str, spec: TensorSpec, pause: Pause) -> Any:
     form = Form(array.shape, array.dtype.name)
     if spec.box is None:
         return as_leaf(name, form, empty_block(form, None, len(array.shape)))
-    block = array.read(spec.box)
+    block = array.read(spec.box, pause)
     assert block.shape == box_shape(spec.box)
     return as_leaf(name, form, block if block.flags.c_contiguous else block.copy(order="C"))

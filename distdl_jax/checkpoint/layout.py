@@ -13,20 +13,23 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from distdl_jax.checkpoint.slabs import ROW
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box, box_shape
 
 FORMAT = "distdl_jax.checkpoint"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
+CHECKSUMS = "distdl_jax.crc32"
+"""The tensor of a file that holds the checksums of its blocks; leaves have no such name."""
 
-CHUNK = 2**20
-"""Bytes of a block that share a checksum: the least that a reader has to read to know that what it needs is sound."""
+CHUNKS = 2**13, 2**20
+"""Bytes of a block that share a checksum, at least and at most."""
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?")
 _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+")
@@ -76,13 +79,35 @@ def worker_note(worker: int) -> str:
     return f"worker-{worker:05d}.json"
 
 
-def chunks(nbytes: int) -> int:
+def chunk_of(shape: Sequence[int], itemsize: int) -> int:
+    """How many bytes of a block of `shape` are to share a checksum: the least that has to be read to know that some of
+    them are sound.
+
+    An eighth of the shortest stretch of which parts are read on their own, so that who needs a part of each reads
+    little more; a power of two.
+
+    >>> chunk_of((1000, 2**14), 4), chunk_of((64, 64, 3, 3), 4), chunk_of((2**24,), 4), chunk_of((), 4)
+    (8192, 16384, 1048576, 1048576)
+    """
+    stretches = (prod(shape[d:]) * itemsize for d in reversed(range(len(shape))))
+    eighth = next((nbytes for nbytes in stretches if nbytes > ROW), 8 * CHUNKS[1]) // 8
+    return min(max(1 << eighth.bit_length() - 1, CHUNKS[0]), CHUNKS[1])
+
+
+def chunks(nbytes: int, chunk: int) -> int:
     """How many checksums a block has.
 
-    >>> chunks(0), chunks(1), chunks(CHUNK), chunks(CHUNK + 1)
+    >>> chunks(0, 8), chunks(1, 8), chunks(8, 8), chunks(9, 8)
     (0, 1, 1, 2)
     """
-    return -(-nbytes // CHUNK)
+    return -(-nbytes // chunk)
+
+
+class Checksums(NamedTuple):
+    """Where the checksums of a block's chunks are in its file, 32 bits each, and what their own is."""
+
+    offset: int
+    crc32: int
 
 
 @dataclass(frozen=True)
@@ -90,13 +115,15 @@ class Block:
     """One block of a leaf, row-major and little-endian, in one file.
 
     - `box`: which part of the leaf it is. `offset`: the byte of the file that it begins at.
-    - `crc32`: the checksum of each `CHUNK` bytes of it, the last of what is left.
+    - `chunk`: how many bytes of it share a checksum (CRC-32), the last one having what is left.
+    - `checksums`: where these are, or, in version 1, what they are.
     """
 
     box: Box
     file: str
     offset: int
-    crc32: tuple[int, ...]
+    chunk: int
+    checksums: Checksums | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -133,9 +160,9 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of the file. Its checksum is that of the compact JSON of the rest, with sorted keys."""
-        said = {"step": self.step, "chunk": CHUNK, "files": dict(self.files)}
+        said: dict[str, Any] = {"step": self.step, "files": dict(self.files)}
         said["leaves"] = [
-            {"path": leaf.path, **asdict(leaf.form), "blocks": [asdict(block) for block in leaf.blocks]}
+            {"path": leaf.path, **asdict(leaf.form), "blocks": [said_of(block) for block in leaf.blocks]}
             for leaf in self.leaves
         ]
         return json.dumps({"format": FORMAT, "version": VERSION, "crc32": _crc_of(said), "checkpoint": said}) + "\n"
@@ -153,22 +180,22 @@ class Manifest:
             raise CheckpointError(f"{where} is damaged: it is not JSON any more ({error}).") from None
         if not is_one:
             raise CheckpointError(f'{where} is no manifest of a checkpoint: its "format" is not {FORMAT!r}.')
-        if outer.get("version") != VERSION:
+        if outer.get("version") not in range(1, VERSION + 1):
             raise CheckpointError(
-                f"{where} is of version {outer.get('version')}, and this distdl_jax reads version {VERSION}."
+                f"{where} is of version {outer.get('version')}, and this distdl_jax reads versions 1 to {VERSION}."
             )
         said = outer.get("checkpoint")
         if outer.get("crc32") != _crc_of(said):
             raise CheckpointError(f"{where} is damaged: its checksum does not fit.")
-        if said["chunk"] != CHUNK:
-            raise CheckpointError(f"{where} has checksums of {said['chunk']} bytes each, and not of {CHUNK}.")
-        return cls(said["step"], said["files"], tuple(_leaf(leaf) for leaf in said["leaves"]))
+        return cls(said["step"], said["files"], tuple(_leaf(leaf, said.get("chunk")) for leaf in said["leaves"]))
 
 
-def block_of(said: Mapping[str, Any]) -> Block:
-    """A block, from what JSON makes of it."""
+def block_of(said: Mapping[str, Any], chunk: int | None = None) -> Block:
+    """A block, from what JSON makes of it. `chunk`: that of version 1, the same for all blocks."""
     box = tuple((start, stop) for start, stop in said["box"])
-    return Block(box, said["file"], said["offset"], tuple(said["crc32"]))
+    if chunk is not None:
+        return Block(box, said["file"], said["offset"], chunk, tuple(said["crc32"]))
+    return Block(box, said["file"], said["offset"], said["chunk"], Checksums(**said["checksums"]))
 
 
 def volume(box: Box) -> int:
@@ -176,9 +203,15 @@ def volume(box: Box) -> int:
     return prod(box_shape(box))
 
 
-def _leaf(said: Mapping[str, Any]) -> Leaf:
+def _leaf(said: Mapping[str, Any], chunk: int | None) -> Leaf:
     form = Form(tuple(said["shape"]), said["dtype"], said["weak"], said["key"])
-    return Leaf(said["path"], form, tuple(map(block_of, said["blocks"])))
+    return Leaf(said["path"], form, tuple(block_of(block, chunk) for block in said["blocks"]))
+
+
+def said_of(block: Block) -> dict[str, Any]:
+    """What JSON makes of a block."""
+    assert isinstance(block.checksums, Checksums)
+    return asdict(block) | {"checksums": block.checksums._asdict()}
 
 
 def _crc_of(said: Any) -> int:

@@ -12,13 +12,17 @@ from typing import Any
 from distdl_jax.backends.base import World
 from distdl_jax.backends.inprocess.current import simulated_world
 from distdl_jax.checkpoint.disk import Disk
+from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.restore import folders_in, restore, steps
 from distdl_jax.checkpoint.save import not_saved, world_of_specs
-from distdl_jax.checkpoint.together import checked_path, together
+from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.checkpoint.writing import Writing, begin, remove_folder
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.watchdog.abort import end_the_job
+
+LOOKS_EVERY = 0.25
+"""Seconds after which who waits for the thread looks whether it has gone on."""
 
 
 class Manager:
@@ -83,7 +87,8 @@ class Manager:
         if writer is None or self._world is None:
             return
         try:
-            together(self._world, f"the end of the checkpoint of step {writer.step}", writer.own_part, writer.completed)
+            purpose = f"the end of the checkpoint of step {writer.step}"
+            together_for_long(self._world, purpose, writer.own_part, writer.completed)
         except Exception as error:
             writer.cancel()
             raise not_saved(writer.step, error) from error
@@ -150,6 +155,7 @@ class _Writer:
         self._after = completed
         self._cancelled = threading.Event()
         self._own_part = threading.Event()
+        self._pieces = 0
         self._error: Exception | None = None
         self._is_first = completed is not None
         self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {self.step}", daemon=True)
@@ -157,8 +163,7 @@ class _Writer:
 
     def _run(self) -> None:
         try:
-            for _ in self._writing.write():
-                pass
+            self._writing.write(self._count)
         except Exception as error:
             self._error = error
             return
@@ -173,9 +178,16 @@ class _Writer:
             with suppress(OSError):  # what can't be removed now is removed after the next one
                 self._after(self._writing.disk, self.step)
 
-    def own_part(self) -> None:
-        """Wait until this worker's file is on disk; raise what went wrong."""
-        self._own_part.wait()
+    def _count(self) -> None:
+        self._pieces += 1
+
+    def own_part(self, pause: Pause) -> None:
+        """Wait until this worker's file is on disk; raise what went wrong. A disk that stands still is one piece."""
+        pieces = -1
+        while not self._own_part.wait(LOOKS_EVERY):
+            if self._pieces != pieces:
+                pieces = self._pieces
+                pause()
         if self._error is not None:
             raise self._error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,12 +12,11 @@ from jax import Array
 
 from distdl_jax.backends.opening import world_of
 from distdl_jax.checkpoint.block_reader import Files, read_part
-from distdl_jax.checkpoint.layout import MANIFEST, Folder, Leaf, Manifest, complete_folders, volume
+from distdl_jax.checkpoint.layout import MANIFEST, Folder, Leaf, Manifest, complete_folders
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
+from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
-from distdl_jax.checkpoint.tensor_file import dtype_named
 from distdl_jax.checkpoint.together import checked_path, this_host, together
-from distdl_jax.checkpoint.writing import ROUND
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
 from distdl_jax.gathering import is_spec
 from distdl_jax.plans.decomposition import checked_integer
@@ -37,8 +36,8 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, zero-volume where it has
     none, in the dtype that was saved, and to the bit; random keys as such. None where `specs` has None.
 
-    Collective over all workers of the world. Each reads only chunks (of a MiB) of files that hold some of what it
-    needs, and holds a few MiB besides its blocks.
+    Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
+    to a MiB, and holds a few MiB besides its blocks.
 
     **Raises,** on all workers: `CheckpointError` where there is no such checkpoint, a file can't be read, or is damaged
     (checksums are compared; the message names the file, the leaf and the block); `PlanError` where the leaves or their
@@ -64,7 +63,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     needs: list[_Need | None] = []
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
-    def prepared() -> int:
+    def prepared() -> None:
         manifest = Manifest.from_json(text, os.path.join(folder, MANIFEST))
         needs.extend(_needs(manifest, specs))
         if not os.path.isdir(folder):
@@ -72,14 +71,11 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
                 f"{folder}, which worker 0 sees, is not there on {this_host()}: `path` must be in a file system that "
                 "all workers see."
             )
-        return sum(need.nbytes for need in needs if need is not None)
 
     purpose = f"the reading of {os.path.basename(folder)}"
-    rounds = together(world, purpose, prepared, lambda told: max(told.values()) // ROUND)
+    together(world, purpose, prepared)
     leaves: list[Array | None] = []
-    parts = _read(folder, needs, leaves)
-    for _ in range(rounds + 1):
-        together(world, purpose, lambda: next(parts, None))
+    together_for_long(world, purpose, lambda pause: leaves.extend(_read(folder, needs, pause)))
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -143,12 +139,6 @@ class _Need(NamedTuple):
     spec: TensorSpec
     leaf: Leaf
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this worker's block."""
-        box = stored_box(self.spec.box, self.leaf.form)
-        return 0 if box is None else volume(box) * dtype_named(self.leaf.form.dtype).itemsize
-
 
 def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     """What is to be read for each leaf of `specs`.
@@ -202,28 +192,20 @@ def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
         raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
 
 
-def _read(folder: str, needs: Sequence[_Need | None], leaves: list[Array | None]) -> Generator[None]:
-    """Read every leaf, in parts of `ROUND` bytes."""
-    since = 0
+def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[Array | None]:
+    """This worker's block of every leaf, one after the other."""
     with Files(folder) as files:
         for need in needs:
             if need is None:
-                leaves.append(None)
+                yield None
                 continue
             form = need.leaf.form
             box = stored_box(need.spec.box, form)
             block = empty_block(form, box, len(need.spec.global_shape))
             if box is not None:
-                found = 0
-                for piece in need.leaf.blocks:
-                    count = read_part(files, need.leaf.path, piece, box, block)
-                    found += count
-                    since += count * block.itemsize
-                    if since >= ROUND:
-                        since -= ROUND
-                        yield
+                found = sum(read_part(files, need.leaf.path, piece, box, block, pause) for piece in need.leaf.blocks)
                 if found != prod(block.shape):
                     raise CheckpointError(
                         f"{folder} is damaged: its blocks do not cover the leaf {need.leaf.path or 'tree'}."
                     )
-            leaves.append(as_leaf(need.name, form, block))
+            yield as_leaf(need.name, form, block)

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from distdl_jax.backends.base import World
-from distdl_jax.checkpoint.together import checked_path, together
+from distdl_jax.checkpoint.long_work import together_for_long
+from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import DistDLError, InvalidArgumentError
 from distdl_jax.gathering import checked_spec, is_spec
@@ -55,13 +56,9 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
 def finish(world: World, writing: Writing) -> None:
     """Write this worker's part of a checkpoint, and complete it. Collective in the world."""
     purpose = f"the writing of the checkpoint of step {writing.step}"
-    parts = writing.write()
     try:
-        for _ in range(writing.rounds):
-            together(world, purpose, lambda: next(parts, None))
-        together(world, purpose, lambda: next(parts, None), lambda told: writing.complete())
+        together_for_long(world, purpose, writing.write, lambda told: writing.complete())
     except Exception as error:
-        parts.close()
         if world.rank == 0:
             writing.abandon()
         raise not_saved(writing.step, error) from error

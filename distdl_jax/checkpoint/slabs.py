@@ -1,4 +1,4 @@
-"""Parts of blocks in files: a part is cut into slabs, which are read in one go, and runs, which are written."""
+"""Parts of blocks in files: as runs, which lie together on both sides, or as slabs, of which a part is needed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import numpy as np
 
 from distdl_jax.plans.decomposition import Box, Range
 
-ROW = 2**20
-"""Bytes up to which what lies together is read whole, though only a part of it be needed."""
+ROW = 2**14
+"""Bytes up to which what lies together is read whole, though only a part of it be needed: to ask the system for it in
+parts would take longer."""
+
+RUN = 2**13
+"""Bytes from which on what lies together, in the file and where it goes, is read by itself, and to its place."""
 
 SLAB = 4 * 2**20
 """Bytes that are read in one go at most."""
@@ -32,12 +36,14 @@ class Slab(NamedTuple):
     into: tuple[int | slice, ...]
 
 
-def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int = ROW, slab: int = SLAB) -> Iterator[Slab]:
-    """The slabs that hold `part` of a block of `shape`, in the order in which they lie in it.
+def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -> Iterator[Slab]:
+    """The slabs of `slab` bytes at most that hold `part` of a block of `shape`, in the order in which they lie in it.
 
-    >>> [tuple(slab) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1)]
+    `row`: bytes up to which what lies together is read whole.
+
+    >>> [tuple(slab) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=99, slab=99)]
     [(6, 18, (2, 6), (slice(None, None, None), slice(2, 4, None)), (slice(0, 2, None),))]
-    >>> [(slab.start, slab.stop, slab.into) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=2)]
+    >>> [(slab.start, slab.stop, slab.into) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=2, slab=9)]
     [(8, 10, (0, slice(0, 2, None))), (14, 16, (1, slice(0, 2, None)))]
     """
     if any(start >= stop for start, stop in part):
@@ -74,21 +80,10 @@ def _pieces(whole: Range, length: int) -> Iterator[Range]:
         yield start, min(start + length, whole[1])
 
 
-def is_contiguous(shape: Sequence[int], part: Box) -> bool:
-    """Whether the elements of `part` lie together in a block of `shape`.
-
-    >>> is_contiguous((4, 6), ((1, 3), (0, 6))), is_contiguous((4, 6), ((1, 3), (0, 5)))
-    (True, False)
-    >>> is_contiguous((4, 6), ((2, 3), (1, 5)))
-    True
-    """
-    lengths = [stop - start for start, stop in part]
-    first = next((d for d, length in enumerate(lengths) if length != 1), len(lengths))
-    return all(length == n for length, n in zip(lengths[first + 1 :], shape[first + 1 :], strict=True))
-
-
-def runs(shape: Sequence[int], part: Box) -> tuple[int, Iterator[int]]:
+def runs(shape: Sequence[int], part: Box, first: int | None = None) -> tuple[int, Iterator[int]]:
     """The runs of elements of a block of `shape` that make up `part`: their length, and where each begins.
+
+    `first`: the dimension along which a run lies; the part has to have all of those after it. Default: the first such.
 
     >>> length, starts = runs((4, 6), ((1, 3), (2, 4)))
     >>> length, list(starts)
@@ -96,35 +91,57 @@ def runs(shape: Sequence[int], part: Box) -> tuple[int, Iterator[int]]:
     >>> length, starts = runs((4, 6), ((1, 3), (0, 6)))
     >>> length, list(starts)
     (12, [6])
+    >>> length, starts = runs((4, 6), ((1, 3), (0, 6)), first=1)
+    >>> length, list(starts)
+    (6, [6, 12])
     """
     lengths = [stop - start for start, stop in part]
     if not all(lengths):
         return 0, iter(())
-    d = len(shape)
-    while d and lengths[d - 1] == shape[d - 1]:
-        d -= 1
-    d = max(d - 1, 0)
+    d = along(shape, part) if first is None else first
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    first = sum(start * stride for (start, _), stride in zip(part[d:], strides[d:], strict=True))
-    outer = product(*(range(start, stop) for start, stop in part[:d]))
-    return prod(lengths[d:]), (first + sum(i * n for i, n in zip(index, strides, strict=False)) for index in outer)
+    begin = sum(start * stride for (start, _), stride in zip(part, strides, strict=True))
+    outer = product(*(range(0, length * stride, stride) for length, stride in zip(lengths[:d], strides, strict=False)))
+    return prod(lengths[d:]), (begin + sum(places) for places in outer)
 
 
-def fill(read: Callable[[int, memoryview], None], shape: Sequence[int], part: Box, into: np.ndarray[Any, Any]) -> None:
-    """Fill `into` with `part` of a block of `shape`, of which `read(start, into)` reads bytes from `start` on.
+def along(shape: Sequence[int], part: Box) -> int:
+    """The first dimension of which all that `part` has lies together in a block of `shape`.
 
-    Where the part lies together, and in `into` too, it goes there at once; else through a buffer of a slab.
+    >>> along((4, 6), ((1, 3), (0, 6))), along((4, 6), ((1, 3), (0, 5))), along((4, 6), ((1, 2), (0, 5)))
+    (0, 1, 1)
+    """
+    d = len(shape)
+    while d and part[d - 1] == (0, shape[d - 1]):
+        d -= 1
+    return max(d - 1, 0)
+
+
+def fill(
+    read: Callable[[int, memoryview], None], shape: Sequence[int], part: Box, into: np.ndarray[Any, Any], place: Box
+) -> None:
+    """Fill `place` of `into`, an array that lies together, with `part` of a block of `shape`.
+
+    `read(start, view)` reads bytes of the block from `start` on, `SLAB` of them at most. Long runs go to their place at
+    once, what is cut smaller through a buffer of a slab.
     """
     itemsize = into.dtype.itemsize
-    if is_contiguous(shape, part) and into.flags.c_contiguous:
-        _, starts = runs(shape, part)
-        for start in starts:
-            read(start * itemsize, into.reshape(-1).view(np.uint8).data)
+    d = max(along(shape, part), along(into.shape, place))
+    length, starts = runs(shape, part, d)
+    nbytes = length * itemsize
+    if nbytes >= RUN or nbytes == into.nbytes:
+        view = into.reshape(-1).view(np.uint8).data
+        for start, to in zip(starts, runs(into.shape, place, d)[1], strict=True):
+            run = view[to * itemsize :][:nbytes]
+            for done in range(0, nbytes, SLAB):
+                read(start * itemsize + done, run[done : done + SLAB])
         return
     buffer = np.empty(0, np.uint8)
-    for slab in slabs(shape, part, itemsize):
+    at: Any = (*(slice(start, stop) for start, stop in place), ...)
+    dest = into[at]
+    for slab in slabs(shape, part, itemsize, ROW, SLAB):
         nbytes = (slab.stop - slab.start) * itemsize
         if buffer.size < nbytes:
             buffer = np.empty(nbytes, np.uint8)
         read(slab.start * itemsize, buffer[:nbytes].data)
-        into[slab.into] = buffer[:nbytes].view(into.dtype).reshape(slab.shape)[slab.cut]
+        dest[slab.into] = buffer[:nbytes].view(into.dtype).reshape(slab.shape)[slab.cut]

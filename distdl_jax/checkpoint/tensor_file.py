@@ -114,12 +114,12 @@ def read_header(path: str) -> dict[str, Tensor]:
     try:
         size = os.fstat(descriptor).st_size
         head = bytearray(8)
-        read_exactly(descriptor, memoryview(head), 0)
+        read_exactly(descriptor, [memoryview(head)], 0)
         length = int.from_bytes(head, "little")
         if length > size - 8:
             raise EOFError
         text = bytearray(length)
-        read_exactly(descriptor, memoryview(text), 8)
+        read_exactly(descriptor, [memoryview(text)], 8)
         header = json.loads(bytes(text))
         pairs = set(json.loads((header.pop("__metadata__", None) or {}).get(COMPLEX, "[]")))
         found = {name: _tensor(said, 8 + length, name in pairs) for name, said in header.items()}

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from distdl_jax.backends.base import World
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidTypeError
@@ -18,9 +18,9 @@ class Failure(NamedTuple):
     kind: type[DistDLError]
     text: str
 
-    def raise_it(self) -> NoReturn:
-        """Raise it, on this worker."""
-        raise self.kind(self.text)
+    def error(self) -> DistDLError:
+        """The error that is raised."""
+        return self.kind(self.text)
 
 
 def failure(error: Exception) -> Failure:
@@ -53,7 +53,7 @@ def together(
 
     def decided(told: dict[int, Any]) -> Any:
         nonlocal raised
-        if (found := _of_all(told)) is not None:
+        if (found := failed_on_any(told)) is not None:
             return found
         try:
             return decide(told)
@@ -63,13 +63,16 @@ def together(
 
     decision = world.agree(tuple(range(world.size)), purpose, mine, decided)
     if isinstance(decision, Failure):
-        if raised is not None and not isinstance(raised, DistDLError | OSError):
-            raise raised
-        decision.raise_it()
+        raise raised_as(decision, raised)
     return decision
 
 
-def _of_all(told: dict[int, Any]) -> Failure | None:
+def raised_as(decision: Failure, raised: Exception | None) -> Exception:
+    """What a worker raises where all have failed because of `decision`; `raised` is what was raised on itself."""
+    return raised if raised is not None and not isinstance(raised, DistDLError | OSError) else decision.error()
+
+
+def failed_on_any(told: dict[int, Any]) -> Failure | None:
     """The one failure of them that all workers raise."""
     failed = {worker: theirs for worker, theirs in told.items() if isinstance(theirs, Failure)}
     if not failed:

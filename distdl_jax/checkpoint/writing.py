@@ -9,37 +9,45 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from threading import Event
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from distdl_jax.backends.base import World
+from distdl_jax.checkpoint.checksums import checksums, crc32
 from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
 from distdl_jax.checkpoint.disk import Disk, disk, write_all, write_file
 from distdl_jax.checkpoint.layout import (
-    CHUNK,
+    CHECKSUMS,
     MANIFEST,
     Block,
+    Checksums,
     Folder,
     Leaf,
     Manifest,
     block_of,
+    chunk_of,
+    chunks,
     complete_folders,
+    said_of,
     unfinished_folders,
     worker_file,
     worker_note,
 )
-from distdl_jax.checkpoint.tensor_file import bytes_of, laid_out
+from distdl_jax.checkpoint.long_work import Pause
+from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, laid_out
 from distdl_jax.checkpoint.together import this_host
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import box_shape
 
-ROUND = 2**30
-"""Bytes that a worker writes between two agreements of `save`: a worker that waits for another one's disk hears of it
-before a clock could take it for a worker that never comes."""
+PIECE = 2**23
+"""Bytes that are written in one go at most."""
+
+UNSYNCED = 2**28
+"""Bytes after which a file is synced while it is written, so that no sync takes long by itself."""
 
 
 class Plan(NamedTuple):
@@ -48,7 +56,52 @@ class Plan(NamedTuple):
     leaves: Leaves
     folder: Folder
     unfinished: str
-    rounds: int
+
+
+class _Unfinished:
+    """A file that is being written."""
+
+    def __init__(self, its: Disk, path: str, size: int, pause: Pause) -> None:
+        self._disk, self._pause = its, pause
+        try:
+            self._descriptor = its.create(path)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{os.path.dirname(path)}, which worker 0 has just made, is not there on {this_host()}: `path` must be "
+                "in a file system that all workers see."
+            ) from None
+        self._unsynced = 0
+        try:
+            its.reserve(self._descriptor, size)
+        except BaseException:
+            self.close()
+            raise
+
+    def write_block(self, block: np.ndarray[Any, Any], tensor: Tensor, chunk: int) -> list[int]:
+        """Write a block at its place; the checksums of its chunks."""
+        data, sums = bytes_of(block), list[int]()
+        for start in range(0, len(data), PIECE):
+            piece = data[start : start + PIECE]
+            sums += checksums(piece, chunk)
+            self.write(piece, tensor.offset + start)
+        return sums
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write, and sync where much has been written since the last time."""
+        write_all(self._disk, self._descriptor, data, offset)
+        self._unsynced += len(data)
+        if self._unsynced >= UNSYNCED:
+            self.sync()
+        self._pause()
+
+    def sync(self) -> None:
+        """Return when all of it is on disk."""
+        self._disk.sync(self._descriptor)
+        self._unsynced = 0
+
+    def close(self) -> None:
+        """Close it."""
+        self._disk.close(self._descriptor)
 
 
 class Writing:
@@ -64,53 +117,38 @@ class Writing:
         """Which step it is of."""
         return self._plan.folder.step
 
-    @property
-    def rounds(self) -> int:
-        """In how many rounds of `ROUND` bytes the worker with most to write is done."""
-        return self._plan.rounds
-
-    def write(self) -> Generator[None]:
-        """Write this worker's file, and the note that it is on disk; in parts of `ROUND` bytes."""
+    def write(self, pause: Pause) -> None:
+        """Write this worker's file, and the note that it is on disk. `pause` is called between two pieces."""
         note: dict[str, Any] = {"file": None, "bytes": 0, "blocks": []}
         if self._own:
-            note = yield from self._write_file()
+            note = self._write_file(pause)
         self._own = []
         name = os.path.join(self._folder, worker_note(self._world.rank))
         write_file(self.disk, name + ".part", json.dumps(note).encode())
         self.disk.rename(name + ".part", name)  # who looks for it finds all of it
 
-    def _write_file(self) -> Generator[None, None, dict[str, Any]]:
+    def _write_file(self, pause: Pause) -> dict[str, Any]:
         name = worker_file(self._world.rank)
-        paths = {own.leaf: self._plan.leaves[own.leaf][0] for own in self._own}
-        head, tensors, size = laid_out({paths[own.leaf]: (own.form.dtype, box_shape(own.box)) for own in self._own})
+        shapes = [box_shape(own.box) for own in self._own]
+        names = [self._plan.leaves[own.leaf][0] for own in self._own]
+        steps = [chunk_of(shape, own.itemsize) for own, shape in zip(self._own, shapes, strict=True)]
+        counts = [chunks(own.nbytes, step) for own, step in zip(self._own, steps, strict=True)]
+        contents = {its: (own.form.dtype, shape) for its, own, shape in zip(names, self._own, shapes, strict=True)}
+        head, tensors, size = laid_out(contents | {CHECKSUMS: ("uint32", (sum(counts),))})
         blocks = []
+        file = _Unfinished(self.disk, os.path.join(self._folder, name), size, pause)
         try:
-            file = self.disk.create(os.path.join(self._folder, name))
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{self._folder}, which worker 0 has just made, is not there on {this_host()}: `path` must be in a "
-                "file system that all workers see."
-            ) from None
-        try:
-            write_all(self.disk, file, memoryview(head), 0)
-            unsynced = 0
-            for own in self._own:
-                data = bytes_of(own.block())
-                offset, sums = tensors[paths[own.leaf]].offset, []
-                for start in range(0, len(data), CHUNK):
-                    chunk = data[start : start + CHUNK]
-                    sums.append(zlib.crc32(chunk))
-                    write_all(self.disk, file, chunk, offset + start)
-                    unsynced += len(chunk)
-                    if unsynced >= ROUND:
-                        self.disk.sync(file)
-                        unsynced -= ROUND
-                        yield
-                blocks.append({"leaf": own.leaf, **asdict(Block(own.box, name, offset, tuple(sums)))})
-                del data
-            self.disk.sync(file)
+            file.write(memoryview(head), 0)
+            sums_at = tensors[CHECKSUMS].offset
+            for its, own, step, count in zip(names, self._own, steps, counts, strict=True):
+                sums = bytes_of(np.array(file.write_block(own.block(), tensors[its], step), "<u4"))
+                file.write(sums, sums_at)
+                block = Block(own.box, name, tensors[its].offset, step, Checksums(sums_at, crc32(sums)))
+                blocks.append({"leaf": own.leaf, **said_of(block)})
+                sums_at += 4 * count
+            file.sync()
         finally:
-            self.disk.close(file)
+            file.close()
         return {"file": name, "bytes": size, "blocks": blocks}
 
     def _missing_notes(self) -> list[int]:
@@ -172,9 +210,9 @@ def begin(
     matter. `tidy`: what killed jobs have left in `path` is removed.
     """
 
-    def decide(leaves: Leaves, sizes: Sequence[int]) -> Plan:
+    def decide(leaves: Leaves) -> Plan:
         folder, unfinished = _new_folder(path, step, tidy)
-        return Plan(leaves, folder, unfinished, max(sizes) // ROUND)
+        return Plan(leaves, folder, unfinished)
 
     plan, own = agree_on_contents(
         world, "the beginning of a checkpoint", tree, specs, {"path": path, "step": step}, decide, copied=copied

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from distdl_jax.checkpoint.disk import Disk
 
 OPERATIONS = (
-    *("make_folder", "create", "open", "write", "sync", "close", "sync_folder", "rename", "remove", "remove_folder"),
+    *("make_folder", "create", "open", "reserve", "write", "sync", "close"),
+    *("sync_folder", "rename", "remove", "remove_folder"),
 )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import stat
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,36 +128,59 @@ def test_each_worker_writes_its_own_blocks_once(tmp_path: Path) -> None:
     folder = tmp_path / "step-0000000000"
     assert sorted(os.listdir(folder)) == ["manifest.json", "worker-00000.safetensors", "worker-00002.safetensors"]
     found = safetensors.load_file(folder / "worker-00000.safetensors")
-    assert {name: value.tolist() for name, value in found.items()} == {"['cut']": [0, 1, 2], "['copied']": [1, 1]}
+    assert {name: value.tolist() for name, value in found.items() if name != "distdl_jax.crc32"} == {
+        "['cut']": [0, 1, 2],
+        "['copied']": [1, 1],
+    }
     assert safetensors.load_file(folder / "worker-00002.safetensors")["['cut']"].tolist() == [3, 4]
     manifest = json.loads((folder / "manifest.json").read_text())["checkpoint"]
     for leaf in manifest["leaves"]:
         for block in leaf["blocks"]:
-            assert (folder / block["file"]).stat().st_size >= block["offset"]
+            content = (folder / block["file"]).read_bytes()
+            values = content[block["offset"] :][: 8 * np.prod([stop - start for start, stop in block["box"]])]
+            sums = content[block["checksums"]["offset"] :][:4]
+            assert zlib.crc32(values) == int.from_bytes(sums, "little") and len(values) < block["chunk"]
+            assert zlib.crc32(sums) == block["checksums"]["crc32"]
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of many chunks, cut across them, and written and read in several rounds."""
-    for module in ("layout", "writing", "block_reader"):
-        monkeypatch.setattr(f"distdl_jax.checkpoint.{module}.CHUNK", chunk)
-    for module in ("writing", "restore"):
-        monkeypatch.setattr(importlib.import_module(f"distdl_jax.checkpoint.{module}"), "ROUND", 100)
+    """Blocks of many chunks and pieces, cut across them, and read in long runs and in short ones."""
+    monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: chunk)
+    monkeypatch.setattr("distdl_jax.checkpoint.writing.PIECE", 3 * chunk)
+    monkeypatch.setattr("distdl_jax.checkpoint.writing.UNSYNCED", 100)
+    monkeypatch.setattr("distdl_jax.checkpoint.slabs.RUN", 20)
+    monkeypatch.setattr("distdl_jax.checkpoint.slabs.SLAB", 90)
+    monkeypatch.setattr("distdl_jax.checkpoint.slabs.ROW", 30)
     whole = np.random.default_rng(0).standard_normal((13, 11))
 
-    def program(save: bool) -> None:
+    def program(shape: list[int]) -> None:
         P = dj.Partition()
-        spec = TensorSpec((13, 11), grid(P, [*range(P.size)], [P.size, 1] if save else [1, P.size]))
+        spec = TensorSpec((13, 11), grid(P, [*range(P.size)], shape))
         mine = whole[tuple(slice(start, stop) for start, stop in spec.box)]
-        if save:
+        if not checkpoint.steps(tmp_path):
             checkpoint.save(tmp_path, mine, spec)
         np.testing.assert_array_equal(checkpoint.restore(tmp_path, spec), mine)
 
-    dj.simulate(2, program, True)
-    dj.simulate(3, program, False)
+    for shape in ([2, 1], [1, 3], [1, 4], [2, 2], [1, 11]):
+        dj.simulate(shape[0] * shape[1], program, shape)
 
 
-@pytest.mark.parametrize("place", ["block", "manifest", "short", "missing", "not json", "version"])
+def test_a_checkpoint_of_version_1() -> None:
+    """Written before checksums went into the workers' files."""
+
+    def program() -> None:
+        P = dj.Partition()
+        everywhere = TensorSpec((), P, replicated=True)
+        its = {"w": TensorSpec((4, 3), grid(P, [0, 1, 2], [1, 3])), "key": everywhere, "step": everywhere}
+        got = checkpoint.restore(Path(__file__).parent / "version_1", its)
+        assert got["w"].tolist() == [[3.0 * row + P.rank] for row in range(4)]
+        assert got["key"] == jax.random.key(3) and int(got["step"]) == 7
+
+    dj.simulate(3, program)
+
+
+@pytest.mark.parametrize("place", ["block", "checksums", "manifest", "short", "missing", "not json", "version"])
 def test_damage_is_named(place: str, tmp_path: Path) -> None:
     """One bit, on the one worker that reads it; all raise, and name the file, the leaf and the block."""
 
@@ -175,11 +198,12 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
     file = folder / "worker-00001.safetensors"
     manifest = folder / "manifest.json"
     match place:
-        case "block":
+        case "block" | "checksums":
             content = bytearray(file.read_bytes())
-            content[-1] ^= 1
+            content[-1 if place == "checksums" else -5] ^= 1
             file.write_bytes(content)
-            sentence = r"On worker 1: .*worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: the checksum"
+            sentence = r"On worker 1: .*worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: "
+            sentence += "the checksum of its checksums does" if place == "checksums" else "the checksum does"
         case "short":
             file.write_bytes(file.read_bytes()[:-1])
             sentence = r"worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: it ends too early"
@@ -193,8 +217,8 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
             manifest.write_text(manifest.read_text()[:-10])
             sentence = r"manifest\.json is damaged: it is not JSON any more"
         case "version":
-            manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
-            sentence = r"is of version 99, and this distdl_jax reads version 1"
+            manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
+            sentence = r"is of version 99, and this distdl_jax reads versions 1 to 2"
     dj.simulate(2, program, False)
 
 

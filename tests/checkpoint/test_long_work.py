@@ -1,0 +1,182 @@
+"""Work that takes long: who is done meets the others from time to time, so that no clock takes it for a hang."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint.recorded_disk import FailingDisk
+from launcher.settings import long_run
+from programs import patience, run
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint import long_work
+from distdl_jax.checkpoint.disk import Disk, disk
+from distdl_jax.checkpoint.long_work import together_for_long
+
+
+@pytest.fixture
+def at_every_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_work, "LONGEST", -1.0)
+    monkeypatch.setattr(long_work, "PART_OF_LIMIT", 0.0)
+
+
+@pytest.mark.usefixtures("at_every_pause")
+def test_nobody_waits_for_more_than_a_piece() -> None:
+    """Worker r has 3 r pieces; each of the busy ones goes on only when all have met, those that are done too."""
+    done = [0, 0, 0]
+
+    def program() -> Any:
+        rank = dj.Partition().rank
+
+        def work(pause: Any) -> int:
+            for piece in range(3 * rank):
+                done[rank] = piece + 1
+                pause()
+                assert all(done[other] >= min(piece + 1, 3 * other) for other in range(3))
+            return rank
+
+        return together_for_long(dj.Partition().world, "some work", work, lambda told: sorted(told.items()))
+
+    assert dj.simulate(3, program) == [[(0, 0), (1, 1), (2, 2)]] * 3
+    assert done == [0, 3, 6]
+
+
+@pytest.mark.usefixtures("at_every_pause")
+@pytest.mark.parametrize("fails", [0, 2])
+def test_a_failure_ends_the_work_of_all(fails: int) -> None:
+    """At the next meeting, and not when they are done, which they never are; all raise the same."""
+
+    def program() -> None:
+        rank = dj.Partition().rank
+
+        def work(pause: Any) -> None:
+            for piece in range(5) if rank == fails else iter(int, 1):
+                if piece == 4:
+                    raise OSError(28, "No space left on device")
+                pause()
+
+        with pytest.raises(dj.CheckpointError, match=f"On worker {fails}: No space left on device"):
+            together_for_long(dj.Partition().world, "some work", work)
+
+    dj.simulate(3, program)
+
+
+@pytest.mark.usefixtures("at_every_pause")
+def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that may take long, in pieces of 64 bytes of which the workers have different numbers."""
+    for name in ("writing.PIECE", "exchange_files.PIECE", "slabs.SLAB"):
+        monkeypatch.setattr(f"distdl_jax.checkpoint.{name}", 64)
+    monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: 64)
+    whole = np.arange(70.0).reshape(10, 7)
+
+    def program() -> None:
+        P = dj.Partition()
+        spec = TensorSpec((10, 7), P.create_cartesian_topology_partition([3, 1]))
+        mine = whole[slice(*spec.box[0])]
+        checkpoint.save(tmp_path / "run", mine, spec)
+        np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run", spec), mine)
+        with checkpoint.Manager(tmp_path / "run") as manager:
+            manager.save(mine, spec, 1)
+            np.testing.assert_array_equal(manager.restore(spec), mine)
+        checkpoint.export(tmp_path / "one", {"x": mine}, {"x": spec})
+        np.testing.assert_array_equal(checkpoint.import_(tmp_path / "one", {"x": spec})["x"], mine)
+        token = disk.set(FailingDisk(9) if P.rank == 2 else Disk())
+        with pytest.raises(dj.CheckpointError, match="On worker 2: No space left"):
+            checkpoint.save(tmp_path / "run", mine, spec, 2)
+        disk.reset(token)
+
+    dj.simulate(3, program)
+
+
+def test_a_disk_that_stands_still_is_not_met_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Manager's thread that does not go on is no work that does: its worker comes to no meeting, so the clock of
+    those who wait goes on."""
+    monkeypatch.setattr("distdl_jax.checkpoint.manager.LOOKS_EVERY", 0.001)
+    may_go_on = threading.Event()
+
+    class Standing(Disk):
+        def sync(self, descriptor: int) -> None:
+            assert may_go_on.wait(60)
+
+    pauses: list[int] = []
+
+    def program() -> None:
+        token = disk.set(Standing())
+        manager = checkpoint.Manager(tmp_path)
+        manager.save(np.ones(3), TensorSpec((3,), dj.Partition()), 1)
+        disk.reset(token)
+        threading.Timer(0.3, may_go_on.set).start()
+        writer = manager._writer
+        assert writer is not None
+        writer.own_part(lambda: pauses.append(1))
+        manager.close()
+
+    dj.simulate(1, program)
+    assert len(pauses) <= 5  # as many as there are pieces at most, though there were hundreds of looks
+
+
+SLOW = """
+import os, sys, time
+import numpy as np
+import distdl_jax as dj
+from distdl_jax.checkpoint import block_reader, array_files, disk, exchange_files, slabs, writing
+
+P = dj.Partition()
+seconds = 2 * float(os.environ["DISTDL_JAX_TIMEOUT"]) / 32  # each of 32 pieces: together twice what the clock allows
+for module in (writing, exchange_files):
+    module.PIECE = 1024
+slabs.SLAB = 1024
+writing.chunk_of = lambda shape, itemsize: 1024
+
+class Slow(disk.Disk):
+    def write(self, *arguments):
+        time.sleep(seconds)
+        return super().write(*arguments)
+
+def slow_read(*arguments):
+    time.sleep(seconds)
+    disk.read_exactly(*arguments)
+
+if P.rank == 1:
+    disk.disk.set(Slow())
+    block_reader.read_exactly = array_files.read_exactly = slow_read
+path = sys.argv[1]
+mine, spec = np.arange(8192, dtype=np.float32) + P.rank, dj.TensorSpec((2 * 8192,), P)
+
+def timed(what):
+    took = P.broadcast_data(time.monotonic() - timed.begin, root=1)
+    assert took > 1.5 * float(os.environ["DISTDL_JAX_TIMEOUT"]), (what, took)
+    if P.rank == 0:
+        print(what, "took", took, flush=True)
+    timed.begin = time.monotonic()
+
+timed.begin = time.monotonic()
+dj.checkpoint.save(path, mine, spec, 1)
+timed("save")
+assert (np.asarray(dj.checkpoint.restore(path, spec)) == mine).all()
+timed("restore")
+manager = dj.checkpoint.Manager(path)
+manager.save(mine, spec, 2)
+manager.wait()
+timed("wait")
+dj.checkpoint.export(path + "/all", {"x": mine}, {"x": spec})
+timed("export")
+assert (np.asarray(dj.checkpoint.import_(path + "/all", {"x": spec})["x"]) == mine).all()
+timed("import_")
+"""
+
+
+@pytest.mark.limit(900)
+@pytest.mark.skipif(not long_run(), reason="sleeps for a minute; the meetings are tested without a clock above")
+def test_a_slow_disk_and_a_short_clock(tmp_path: Path) -> None:
+    """Everything takes twice as long as the clock allows a worker to wait, on one worker, and the job ends well."""
+    (tmp_path / "program.py").write_text(SLOW)
+    settings = {"DISTDL_JAX_TIMEOUT": f"{patience(6):.0f}"}
+    status, output = run(2, tmp_path / "program.py", tmp_path / "run", settings=settings, limit=patience(120))
+    assert status == 0, output
+    assert output.count("took") == 5
