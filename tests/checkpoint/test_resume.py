@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, patience, run_alone, start
+from programs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint, nn
 from distdl_jax.checkpoint.array_files import arrays_in
 
-# A run whose state after step n is known: only saving and restoring can go wrong. One process starts all of them, as
-# forks of itself, which costs less than a Python each.
+# A run whose state after step n is known: only saving and restoring can go wrong.
 COUNTS = """
 import os, sys, threading
 import numpy as np
@@ -53,7 +53,10 @@ def program():
 
 def whole(step):
     return np.arange(7000.0).reshape(1000, 7) + step
+"""
 
+# On threads: one process starts all of them, as forks of itself, which costs less than a Python each.
+FORKS = """
 for n in map(int, sys.stdin):
     child = os.fork()
     if child == 0:
@@ -71,7 +74,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     kills = 100 if long_run() else 8
     draw = random.Random(0)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
-    command = [sys.executable, "-c", COUNTS, str(tmp_path / "run"), "120"]
+    command = [sys.executable, "-c", COUNTS + FORKS, str(tmp_path / "run"), "120"]
     parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdin and parent.stdout
     last, progress = 0, 0
@@ -93,6 +96,42 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     parent.stdin.close()
     assert parent.wait(60) == 0
     assert progress >= kills // 2
+
+
+@pytest.mark.limit(7200)
+@pytest.mark.skipif(not long_run(), reason="a job of its own for each kill; the ordinary run has one, of the example")
+def test_killed_at_random_moments_over_mpi(tmp_path: Path) -> None:
+    """One worker or all, of 1 to 4 in turn, as they start, restore or save. Each job verifies what it finds."""
+    (tmp_path / "counts.py").write_text(COUNTS + "program()\n")
+    path = tmp_path / "run"
+    draw = random.Random(1)
+    seen: Counter[str] = Counter()
+    for kill in range(100):
+        n = 1 + kill % 4
+        last = max(steps_in(path), default=0)
+        process = start(n, tmp_path / "counts.py", path, settings={"JAX_ENABLE_X64": "1"})
+        assert process.stdout
+        moment = draw.choice(["as it starts", "as it goes on", "later", "later"])
+        if moment == "as it starts":
+            time.sleep(draw.uniform(0, start_up()))
+        else:
+            found = process.stdout.readline().split()
+            assert found[:2] == ["goes", "on"] and int(found[2]) >= last, (kill, n, found, process.communicate())
+            time.sleep(draw.uniform(0, 0.01 if moment == "as it goes on" else 0.5))
+        pids = workers_of(process.pid, tmp_path / "counts.py")
+        whom = draw.choice(["one", "all"])
+        for pid in pids if whom == "all" else draw.sample(pids, min(1, len(pids))):
+            os.kill(pid, signal.SIGKILL)
+        if not pids:
+            process.terminate()
+        output, _ = process.communicate(timeout=patience(60))
+        assert process.returncode != 0 and "Error" not in output, output
+        left = set(os.listdir(path)) if path.exists() else set()
+        seen[f"{whom}, {moment}"] += 1
+        seen["while something was written"] += any(name.startswith(".") for name in left)
+        seen["with progress"] += max(steps_in(path), default=0) > last
+    print(dict(seen))
+    assert seen["with progress"] >= 40 and seen["while something was written"] >= 10
 
 
 def test_to_the_bit_on_the_same_partition(tmp_path: Path) -> None:
@@ -147,11 +186,11 @@ def test_to_the_bit_on_the_same_partition(tmp_path: Path) -> None:
 
 
 RESUME = ROOT / "examples" / "resume.py"
-SHORT = ["--images", "32", "--batch-size", "16", "--steps", "40", "--every", "2"]
+SHORT = ["--images", "32", "--batch-size", "16", "--steps", "400" if long_run() else "40", "--every", "2"]
 
 
-def workers_of(launcher: int) -> list[int]:
-    """The processes of the launcher that run the example."""
+def workers_of(launcher: int, program: Path) -> list[int]:
+    """The processes of the launcher that run a program."""
     parents: dict[int, int] = {}
     runs: list[int] = []
     for entry in Path("/proc").iterdir():
@@ -162,7 +201,7 @@ def workers_of(launcher: int) -> list[int]:
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
-            if b"python" in line[0] and str(RESUME).encode() in line[1:2]:
+            if b"python" in line[0] and str(program).encode() in line[1:2]:
                 runs.append(int(entry.name))
 
     def is_below(pid: int) -> bool:
@@ -180,14 +219,18 @@ def steps_in(path: Path) -> list[int]:
         return []
 
 
-def killed(n: int, path: Path, whom: str, after: int, number: int = signal.SIGKILL) -> tuple[int, str]:
-    """Run the example until it has saved the step `after`, then send a signal; its status, and what it printed."""
+def killed(
+    n: int, path: Path, whom: str, after: int, number: int = signal.SIGKILL, later: float = 0.0
+) -> tuple[int, str]:
+    """Run the example until it has saved the step `after`, and some seconds more, then send a signal; its status, and
+    what it printed."""
     process = start(n, RESUME, *SHORT, "--path", path, flags=FAST_TO_COMPILE)
     give_up = time.monotonic() + patience(240)
     while max(steps_in(path), default=0) < after and process.poll() is None:
         assert time.monotonic() < give_up
         time.sleep(0.002)
-    pids = workers_of(process.pid)
+    time.sleep(later)
+    pids = workers_of(process.pid, RESUME)
     assert len(pids) == n or process.poll() is not None
     for pid in pids if whom == "all" else pids[-1:]:
         os.kill(pid, number)
@@ -202,11 +245,13 @@ def test_the_example_ends_as_if_nobody_had_killed_it(tmp_path: Path) -> None:
     status, output = run_alone(RESUME, *SHORT, "--path", tmp_path / "alone", "--out", alone, flags=FAST_TO_COMPILE)
     assert status == 0, output
     path = tmp_path / "run"
-    rounds = [(2, "one"), (3, "all"), (4, "one"), (1, "all")] if long_run() else [(2, "one")]
-    for after, (n, whom) in enumerate(rounds):
-        status, output = killed(n, path, whom, 8 * after + 6)
+    draw = random.Random(2)
+    for n in (2, 3, 4, 1) * 3 if long_run() else (2,):
+        before = max(steps_in(path), default=4)
+        whom, later = (draw.choice(["one", "all"]), draw.uniform(0, 0.3)) if long_run() else ("one", 0.0)
+        status, output = killed(n, path, whom, before + 2, later=later)
         assert status != 0, output
-        assert after == 0 or f"on {n} workers" in output
+        assert before == 4 or f"on {n} workers" in output
     out = tmp_path / "out.safetensors"
     status, output = run_alone(RESUME, *SHORT, "--path", path, "--out", out, flags=FAST_TO_COMPILE)
     assert status == 0 and "goes on after step" in output, output
