@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,62 +12,27 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.nn.layer import purpose_of
 from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs, told_with_params, unboxed
 from distdl_jax.output_specs import output_spec
-from distdl_jax.partition import CartesianPartition, Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, checked_integer
-from distdl_jax.plans.halos import Halos
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import balanced_ranges, checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.all_gather import GatherPlan, plan_all_gather, plan_reduce_scatter
-from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.held import common_dtype, owned_grid
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
-from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.replicated import plan_replicated
 from distdl_jax.primitives.tie import tie
-from distdl_jax.sequence.softmax import Running, added, finished, of_block, rotated, start
+from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, ring_steps
+from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, remembered
+from distdl_jax.sequence.softmax import rotated
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 
-Exchange = Literal["ring", "heads"]
-
-
-@dataclass(frozen=True)
-class AttentionPlan(Plan):
-    """The plan of an attention.
-
-    - `inputs`: what the workers hold of x; `grid`: its blocks; `dtype`: of the output.
-    - `gather`: the features of x to all workers along the heads; `scatter`: sums of their outputs back.
-    - `of_params`: for each parameter, who holds copies of it.
-    - `ring`: how each worker gets the keys and values of the block that is 1, 2, ... behind its own.
-    - `to_heads`, `back`: heads for sequence, of queries, keys and values side by side, and of the outputs back.
-    """
-
-    inputs: ShapeDtypes = field(hash=False)
-    grid: ProductGrid
-    dtype: np.dtype
-    gather: GatherPlan
-    scatter: GatherPlan
-    of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
-    ring: tuple[RangesPlan, ...]
-    to_heads: tuple[RepartitionPlan, ...]
-    back: RepartitionPlan | None
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return ShapeDtype(self.inputs[worker].shape, self.dtype)
-
-    def places(self, worker: int, behind: int = 0) -> Range:
-        """Where in the sequence the block is that is so many behind that of `worker`."""
-        index = self.grid.index(self.grid.cell_of[worker])[1]
-        return self.grid.ranges[1][(index + behind) % self.grid.shape[1]]
+Exchange = Literal["ring", "heads", "gather"]
+MASK = "key_padding_mask"
 
 
 @dataclass(frozen=True)
@@ -81,15 +45,17 @@ class DistributedMultiHeadAttention(Static):
     | `query`; `key`, `value` | n_h x d x n_e; n_kv x d x n_e | heads over P_h; copies along P_n and P_s |
     | `out` | n_e x n_h x d | heads over P_h; copies along P_n and P_s |
     | `query_bias`, `key_bias`, `value_bias`; `out_bias` | heads x d; n_e | over P_h; copies along P_n and P_s |
+    | `qkv`, `qkv_bias`: in their place where `fused` | n_kv x (n_h / n_kv + 2) x d (x n_e) | over P_h, as above |
 
     With d = n_e / n_h: y = softmax(q k^T / sqrt(d)) v of each head, put together by `out`.
 
     - *Heads* (P_h): the features of x are gathered by the workers along P_h, each has some of the heads, and their
       outputs are summed and scattered (Megatron's pair of layers). Heads need not divide.
     - *Sequence* (P_s), with `exchange="ring"`: keys and values of the other workers come one block at a time, and a
-      running maximum and sum are kept, so memory is that of a few blocks. For the way back the blocks are kept, but no
-      scores; these are worked out again. With `exchange="heads"` (Ulysses): heads are exchanged for sequence, and back;
-      each worker then has the whole sequence of some heads.
+      running maximum and sum are kept; on the way back they come again. Memory is linear in the worker's own block.
+      With `exchange="heads"` (Ulysses): heads are exchanged for sequence, and back; each worker then has the whole
+      sequence of some heads. With `exchange="gather"` (Megatron's sequence parallelism): the workers along P_s gather
+      the sequence, share the *heads*, and sum and scatter along the sequence. In the table P_h is P_s then.
 
     Half precisions are computed in float32. x is in balanced blocks along the sequence and the features.
 
@@ -98,11 +64,13 @@ class DistributedMultiHeadAttention(Static):
     - `P_x`: the partition of input and output.
     - `embed_dim`, `num_heads`: n_e, and n_h, which divides it.
     - `num_key_heads`: n_kv, which divides n_h: how many heads keys and values have. Default: n_h. Where it is another
-      number, P_h divides both.
+      number, the workers that share the heads must divide both.
     - `causal`: whether each element attends to itself and those before it only.
     - `rotary`: the base of rotary positions (10,000, say); None for none.
     - `bias`: whether there are biases.
-    - `exchange`: "ring" or "heads", where the sequence is split.
+    - `exchange`: "ring", "heads" or "gather", where the sequence is split. With "gather" P_h is 1.
+    - `fused`: whether queries, keys and values are one product: a key head, its value head and the heads that they
+      serve are one block of the weight (queries first).
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError`.
 
@@ -124,6 +92,7 @@ class DistributedMultiHeadAttention(Static):
     rotary: float | None = None
     bias: bool = True
     exchange: Exchange = "ring"
+    fused: bool = False
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
@@ -137,13 +106,20 @@ class DistributedMultiHeadAttention(Static):
             raise InvalidArgumentError(
                 f"`embed_dim` (={self.embed_dim}) must be divisible by `num_heads` (={self.num_heads})."
             )
-        p_h = self.P_x.shape[2]
+        if self.exchange not in get_args(Exchange):
+            raise InvalidArgumentError(f"`exchange` (={self.exchange!r}) must be 'ring', 'heads' or 'gather'.")
+        if self.exchange == "gather" and self.P_x.shape[2] > 1:
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(self.P_x.shape)}) must not split the features where `exchange` is 'gather': the "
+                "workers along the sequence share the heads."
+            )
         if self.num_key_heads is not None:
             checked_integer("num_key_heads", self.num_key_heads, 1)
             if self.num_heads % self.num_key_heads:
                 raise InvalidArgumentError(
                     f"`num_heads` (={self.num_heads}) must be divisible by `num_key_heads` (={self.num_key_heads})."
                 )
+            p_h = self._work.shape[2]
             if self._key_heads != self.num_heads and (self.num_heads % p_h or self._key_heads % p_h):
                 raise InvalidArgumentError(
                     f"`num_heads` (={self.num_heads}) and `num_key_heads` (={self.num_key_heads}) must be divisible by "
@@ -154,12 +130,6 @@ class DistributedMultiHeadAttention(Static):
                 f"`rotary` (={self.rotary!r}) must be a base above 1, and the features of a head ({self._features}) an "
                 "even number; or None."
             )
-        if self.exchange not in get_args(Exchange):
-            raise InvalidArgumentError(f"`exchange` (={self.exchange!r}) must be 'ring' or 'heads'.")
-        if self.exchange == "heads" and self._key_heads != self.num_heads and self.P_x.shape[1] > 1:
-            raise InvalidArgumentError(
-                "`exchange` (='heads') takes as many key heads as heads where the sequence is split; 'ring' does not."
-            )
 
     @property
     def _key_heads(self) -> int:
@@ -169,18 +139,32 @@ class DistributedMultiHeadAttention(Static):
     def _features(self) -> int:
         return self.embed_dim // self.num_heads
 
+    @cached_property
+    def _work(self) -> Partition:
+        """Those who attend, P_n x (along the sequence) x (along the heads)."""
+        p_n, p_s, p_h = self.P_x.shape
+        return self.P_x.create_cartesian_topology_partition(
+            [p_n, 1, p_s] if self.exchange == "gather" else [p_n, p_s, p_h]
+        )
+
+    @property
+    def _gathered(self) -> int:
+        """The dimension of x that is gathered before, and scattered after."""
+        return 1 if self.exchange == "gather" else 2
+
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter; a worker holds those of its heads, copies."""
-        p_n, p_s, p_h = self.P_x.shape
-        by_head = self.P_x.create_cartesian_topology_partition([p_n, p_s, p_h, 1, 1])
-        shapes = {"query": self.num_heads, "key": self._key_heads, "value": self._key_heads}
-        d, e = self._features, self.embed_dim
-        specs = {name: TensorSpec((heads, d, e), by_head, (0, 1)) for name, heads in shapes.items()}
-        second = self.P_x.create_cartesian_topology_partition([p_n, p_s, 1, p_h, 1])
-        specs["out"] = TensorSpec((e, self.num_heads, d), second, (0, 1))
+        p_n, p_s, p_h = self._work.shape
+        grid = self.P_x.create_cartesian_topology_partition
+        d, e, groups = self._features, self.embed_dim, self._key_heads
+        shapes: dict[str, tuple[int, ...]] = {"query": (self.num_heads, d), "key": (groups, d), "value": (groups, d)}
+        if self.fused:
+            shapes = {"qkv": (groups, self.num_heads // groups + 2, d)}
+        split = {name: [p_n, p_s, p_h, *(1,) * (len(shape) - 1)] for name, shape in shapes.items()}
+        specs = {name: TensorSpec((*shape, e), grid([*split[name], 1]), (0, 1)) for name, shape in shapes.items()}
+        specs["out"] = TensorSpec((e, self.num_heads, d), grid([p_n, p_s, 1, p_h, 1]), (0, 1))
         if self.bias:
-            flat = self.P_x.create_cartesian_topology_partition([p_n, p_s, p_h, 1])
-            specs |= {f"{name}_bias": TensorSpec((heads, d), flat, (0, 1)) for name, heads in shapes.items()}
+            specs |= {f"{name}_bias": TensorSpec(shape, grid(split[name]), (0, 1)) for name, shape in shapes.items()}
             specs["out_bias"] = TensorSpec((e,), self.P_x, (0, 1))
         return specs
 
@@ -197,6 +181,33 @@ class DistributedMultiHeadAttention(Static):
     def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
         """The `TensorSpec` of the output, that of the input where it fits; nothing moves."""
         return output_spec(self, x_spec, self.P_x)
+
+    def cache_specs(self, batch: int, length: int) -> dict[str, TensorSpec]:
+        """The global shape and the partition of each part of a cache, for `dj.gather`; see `init_cache`."""
+        if not self.causal or self._work.shape[1] > 1:
+            raise InvalidArgumentError(
+                "A cache takes `causal` (=True), and a sequence that is not split, or gathered: this layer has "
+                f"`causal` (={self.causal}), and `P_x` ({shape_text(self.P_x.shape)}) with `exchange` "
+                f"(={self.exchange!r})."
+            )
+        return cache_specs(self._work, batch, length, self._key_heads, self._features)
+
+    def init_cache(self, batch: int, length: int, dtype: DTypeLike = jnp.float32) -> Cache:
+        """This worker's part of an empty cache: keys and values of its heads, for `length` elements of a sequence.
+
+        `layer(params, x, cache=cache)` continues the sequence that the cache has seen with x, one element or several,
+        and gives y and the cache that has seen x too. Its shapes stay, so that a step that is jitted is compiled once.
+
+        **Arguments:**
+
+        - `batch`: how many sequences, n_b. - `length`: how many elements it has places for.
+        - `dtype`: of what is kept.
+
+        **Returns:** {"key", "value": n_b x length x n_kv x d, heads over P_h; "length": how many it has seen}.
+
+        **Raises:** `InvalidArgumentError` where the layer is not causal, or its sequence is split (but with "gather").
+        """
+        return empty(self.cache_specs(batch, length), dtype)
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> AttentionPlan:
         """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
@@ -223,121 +234,100 @@ class DistributedMultiHeadAttention(Static):
             )
             for name, spec in specs.items()
         }
-        out = np.dtype(jnp.promote_types(dtype, held[ranks[0]]["query"].dtype))
-        gather = plan_all_gather(x, self.P_x, 2)
-        whole = {w: ShapeDtype((*its.shape[:2], self.embed_dim), out) for w, its in x.items()}
-        scatter = plan_reduce_scatter(whole, self.P_x, 2)
-        ring, to_heads, back = self._over_sequence(grid, x, out)
-        return AttentionPlan(x, grid, out, gather, scatter, of_params, ring, to_heads, back)
+        out = np.dtype(jnp.promote_types(dtype, held[ranks[0]]["out"].dtype))
+        gather = plan_all_gather(x, self.P_x, self._gathered)
+        whole = {w: ShapeDtype((*its.shape[:2], self.embed_dim), out) for w, its in gather.outputs.items()}
+        scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
+        heads = Heads(self.num_heads, self._key_heads, self._features, out, self._padded(held, whole))
+        split = self._work.shape[1] > 1
+        steps = ring_steps(heads, whole, self._work) if split and self.exchange == "ring" else ()
+        to_heads = plan_to_heads(heads, x, self._work) if split and self.exchange == "heads" else None
+        if any(name.startswith(PREFIX) for its in held.values() for name in its):
+            plain = Heads(heads.queries, heads.keys, heads.features, out, False)
+            check_cache(held, whole, plain.held(whole, self._work, heads.keys, heads.features))
+        places = places_of(self._work, grid)
+        return AttentionPlan(x, out, gather, scatter, of_params, places, steps, to_heads, heads.padded)
 
-    def _over_sequence(self, grid: ProductGrid, x: ShapeDtypes, dtype: np.dtype) -> tuple[Any, Any, Any]:
-        """How what is split along the sequence comes together."""
-        p_n, p_s, p_h = self.P_x.shape
-        if p_s == 1:
-            return (), (), None
-        if self.exchange == "ring":
-            on = self.P_x.create_cartesian_topology_partition([p_n, p_s, p_h, 1])
-            held = self._held(x, self._key_heads, 2 * self._features, dtype)
-            owned = owned_grid("keys", on, held)
-            steps = []
-            for behind in range(1, p_s):
-                needed = tuple(owned.ranges[1][(i + behind) % p_s] for i in range(p_s))
-                halos = Halos(owned, (owned.ranges[0], needed, *owned.ranges[2:]))
-                steps.append(plan_ranges("ring", held, on, halos))
-            return tuple(steps), (), None
-        split, whole = self._exchanged(p_n, p_s, p_h)
-        to_heads = plan_repartition(self._held(x, self.num_heads, 3 * self._features, dtype), split, whole)
-        outputs = {w: ShapeDtype((*its.shape[:3], self._features), dtype) for w, its in to_heads.outputs.items()}
-        return (), (to_heads,), plan_repartition(outputs, whole, split)
+    def _padded(self, held: ParamShapeDtypes, whole: ShapeDtypes) -> bool:
+        """Whether the workers say which keys are padding."""
+        masks = {worker: its.get(MASK) for worker, its in held.items()}
+        if all(mask is None for mask in masks.values()):
+            return False
+        for worker, mask in masks.items():
+            shape = whole[worker].shape[:2]
+            if mask is None or mask.shape != shape or mask.dtype != np.bool_:
+                raise PlanError(
+                    f"On worker {worker}: `{MASK}` must be an array of bool, {shape_text(shape)}, on all workers where "
+                    f"it is on one, but is {mask}."
+                )
+        return True
 
-    def _exchanged(self, p_n: int, p_s: int, p_h: int) -> tuple[CartesianPartition, CartesianPartition]:
-        """P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
-        split = self.P_x.create_cartesian_topology_partition([p_n, p_s, p_h, 1])
-        order = np.arange(split.size).reshape(p_n, p_s, p_h).transpose(0, 2, 1).ravel().tolist()
-        team = split.create_partition_inclusive(order)
-        return split, team.create_cartesian_topology_partition([p_n, 1, p_h * p_s, 1])
-
-    def _held(self, x: ShapeDtypes, heads: int, features: int, dtype: np.dtype) -> dict[int, ShapeDtype]:
-        """What the workers have of a tensor of samples x sequence x heads x features."""
-        own = balanced_ranges(heads, self.P_x.shape[2])
-        found = {}
-        for rank, worker in enumerate(self.P_x.ranks):
-            a, b = own[rank % len(own)]
-            found[worker] = ShapeDtype((*x[worker].shape[:2], b - a, features), dtype)
-        return found
-
-    def __call__(self, params: Params, x: Array) -> Array:
+    @overload
+    def __call__(
+        self, params: Params, x: Array, *, key_padding_mask: Array | None = None, cache: None = None
+    ) -> Array: ...
+    @overload
+    def __call__(self, params: Params, x: Array, *, cache: Cache) -> tuple[Array, Cache]: ...
+    def __call__(
+        self, params: Params, x: Array, *, key_padding_mask: Array | None = None, cache: Cache | None = None
+    ) -> Any:
         """Apply the layer.
 
         **Arguments:**
 
         - `params`: this worker's parameters, from `init`.
         - `x`: this worker's block on P_x; outside P_x a zero-volume array.
+        - `key_padding_mask`: as PyTorch's: of bool, True for those elements of the sequence that nobody attends to. Of
+          this worker's samples and of its part of the sequence (with "gather": of all), the same along P_h. An element
+          that sees nothing gets 0 from all heads. Outside P_x anything.
+        - `cache`: from `init_cache`, or the last call.
 
-        **Returns:** this worker's block of y, of x's shape; outside P_x, `x`.
+        **Returns:** this worker's block of y, of x's shape; outside P_x, `x`. With a cache the pair of it and of the
+        cache after x; where x goes beyond the cache's places, y is NaN.
 
-        **Raises:** `PlanError`, on every worker of P_x, where x or a parameter does not fit.
+        **Raises:** `PlanError`, on every worker of P_x, where x, a parameter or another argument does not fit.
         """
+        if cache is not None and key_padding_mask is not None:
+            raise InvalidArgumentError("`key_padding_mask` can't be given together with a `cache`.")
         if self.P_x.rank is None:
-            return x
+            return x if cache is None else (x, cache)
         world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = unboxed(params)
-            plan = self.plan(*told_with_params(world, team, purpose_of(self), self.param_specs(), params, x))
+            told = params | {PREFIX + name: its for name, its in (cache or {}).items()}
+            told |= {} if key_padding_mask is None else {MASK: key_padding_mask}
+            plan = self.plan(*told_with_params(world, team, purpose_of(self), self.param_specs(), told, x))
             own = {name: its.run(world, params[name]).astype(plan.dtype) for name, its in plan.of_params.items()}
-            whole = plan.gather.run(world, x).astype(plan.dtype)
-            q, k, v = (self._projected(own, name, whole) for name in ("query", "key", "value"))
+            q, k, v = self._projected(own, plan.gather.run(world, x).astype(plan.dtype))
             if self.rotary is not None:
-                first = plan.places(world.rank)[0]
+                first = plan.places[world.rank][0] if cache is None else cache["length"]
                 q, k = (rotated(each, first, self.rotary) if each.size else each for each in (q, k))
-            heads = self._attended(world, plan, q, k, v)
+            if cache is not None:
+                heads, cache = remembered(cache, q, k, v)
+            else:
+                heads = plan.run(world, q, self._together(k, v, key_padding_mask), self.causal)
             y = plan.scatter.run(world, tie(jnp.einsum("nshd,ehd->nse", heads, own["out"]), heads, own["out"]))
-            return y + own["out_bias"] if self.bias else y
+            y = y + own["out_bias"] if self.bias else y
+            return y if cache is None else (y, cache)
 
     apply = __call__
 
-    def _projected(self, own: Params, name: str, x: Array) -> Array:
-        y = jnp.einsum("nse,hde->nshd", x, own[name])
-        y = y + own[f"{name}_bias"] if self.bias else y
-        return tie(y, x, own[name])
+    def _projected(self, own: Params, x: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values: samples x sequence x heads x features."""
+        if self.fused:
+            y = tie(jnp.einsum("nse,gkde->nsgkd", x, own["qkv"]), x, own["qkv"])
+            y = y + own["qkv_bias"] if self.bias else y
+            q = y[:, :, :, :-2].reshape(*y.shape[:2], y.shape[2] * (y.shape[3] - 2), self._features)
+            return q, y[:, :, :, -2], y[:, :, :, -1]
+        parts = []
+        for name in ("query", "key", "value"):
+            y = jnp.einsum("nse,hde->nshd", x, own[name])
+            parts.append(tie(y + own[f"{name}_bias"] if self.bias else y, x, own[name]))
+        return parts[0], parts[1], parts[2]
 
-    def _attended(self, world: World, plan: AttentionPlan, q: Array, k: Array, v: Array) -> Array:
-        """The heads' outputs for this worker's part of the sequence."""
-        if plan.back is not None:
-            (to_heads,) = plan.to_heads
-            together = to_heads.run(world, jnp.concatenate([q, k, v], axis=-1))
-            q, k, v = jnp.split(together, 3, axis=-1)
-            return plan.back.run(world, self._local(q, k, v))
-        if not plan.ring:
-            return self._local(q, k, v)
-        queries = plan.places(world.rank)
-        together = jnp.concatenate([k, v], axis=-1)
-        running = start(q)
-        if q.size:
-            running = added(running, of_block(running.top, q, k, v, queries, queries, self.causal))
-        for behind, step in enumerate(plan.ring, 1):
-            # Scores are worked out again on the way back. (JAX keeps what was fetched: it runs no message twice.)
-            block = jax.checkpoint(self._block, static_argnums=(0, 1, 2, 3))(
-                world, step, queries, plan.places(world.rank, behind), running.top, q, together
-            )
-            running = added(running, block)
-        if not q.size:
-            return tie(jnp.zeros(q.shape, q.dtype), q, *running)
-        return finished(running, plan.dtype)
-
-    def _block(
-        self, world: World, step: RangesPlan, queries: Range, keys: Range, top: Array, q: Array, together: Array
-    ) -> Running:
-        """What one block of another worker's keys and values adds."""
-        k, v = jnp.split(fetched := step.run(world, together), 2, axis=-1)
-        seen = keys[1] > keys[0] and not (self.causal and keys[0] >= queries[1])
-        if not seen or not q.size or not fetched.size:
-            nothing = start(q)
-            return Running(tie(top, fetched), tie(nothing.total, fetched), tie(nothing.values, fetched))
-        return of_block(top, q, k, v, queries, keys, self.causal)
-
-    def _local(self, q: Array, k: Array, v: Array) -> Array:
-        if not q.size:
-            return tie(jnp.zeros(q.shape, q.dtype), q, k, v)
-        places = (0, q.shape[1])
-        return finished(of_block(start(q).top, q, k, v, places, places, self.causal), np.dtype(q.dtype))
+    def _together(self, k: Array, v: Array, padding: Array | None) -> Array:
+        """Keys and values side by side, and the flags of those that are padding."""
+        if padding is None:
+            return jnp.concatenate([k, v], axis=-1)
+        flags = jnp.broadcast_to(padding[:, :, None, None], (*k.shape[:3], 1)).astype(k.dtype)
+        return jnp.concatenate([k, v, flags], axis=-1)

@@ -12,10 +12,11 @@ import pytest
 from imaginary import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, block_of, check_beside, close
+from sequential import Beside, block_of, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.sequence.softmax import PIECE, Places, added, finished, gradients, start
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:
@@ -43,59 +44,101 @@ def turned(x: Any, base: float) -> Any:
     return jnp.concatenate([y.real, y.imag], -1)
 
 
-def attention(sizes: tuple[int, int, int], P_x: On, heads: int, **options: Any) -> Beside:
-    d = sizes[2] // heads
+class Padded:
+    """An attention that is told which elements are padding, `mask` of the whole tensor."""
+
+    def __init__(self, P: dj.Partition, layer: Any, P_x: On, mask: np.ndarray) -> None:
+        whole = layer.exchange == "gather"
+        over = on(P_x.shape[0], 1 if whole else P_x.shape[1], np.prod(P_x.shape[1 if whole else 2 :]), ranks=P_x.ranks)
+        mine = cut(mask[..., None].repeat(over.shape[2], 2), over, P.rank)
+        self.layer, self.mask = layer, np.zeros((1, 1), bool) if mine is None else mine[..., 0]
+
+    def param_specs(self) -> Any:
+        return self.layer.param_specs()
+
+    def __call__(self, params: Any, x: Any) -> Any:
+        return self.layer(params, x, key_padding_mask=self.mask)
+
+
+def attention(sizes: tuple[int, int, int], P_x: On, heads: int, padded: float = 0, **options: Any) -> Beside:
+    """`padded`: the share of elements that are padding; of the last sample all."""
+    d, name = sizes[2] // heads, f"attention {sizes} {P_x} {heads} {padded} {options}"
+    mask = np.random.default_rng(5).random(sizes[:2]) < padded
+    mask[-1] |= padded > 0
+
+    def split(params: Any, name: str) -> Any:
+        """Of the fused weight or bias, group by group: its heads, its key head and its value head."""
+        if not options.get("fused"):
+            return params[name]
+        fused = params["qkv_bias" if name.endswith("bias") else "qkv"]
+        place = {"query": slice(-2), "key": slice(-2, -1), "value": slice(-1, None)}[name.removesuffix("_bias")]
+        return fused[:, place].reshape(-1, *fused.shape[2:])
 
     def whole(params: Any, x: Any) -> Any:
         def projected(name: str) -> Any:
-            y = jnp.einsum("nse,hde->nshd", x, params[name])
-            return y + params[f"{name}_bias"] if options.get("bias", True) else y
+            y = jnp.einsum("nse,hde->nshd", x, split(params, name))
+            return y + split(params, f"{name}_bias") if options.get("bias", True) else y
 
         q, k, v = (projected(name) for name in ("query", "key", "value"))
         if options.get("rotary"):
             q, k = (turned(each, options["rotary"]) for each in (q, k))
         k, v = (each.repeat(heads // each.shape[2], 2) for each in (k, v))
         scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(d)
-        if options.get("causal"):
-            scores = jnp.where(np.tri(sizes[1], dtype=bool), scores, -jnp.inf)
-        y = jnp.einsum("nhst,nthd,ehd->nse", jax.nn.softmax(scores), v, params["out"])
+        seen = np.tri(sizes[1], dtype=bool) if options.get("causal") else np.ones((sizes[1],) * 2, bool)
+        seen = seen & ~mask[:, None, None, :]
+        # Of a query that sees nothing, whatever the weights are, none counts.
+        weights = jax.nn.softmax(jnp.where(seen, scores, np.where(seen.any(-1, keepdims=True), -np.inf, 0.0)))
+        y = jnp.einsum("nhst,nthd,ehd->nse", jnp.where(seen, weights, 0), v, params["out"])
         return y + params["out_bias"] if options.get("bias", True) else y
 
     def layer(P: dj.Partition) -> Any:
-        return nn.DistributedMultiHeadAttention(P_x.partition(P), sizes[2], heads, **options)
+        made = nn.DistributedMultiHeadAttention(P_x.partition(P), sizes[2], heads, **options)
+        return Padded(P, made, P_x, mask) if padded else made
 
-    return Beside(f"attention {sizes} {P_x} {heads} {options}", sizes, layer, whole, P_x)
+    return Beside(name, sizes, layer, whole, P_x)
 
 
 CASES = (
     embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
-    attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, num_key_heads=2, causal=True, rotary=100.0, bias=False),
-    attention((2, 3, 6), on(1, 3, 1, ranks=(2, 0, 3)), 3, exchange="heads"),
+    attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, 0.4, num_key_heads=2, causal=True, rotary=100.0),
+    attention((2, 4, 8), on(1, 4, 1, ranks=(2, 0, 3, 1)), 4, 0.4, exchange="heads", num_key_heads=2, fused=True),
+    attention((2, 3, 6), on(1, 4, 1, ranks=(3, 1, 2, 0)), 3, exchange="gather", causal=True, bias=False),
 )
 MORE = (
     embedding((4,), on(2, ranks=(0, 3)), on(2, 1), on(2, 2, 1), 3, 2, padding_idx=1),
-    attention((2, 3, 6), on(1, 1, 2, ranks=(3, 1)), 3, causal=True),
+    attention((2, 3, 6), on(1, 1, 2, ranks=(3, 1)), 3, causal=True, fused=True),
+    attention((2, 3, 6), on(1, 1, 4), 3, 0.5, causal=True),
     attention((2, 5, 4), on(1, 4, 1, ranks=(3, 1, 2, 0)), 2, causal=True, rotary=100.0),
+    attention((3, 5, 4), on(1, 4, 1), 2, 0.6, rotary=100.0),
     attention((2, 3, 8), on(1, 2, 2), 4, num_key_heads=2, bias=False),
-    attention((2, 5, 6), on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, exchange="heads", causal=True),
+    attention((2, 3, 6), on(1, 3, 1, ranks=(2, 0, 3)), 3, exchange="heads"),
+    attention((2, 5, 6), on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 0.4, exchange="heads", causal=True),
+    attention((2, 5, 16), on(1, 2, 2, ranks=(3, 1, 2, 0)), 8, 0.4, exchange="heads", num_key_heads=4, fused=True),
+    attention((2, 5, 16), on(1, 2, 2), 8, exchange="heads", num_key_heads=2, causal=True),
     embedding((3, 2), on(1, 1), on(1, 1, 1), on(4, 1), 3, 2),
     embedding((2, 2), on(2, 1), on(2, 1, 2), on(2, 1, 2), 4, 3),
-    attention((4, 3, 4), on(2, 2, 1), 2, causal=True),
+    attention((4, 3, 4), on(2, 2, 1), 2, 0.3, causal=True),
+    attention((4, 3, 8), on(2, 2, 1), 4, 0.3, causal=True, exchange="gather", num_key_heads=2, fused=True, rotary=9.0),
     attention((2, 2, 4), on(1, 4, 1), 2),
     attention((2, 6, 8), on(1, 4, 1), 4, exchange="heads", rotary=10.0),
     attention((2, 4, 4), on(1, 1, 4), 2),
 )
 
 
+PARTS = [CASES] if LONG == 1 else [(CASES + MORE)[part::7] for part in range(7)]
+
+
 @pytest.mark.simulated(4)
-def test_beside_the_sequential_ones() -> None:
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_beside_the_sequential_ones(part: int) -> None:
     """Output and gradients: heads that do not divide, sequences with empty blocks, grouped keys, on any teams."""
-    check_beside(CASES if LONG == 1 else CASES + MORE)
+    check_beside(PARTS[part])
 
 
 @pytest.mark.world(4)
-def test_over_mpi() -> None:
-    check_beside(CASES[:1] if LONG == 1 else CASES + MORE)
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_over_mpi(part: int) -> None:
+    check_beside(PARTS[part][1:2])
 
 
 @pytest.mark.simulated(4)
@@ -117,8 +160,8 @@ def test_an_output_layer_that_is_tied_to_the_embedding() -> None:
 
 
 @pytest.mark.simulated(4)
-def test_a_ring_keeps_no_scores() -> None:
-    """For the way back, with each worker more: a block of keys and values, and three numbers for a head and query."""
+def test_a_ring_keeps_neither_blocks_nor_scores() -> None:
+    """For the way back each worker keeps what is as large as its own block, however many others there are."""
     P = dj.Partition()
     x, kept = jnp.ones((1, 16, 8)), []
     for workers in (2, 4):
@@ -126,8 +169,70 @@ def test_a_ring_keeps_no_scores() -> None:
         params = layer.init(jax.random.key(0), float)
         forward = jax.make_jaxpr(lambda x, layer=layer, params=params: jax.vjp(partial(layer, params), x)[1])(x)
         kept.append(sum(int(np.prod(out.aval.shape)) for out in set(forward.jaxpr.outvars)))
-    block, scores = 16 * 16, 2 * 16 * 16
-    assert P.rank > 1 or kept[1] - kept[0] <= 2 * (block + 3 * 2 * 16) < 2 * scores, kept
+    assert P.rank > 1 or kept[0] == kept[1] < 8 * x.size, kept
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_pieces_of_keys(causal: bool) -> None:
+    """More keys than are looked at together, of which some are padding; the first query sees nothing but padding."""
+    rng = np.random.default_rng(0)
+    s, t = 3, 2 * PIECE + 5
+    q, k, v = (jnp.asarray(rng.normal(size=(2, n, heads, 2))) for n, heads in ((s, 4), (t, 2), (t, 2)))
+    dy, d_log = rng.normal(size=(2, s, 4, 2)), rng.normal(size=(2, 4, s))
+    padding = (rng.random((2, t)) < 0.5) | (np.arange(t) < 3)
+    padding[1] = True
+    places = Places(2, 0, causal)
+
+    def whole(q: Any, k: Any, v: Any) -> Any:
+        k, v = (each.repeat(2, 2) for each in (k, v))
+        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2)
+        seen = ~padding[:, None, None, :] & ((np.arange(t) <= 2 + np.arange(s)[:, None]) | (not causal))
+        scores = jnp.where(seen, scores, -1e30)
+        log_sum = jax.nn.logsumexp(scores, -1, where=seen)
+        log_sum = jnp.where(seen.any(-1), log_sum, 0)
+        return jnp.einsum("nhst,nthd->nshd", jnp.where(seen, jnp.exp(scores - log_sum[..., None]), 0), v), log_sum
+
+    y, log_sum = finished(added(start(q), q, k, v, jnp.asarray(padding), places), np.dtype(float))
+    (want, want_log), pullback = jax.vjp(whole, q, k, v)
+    close(y, want, 1e-12, "y")
+    close(log_sum, want_log, 1e-12, "log of the sum")
+    assert not np.any(y[1]) and np.all(np.isfinite(log_sum))
+    delta = jnp.moveaxis(jnp.sum(dy * y, -1), 2, 1) - d_log
+    got = gradients(q, k, v, jnp.asarray(padding), places, jnp.asarray(dy), log_sum, delta)
+    for name, its, wanted in zip("qkv", got, pullback((dy, d_log)), strict=True):
+        close(its, wanted, 1e-12, name)
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("exchange", ["heads", "gather"] if LONG > 1 else ["heads"])
+def test_a_cache_continues_a_sequence(exchange: str) -> None:
+    """Piece by piece and element by element, in one compiled step, as all at once; beyond its places NaN."""
+    P = dj.Partition()
+    grid = on(1, 2, 1) if exchange == "gather" else on(1, 1, 2, ranks=(1, 0))
+    layer = nn.DistributedMultiHeadAttention(
+        grid.partition(P), 8, 4, num_key_heads=2, causal=True, rotary=50.0, exchange=exchange
+    )
+    params = layer.init(jax.random.key(0), float)
+    x = np.random.default_rng(1).normal(size=(3, 6, 8))
+    cache, traces, found = layer.init_cache(3, 6, float), [], []
+    for name, spec in layer.cache_specs(3, 6).items():
+        assert cache[name].shape == spec.local_shape
+
+    def step(params: Any, x: Any, cache: Any) -> Any:
+        traces.append(x.shape)
+        return layer(params, x, cache=cache)
+
+    begin, go_on = dj.jit(step), dj.jit(lambda params, x, cache: step(params, x, cache))
+    for first, last in ((0, 4), (4, 5), (5, 6), (5, 6)):
+        y, cache = (begin if first == 0 else go_on)(params, cut(x[:, first:last], grid, P.rank), cache)
+        found.append(y)
+        if first == 4:
+            traced = len(traces)
+    assert len(traces) == traced and int(cache["length"]) == 7 and np.all(np.isnan(found.pop()))
+    found = [dj.gather(y, dj.TensorSpec((3, n, 8), layer.P_x)) for y, n in zip(found, (4, 1, 1), strict=True)]
+    whole = dj.gather(dj.jit(layer)(params, cut(x, grid, P.rank)), dj.TensorSpec(x.shape, layer.P_x))
+    if P.rank == 0:
+        close(np.concatenate(found, 1), whole, 1e-12, "y")
 
 
 def test_refusals() -> None:
@@ -143,12 +248,15 @@ def test_refusals() -> None:
         ),
         "`P_x` (2 x 2) must have 3 dimensions: batch, sequence": lambda P: make(on(2, 2).partition(P), 8, 4),
         "`rotary` (=1) must be a base above 1": lambda P: make(on(1, 2, 2).partition(P), 8, 4, rotary=1),
-        "`exchange` (='all') must be 'ring' or 'heads'.": lambda P: make(
+        "`exchange` (='all') must be 'ring', 'heads' or 'gather'.": lambda P: make(
             on(1, 2, 2).partition(P), 8, 4, exchange="all"
         ),
-        "takes as many key heads as heads": lambda P: make(
-            on(1, 4, 1).partition(P), 8, 4, num_key_heads=2, exchange="heads"
+        "must not split the features where `exchange` is 'gather'": lambda P: make(
+            on(1, 2, 2).partition(P), 8, 4, exchange="gather"
         ),
+        "A cache takes `causal` (=True), and a sequence that is not split": lambda P: make(
+            on(1, 4, 1).partition(P), 8, 4, causal=True
+        ).init_cache(1, 5),
         "`padding_idx` (=7) must be an index, 0 to 6.": lambda P: nn.DistributedEmbedding(
             on(1, 1).partition(P), on(1, 1, 2).partition(P), on(2, 2).partition(P), 7, 3, padding_idx=7
         ),
@@ -170,6 +278,16 @@ def test_refusals_when_it_is_called() -> None:
     params = layer.init(jax.random.key(0), float)
     with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2.*\[1, 2\]"):
         layer(params, jnp.ones((1, 1 + P.rank, 4)))
+    x = jnp.ones((1, 2, 4))
+    with pytest.raises(dj.PlanError, match="On worker 1: `key_padding_mask` must be an array of bool, 1 x 2, on all"):
+        layer(params, x, key_padding_mask=np.zeros((1, 2 + P.rank), bool))
+    with pytest.raises(dj.PlanError, match="on all workers where it is on one, but is"):
+        layer(params, x, key_padding_mask=None if P.rank else np.zeros((1, 2), bool))
+    alone = nn.DistributedMultiHeadAttention(P.create_cartesian_topology_partition([1, 1, 2]), 4, 2, causal=True)
+    with pytest.raises(
+        dj.PlanError, match=r'`cache\["key"\]` must be 1 x length x 1 x 2, of one length on all workers'
+    ):
+        alone(alone.init(jax.random.key(0), float), jnp.ones((1, 2, 2)), cache=alone.init_cache(2, 3))
     line = P.create_cartesian_topology_partition([1, 2])
     first = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1])
     embed = nn.DistributedEmbedding(first, line, line, 3, 2)

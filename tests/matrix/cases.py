@@ -13,7 +13,7 @@ import numpy as np
 from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix.case import Case
-from matrix.layer_cases import enlarged, layer, normalised
+from matrix.layer_cases import attention_of_two_heads, enlarged, layer, normalised
 from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
     all_gather,
@@ -122,6 +122,14 @@ PRIMITIVES = (
         lambda P: nn.Flatten(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), on(2, 1).partition(P)),
         lambda p, x: x.reshape(len(x), -1),
         on(2, 1),
+    ),
+    layer(
+        "attention",
+        on(1, 2, 2, ranks=(3, 1, 2, 0)),
+        (2, 3, 4),
+        lambda P: nn.DistributedMultiHeadAttention(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 4, 2, bias=False),
+        attention_of_two_heads,
+        linear=False,
     ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),

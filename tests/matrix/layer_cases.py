@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from imaginary import partition_of
@@ -87,3 +88,9 @@ def normalised(x: Any, axes: tuple[int, ...]) -> Any:
 def enlarged(x: Any) -> Any:
     """Twice as long, and twice as wide."""
     return x.repeat(2, 2).repeat(2, 3)
+
+
+def attention_of_two_heads(params: Any, x: Any) -> Any:
+    q, k, v = (jnp.einsum("nse,hde->nhsd", x, params[name]) for name in ("query", "key", "value"))
+    scores = jnp.einsum("nhsd,nhtd->nhst", q, k) / np.sqrt(2)
+    return jnp.einsum("nhst,nhtd,ehd->nse", jax.nn.softmax(scores), v, params["out"])
