@@ -63,6 +63,7 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.wrappers import Precision, Remat
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
 
@@ -121,7 +122,9 @@ __all__ = [
     "Flatten",
     "HaloExchange",
     "Layer",
+    "Precision",
     "ReduceScatter",
+    "Remat",
     "Repartition",
     "Sequential",
     "SumReduce",

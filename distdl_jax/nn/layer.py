@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import fields
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, TypeGuard, overload, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array
@@ -76,6 +76,16 @@ class RandomLayer(Layer, Protocol):
     @property
     def draws(self) -> bool:
         """Whether it does; of a network, whether a layer of it does."""
+
+
+def keeps_state(layer: Any) -> TypeGuard[StatefulLayer]:
+    """Whether a layer is a `StatefulLayer`; one around another, which has the attributes of that, is if that is."""
+    return isinstance(layer, Layer) and hasattr(layer, "init_state") and hasattr(layer, "state_specs")
+
+
+def draws_numbers(layer: Any) -> TypeGuard[RandomLayer]:
+    """Whether a layer is a `RandomLayer` that draws random numbers; as `keeps_state`."""
+    return isinstance(layer, Layer) and getattr(layer, "draws", False) is True
 
 
 class ParameterFreeLayer(Static):

@@ -28,7 +28,9 @@ from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
+from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
@@ -73,6 +75,14 @@ class DistributedLinear(Static):
     P_W has shape P_fo x P_fi, with P_n in front where the batch is split too: P_n x P_fo x P_fi. Then W and b are
     broadcast along P_n, and their gradients are summed along it.
 
+    *Split along the sequence* (Megatron's pair of layers): P_x may have the shape P_n x ... x P_fo x P_fi, with the
+    workers of P_W in their order. Then the dimension of x in front of the features is cut over P_fo, and gathered where
+    it would be broadcast. P_y may have the shape P_n x ... x P_fi x P_fo, P_W's workers with those two dimensions
+    exchanged; then sums are scattered along that dimension, and y is cut over P_fi. So a column parallel layer has P_W
+    p x 1, P_x 1 x p x 1 and P_y 1 x 1 x p, and a row parallel one behind it P_W 1 x p, P_x 1 x 1 x p and P_y 1 x p x 1.
+    With `replicated` the workers along P_fo hold copies of x in place of parts, from which nothing moves, and those
+    along P_fi get copies of the sum. A gradient of copies is in shares, one on each worker, that add up.
+
     Blocks are balanced along the features, which need not divide. Along the batch they may be of any length, also 0,
     the same for all workers of P_x at one place along P_n; y's are like x's. P_x, P_y and P_W may be equal, overlap or
     be disjoint. Dimensions of x between the batch and the features, any number of them, are not split.
@@ -82,6 +92,7 @@ class DistributedLinear(Static):
     - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension between is 1.
     - `in_features`, `out_features`: n_in and n_out.
     - `bias`: whether there is a b.
+    - `replicated`: whether workers that P_x and P_y have in front of the features hold copies, not parts.
 
     **Raises:** `InvalidArgumentError`, on every worker, where the partitions don't fit each other.
 
@@ -92,7 +103,8 @@ class DistributedLinear(Static):
     >>> layer(params, jax.numpy.ones((5, 3))).shape
     (5, 2)
 
-    Source: DistDL documentation, "linear"; Hewett and Grady (2020), affine layer.
+    Source: DistDL documentation, "linear"; Hewett and Grady (2020), affine layer; Korthikanti et al. (2022),
+    arXiv:2205.05198, for what is split along the sequence.
     """
 
     P_x: Partition
@@ -101,6 +113,7 @@ class DistributedLinear(Static):
     in_features: int
     out_features: int
     bias: bool = True
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
@@ -118,11 +131,27 @@ class DistributedLinear(Static):
         p_n, p_fo, p_fi = self._work.shape
         given = f"where `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' if self.P_W.dim == 3 else ''}P_fo x P_fi"
         for name, P, workers, features in (("P_x", self.P_x, p_fi, "P_fi"), ("P_y", self.P_y, p_fo, "P_fo")):
-            if P.dim < 2 or P.shape != (p_n, *(1,) * (P.dim - 2), workers):
+            if P.dim < 2 or (P.shape != (p_n, *(1,) * (P.dim - 2), workers) and P.ranks != self._together(name)):
+                across = p_fo if name == "P_x" else p_fi
                 raise InvalidArgumentError(
-                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {workers}, P_n x {features}, {given}. "
-                    "To split the batch, give P_W three dimensions, P_n x P_fo x P_fi; with two, P_n is 1."
+                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {workers}, P_n x {features}, {given}; "
+                    f"or {p_n} x {across} x {workers} on P_W's workers, to split the sequence. To split the batch, "
+                    "give P_W three dimensions, P_n x P_fo x P_fi; with two, P_n is 1."
                 )
+        if self.replicated and not (self._together("P_x") or self._together("P_y")):
+            raise InvalidArgumentError(
+                f"`replicated` (=True) takes workers that hold copies: `P_x` of {p_n} x {p_fo} x {p_fi}, {given}, or "
+                f"`P_y` of {p_n} x {p_fi} x {p_fo}."
+            )
+
+    def _together(self, name: str) -> Workers:
+        """The workers that P_x or P_y must have, in their order, where they are as many as multiply; else none."""
+        p_n, p_fo, p_fi = self._work.shape
+        P, across, along = (self.P_x, p_fo, p_fi) if name == "P_x" else (self.P_y, p_fi, p_fo)
+        if across == 1 or P.dim < 3 or P.shape != (p_n, *(1,) * (P.dim - 3), across, along):
+            return ()
+        order = np.reshape(self._work.ranks, self._work.shape)
+        return tuple((order if name == "P_x" else order.transpose(0, 2, 1)).ravel().tolist())
 
     def init(
         self,
@@ -217,10 +246,22 @@ class DistributedLinear(Static):
         params = held_by_specs(specs, self._team, x[self.P_x.ranks[0]].dtype) if params is None else params
         self._check_blocks(x)
         check_params(params, specs)
-        to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), work)
+        to_work: MovementPlan
+        if not self._together("P_x"):
+            to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), work)
+        elif self.replicated:
+            to_work = Unmoved(x)
+        else:
+            to_work = plan_all_gather(x, self.P_x, self.P_x.dim - 2)
         of_params, local = self._parameters.plan(params, self.bias), self._local()
         parts_of_y = products(to_work.after(x), of_params, local)
-        to_y = plan_sum_reduce(parts_of_y, work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
+        to_y: MovementPlan
+        if not self._together("P_y"):
+            to_y = plan_sum_reduce(parts_of_y, work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
+        elif self.replicated:
+            to_y = plan_all_sum_reduce(parts_of_y, work, 2)
+        else:
+            to_y = plan_reduce_scatter(parts_of_y, self.P_y, self.P_y.dim - 2)
         return ProductPlan(to_work, of_params, parts_of_y, to_y, local)
 
     def _local(self) -> dict[int, LocalAffine]:
@@ -245,7 +286,8 @@ class DistributedLinear(Static):
                 )
 
     def __repr__(self) -> str:
+        copies = ", replicated" if self.replicated else ""
         return (
-            f"DistributedLinear({self.in_features} -> {self.out_features}, bias={self.bias}, "
+            f"DistributedLinear({self.in_features} -> {self.out_features}, bias={self.bias}{copies}, "
             f"P_x {shape_text(self.P_x.shape)}, P_y {shape_text(self.P_y.shape)}, P_W {shape_text(self.P_W.shape)})"
         )

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.layer import Layer, RandomLayer, StatefulLayer
+from distdl_jax.nn.layer import Layer, draws_numbers, keeps_state
 from distdl_jax.nn.layer_table import layer_table
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
@@ -122,16 +122,16 @@ class Sequential(Static):
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> Params:
         """This worker's part of the initial state: a tuple with an entry for each layer, `{}` for what has none."""
-        return tuple(layer.init_state(dtype) if isinstance(layer, StatefulLayer) else {} for layer in self._layers)
+        return tuple(layer.init_state(dtype) if keeps_state(layer) else {} for layer in self._layers)
 
     def state_specs(self) -> Params:
         """The global shape and the partition of each part of the state: a tuple like the state."""
-        return tuple(layer.state_specs() if isinstance(layer, StatefulLayer) else {} for layer in self._layers)
+        return tuple(layer.state_specs() if keeps_state(layer) else {} for layer in self._layers)
 
     @property
     def draws(self) -> bool:
         """Whether a layer draws random numbers in training, and needs a `key`."""
-        return any(isinstance(layer, RandomLayer) and layer.draws for layer in self._layers)
+        return any(draws_numbers(layer) for layer in self._layers)
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SequentialPlan:
         """What the layers make, one after the other, of what all workers hold; nothing moves.
@@ -202,9 +202,9 @@ class Sequential(Static):
         states = [None] * len(self._layers) if state is None else list(self._check_entries("state", state))
         for place, (layer, its_params) in enumerate(zip(self._layers, params, strict=True)):
             options: dict[str, Any] = {}
-            if isinstance(layer, RandomLayer) and layer.draws:
+            if draws_numbers(layer):
                 options |= {"key": keys[place], "training": training}
-            if isinstance(layer, StatefulLayer):
+            if keeps_state(layer):
                 options |= {"state": states[place], "training": training}
             y = layer(its_params, x, **options) if isinstance(layer, Layer) else layer(x)
             if options.get("state") is None:

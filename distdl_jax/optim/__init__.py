@@ -8,9 +8,13 @@ from distdl_jax.optim.checking import check
 from distdl_jax.optim.lbfgs import lbfgs, scale_by_lbfgs
 from distdl_jax.optim.line_search import line_search, value_and_grad_from_state
 from distdl_jax.optim.norms import adaptive_grad_clip, clip_by_global_norm, global_norm, scale_by_trust_ratio
+from distdl_jax.optim.scaling import LossScale, accumulated, all_finite
 
 __all__ = [
+    "LossScale",
+    "accumulated",
     "adaptive_grad_clip",
+    "all_finite",
     "check",
     "clip_by_global_norm",
     "global_norm",

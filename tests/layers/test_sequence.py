@@ -98,13 +98,29 @@ def attention(sizes: tuple[int, int, int], P_x: On, heads: int, padded: float = 
     return Beside(name, sizes, layer, whole, P_x)
 
 
+def linear(sizes: tuple[int, int, int], P_x: On, P_y: On, P_W: On, out: int) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        return nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), sizes[2], out)
+
+    return Beside(
+        f"linear {sizes} {P_x} {P_y} {P_W}", sizes, layer, lambda p, x: x @ p["weight"].T + p["bias"], P_x, P_y
+    )
+
+
 CASES = (
+    linear(
+        (2, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(1, 2, 2, ranks=(3, 2, 1, 0)), on(2, 2, ranks=(3, 1, 2, 0)), 3
+    ),
     embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
     attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, 0.4, num_key_heads=2, causal=True, rotary=100.0),
     attention((2, 4, 8), on(1, 4, 1, ranks=(2, 0, 3, 1)), 4, 0.4, exchange="heads", num_key_heads=2, fused=True),
     attention((2, 3, 6), on(1, 4, 1, ranks=(3, 1, 2, 0)), 3, exchange="gather", causal=True, bias=False),
 )
 MORE = (
+    linear((2, 6, 5), on(1, 4, 1), on(1, 1, 4), on(4, 1), 7),
+    linear((2, 6, 5), on(1, 1, 4), on(1, 4, 1), on(1, 4), 7),
+    linear((4, 3, 5), on(2, 2, 1), on(2, 1, 2), on(2, 2, 1), 3),
+    linear((2, 3, 5), on(1, 3, 1, ranks=(3, 1, 2)), on(1, 1, 3, ranks=(0, 1, 2)), on(3, 1, ranks=(3, 1, 2)), 4),
     embedding((4,), on(2, ranks=(0, 3)), on(2, 1), on(2, 2, 1), 3, 2, padding_idx=1),
     attention((2, 3, 6), on(1, 1, 2, ranks=(3, 1)), 3, causal=True, fused=True),
     attention((2, 3, 6), on(1, 1, 4), 3, 0.5, causal=True),
@@ -157,6 +173,32 @@ def test_an_output_layer_that_is_tied_to_the_embedding() -> None:
     gradient = dj.jit(dj.grad(lambda p: jnp.sum(jnp.sin(output(p, jnp.tanh(embed(p, mine)))))))(own)
     want = np.asarray(jax.grad(lambda w: jnp.sum(jnp.sin(jnp.tanh(w[x]) @ w.T)))(table))
     close(gradient["weight"], block_of(want, embed.param_specs()["weight"]), 1e-12, "the table's gradient")
+
+
+@pytest.mark.simulated(2)
+def test_a_pair_of_linear_layers_of_copies() -> None:
+    """Column and row parallel on copies of x: y is on all workers, and the gradients of copies are shares."""
+    P = dj.Partition()
+    column, row, P_row = on(1, 2, 1).partition(P), on(1, 1, 2).partition(P), on(1, 2).partition(P)
+    first = nn.DistributedLinear(column, row, on(2, 1).partition(P), 3, 5, replicated=True)
+    second = nn.DistributedLinear(row, column, P_row, 5, 3, replicated=True)
+    rng, specs = np.random.default_rng(0), (first.param_specs(), second.param_specs())
+    whole = jax.tree.map(lambda spec: rng.normal(size=spec.global_shape), specs)
+    x, c = rng.normal(size=(2, 2, 4, 3))
+
+    def loss(params: Any, x: Any, layers: Any, of_each: float) -> Any:
+        y = x + layers[1](params[1], jnp.sin(layers[0](params[0], x)))
+        return of_each * jnp.sum(c * jnp.sin(y)), y
+
+    def plain(params: Any, x: Any) -> Any:
+        return x @ params["weight"].T + params["bias"]
+
+    differentiate = dj.jit(lambda p, x: dj.grad(loss, (0, 1), has_aux=True)(p, x, (first, second), 0.5))
+    (of_params, of_x), y = differentiate(jax.tree.map(block_of, whole, specs), x)
+    (want, want_x), want_y = jax.grad(loss, (0, 1), has_aux=True)(whole, x, (plain, plain), 1.0)
+    close(y, want_y, 1e-12, "y")
+    close(sum(P.allgather_data(np.asarray(of_x))), want_x, 1e-12, "gradient of x")
+    jax.tree.map(lambda got, its, spec: close(got, block_of(its, spec), 1e-12, "weights"), of_params, want, specs)
 
 
 @pytest.mark.simulated(4)
@@ -257,6 +299,12 @@ def test_refusals() -> None:
         "A cache takes `causal` (=True), and a sequence that is not split": lambda P: make(
             on(1, 4, 1).partition(P), 8, 4, causal=True
         ).init_cache(1, 5),
+        "or 1 x 2 x 2 on P_W's workers, to split the sequence": lambda P: nn.DistributedLinear(
+            on(1, 2, 2, ranks=(1, 0, 2, 3)).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4
+        ),
+        "`replicated` (=True) takes workers that hold copies: `P_x` of 1 x 2 x 2": lambda P: nn.DistributedLinear(
+            on(1, 2).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4, replicated=True
+        ),
         "`padding_idx` (=7) must be an index, 0 to 6.": lambda P: nn.DistributedEmbedding(
             on(1, 1).partition(P), on(1, 1, 2).partition(P), on(2, 2).partition(P), 7, 3, padding_idx=7
         ),

@@ -1,0 +1,181 @@
+"""Layers around a layer: what is worked out again on the way back, and in which precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.arguments import checked_dtype
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.nn.layer import Layer
+from distdl_jax.nn.parameters import unboxed
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.static import Static
+
+
+class _Around(Static):
+    """The base of layers around `layer`, whose parameters, state and partitions are those of that."""
+
+    layer: Layer
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layer, Layer):
+            raise InvalidTypeError(f"`layer` (={self.layer!r}) must be a layer.")
+
+    def __getattr__(self, name: str) -> Any:
+        # What not every layer has: partitions, a state, random numbers, a cache.
+        if name.startswith("__") or name == "layer":
+            raise AttributeError(name)
+        return getattr(self.layer, name)
+
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
+        """This worker's blocks of the initial parameters, the layer's own."""
+        return self.layer.init(key, dtype)
+
+    def param_specs(self) -> Any:
+        """The global shape and the partition of each parameter: those of the layer's."""
+        return self.layer.param_specs()
+
+
+@dataclass(frozen=True)
+class Remat(_Around):
+    """A layer that keeps nothing but its input for the way back, where it is worked out again: `jax.checkpoint`.
+
+    Movements in it run again, too, on every worker, unless `policy` saves them. Values and gradients are those of the
+    layer, and so are its parameters.
+
+    **Arguments:**
+
+    - `layer`: any layer, `nn.Sequential` too, with a state or random numbers or without.
+    - `policy`: what is saved all the same: one of `jax.checkpoint_policies`, the same on every worker. Default:
+      nothing.
+
+    **Raises:** `InvalidTypeError` for what is no layer, or a policy that can't be called.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> layer = Remat(dj.nn.DistributedLinear(P, P, P, 3, 2), jax.checkpoint_policies.dots_saveable)
+    >>> layer(layer.init(jax.random.key(0)), jax.numpy.ones((5, 3))).shape
+    (5, 2)
+
+    Source: Chen et al. (2016), arXiv:1604.06174; `jax.checkpoint`.
+    """
+
+    layer: Any
+    policy: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy is not None and not callable(self.policy):
+            raise InvalidTypeError(f"`policy` (={self.policy!r}) must be one of jax.checkpoint_policies, or None.")
+
+    def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
+        """What the layer makes of what its workers hold; see `Layer.plan`."""
+        return self.layer.plan(x, params)
+
+    def __call__(self, params: Any, x: Array, **options: Any) -> Any:
+        """This worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
+        arrays = {name: its for name, its in options.items() if not isinstance(its, bool | None)}
+        rest = {name: its for name, its in options.items() if name not in arrays}
+
+        def apply(params: Any, x: Array, arrays: dict[str, Any]) -> Any:
+            return self.layer(params, x, **arrays, **rest)
+
+        return jax.checkpoint(apply, policy=self.policy)(unboxed(params), x, arrays)
+
+    apply = __call__
+
+
+@dataclass(frozen=True)
+class Precision(_Around):
+    """A layer whose arithmetic, and whose movements, are in another precision than its parameters.
+
+    Floating parameters and inputs are rounded to `compute` first, and the output is brought to `output`. So are the
+    gradients on their way back: those of the parameters arrive in the parameters' own dtype. Sums over workers in half
+    precision are made in float32, as everywhere. The layer's state stays as it is.
+
+    **Arguments:**
+
+    - `layer`: any layer, `nn.Sequential` too.
+    - `compute`: the dtype of the arithmetic.
+    - `output`: that of the output. Default: x's.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no layer, or no floating dtype.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> layer = Precision(dj.nn.DistributedLinear(P, P, P, 3, 2), "bfloat16", output="bfloat16")
+    >>> params = layer.init(jax.random.key(0))
+    >>> str(params["weight"].dtype), str(layer(params, jax.numpy.ones((5, 3))).dtype)
+    ('float32', 'bfloat16')
+
+    Source: Micikevicius et al. (2018), arXiv:1710.03740.
+    """
+
+    layer: Any
+    compute: DTypeLike = jnp.bfloat16
+    output: DTypeLike | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("compute", "output"):
+            given = getattr(self, name)
+            if given is not None:
+                dtype = checked_dtype(name, given)
+                if not jnp.issubdtype(dtype, jnp.floating):
+                    raise InvalidArgumentError(f"`{name}` (={given!r}) must be a floating dtype.")
+                vars(self)[name] = np.dtype(dtype)
+
+    def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
+        """What the layer makes of what its workers hold; see `Layer.plan`."""
+        inside = self.layer.plan(self._narrow(x), None if params is None else self._narrow(params))
+        kept = {worker: self._widened(its.dtype, x[worker].dtype) for worker, its in inside.outputs.items()}
+        return _Rounded(inside, kept)
+
+    def __call__(self, params: Any, x: Array, **options: Any) -> Any:
+        """This worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
+
+        def rounded(x: Any) -> Any:
+            return x.astype(self.compute) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        result = self.layer(jax.tree.map(rounded, unboxed(params)), rounded(x), **options)
+        y, *rest = result if isinstance(result, tuple) else (result,)
+        y = y.astype(self._widened(y.dtype, x.dtype))
+        return (y, *rest) if rest else y
+
+    apply = __call__
+
+    def _widened(self, dtype: Any, of_x: Any) -> Any:
+        """The dtype of the output, where it is `dtype` inside."""
+        wanted = of_x if self.output is None and jnp.issubdtype(of_x, jnp.floating) else self.output or dtype
+        return wanted if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+    def _narrow(self, held: Any) -> Any:
+        def narrow(its: ShapeDtype) -> ShapeDtype:
+            floating = jnp.issubdtype(its.dtype, jnp.floating)
+            return ShapeDtype(its.shape, np.dtype(self.compute)) if floating else its
+
+        return jax.tree.map(narrow, held, is_leaf=lambda its: isinstance(its, ShapeDtype))
+
+
+@dataclass(frozen=True)
+class _Rounded(Plan):
+    """A plan whose outputs have other dtypes, by world rank."""
+
+    inside: Plan
+    dtypes: Mapping[int, Any]
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self.inside.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        return ShapeDtype(self.inside.output(worker).shape, np.dtype(self.dtypes[worker]))

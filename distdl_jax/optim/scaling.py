@@ -1,0 +1,164 @@
+"""Gradients in half precision, and of many batches: loss scaling, and accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from distdl_jax.arguments import check_function
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.partition import Partition, check_workers
+from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.primitives.all_reduce import all_reduce
+from distdl_jax.primitives.team_operations import accumulation_dtype
+from distdl_jax.primitives.tie import tie
+from distdl_jax.static import Static
+
+
+def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
+    """Whether all numbers in the pytrees of all workers are finite: no infinity, no NaN, on any of them.
+
+    What one worker decides by its own blocks, another may decide otherwise; this is the same on all.
+
+    **Arguments:**
+
+    - `tree`: this worker's pytree of arrays; it may differ between workers.
+    - `partition`: the workers that call it. Default: all of the world.
+
+    **Returns:** a bool scalar, the same on every worker.
+
+    >>> import jax.numpy as jnp
+    >>> bool(all_finite({"weight": jnp.ones(3)})), bool(all_finite([jnp.array(jnp.inf)]))
+    (True, False)
+    """
+    check_workers("partition", partition)
+    workers = Partition() if partition is None else partition
+    inexact = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    mine = reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in inexact], jnp.asarray(True))
+    found = all_reduce(mine.astype(jnp.int32), workers, "min", axes_keep=())
+    return found.astype(bool) if workers.active else mine
+
+
+@dataclass(frozen=True)
+class LossScale(Static):
+    """Dynamic loss scaling: the loss is multiplied by a number, so that gradients in float16 don't vanish.
+
+    Where a gradient is not finite on any worker, all leave out that step, and divide the scale; after `period` steps
+    that were good they multiply it. The state is a pytree, {"scale", "good_steps"}, the same on every worker.
+
+        scaled = dj.grad(lambda params: scale.scaled(loss(params), state))(params)
+        gradient, finite = scale.unscaled(scaled, state)
+        params = scale.chosen(finite, optax.apply_updates(params, updates), params)
+        state = scale.next(state, finite)
+
+    **Arguments:**
+
+    - `initial`: the scale at first. - `factor`: what it is multiplied with and divided by, above 1.
+    - `period`: after how many good steps.
+    - `partition`: the workers that train. Default: all of the world.
+
+    **Raises:** `InvalidArgumentError`, on every worker, for numbers that are no such.
+
+    >>> scale = LossScale(initial=8.0, period=1)
+    >>> state = scale.init()
+    >>> gradient, finite = scale.unscaled(jnp.array([16.0, 4.0]), state)
+    >>> gradient.tolist(), bool(finite), float(scale.next(state, finite)["scale"])
+    ([2.0, 0.5], True, 16.0)
+
+    Source: Micikevicius et al. (2018), arXiv:1710.03740, section 3.2.
+    """
+
+    initial: float = 2.0**15
+    factor: float = 2.0
+    period: int = 2000
+    partition: Partition | None = None
+
+    def __post_init__(self) -> None:
+        check_workers("partition", self.partition)
+        checked_integer("period", self.period, 1)
+        if not self.initial > 0:
+            raise InvalidArgumentError(f"`initial` (={self.initial!r}) must be above 0.")
+        if not self.factor > 1:
+            raise InvalidArgumentError(f"`factor` (={self.factor!r}) must be above 1.")
+
+    def init(self) -> dict[str, Array]:
+        """The state at first."""
+        return {"scale": jnp.asarray(self.initial, jnp.float32), "good_steps": jnp.asarray(0, jnp.int32)}
+
+    def scaled(self, loss: Array, state: dict[str, Array]) -> Array:
+        """This worker's part of the loss, times the scale, in float32 at least."""
+        return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)) * state["scale"]
+
+    def unscaled(self, gradient: Any, state: dict[str, Array]) -> tuple[Any, Array]:
+        """The gradient of the loss itself, half precisions in float32, and whether it is finite on all workers."""
+
+        def divided(x: Array) -> Array:
+            return x.astype(accumulation_dtype(x.dtype)) / state["scale"].astype(accumulation_dtype(x.dtype))
+
+        whole = jax.tree.map(divided, gradient)
+        return whole, all_finite(whole, partition=self.partition)
+
+    def chosen(self, finite: Array, new: Any, old: Any) -> Any:
+        """`new`, parameters, an optimiser's state, where the gradient was finite, else `old`."""
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+    def next(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
+        """The state after a step; the scale stays between 1 and what float32 can hold."""
+        good = jnp.where(finite, state["good_steps"] + 1, 0)
+        grown = jnp.where(good >= self.period, state["scale"] * self.factor, state["scale"])
+        scale = jnp.where(finite, grown, jnp.maximum(state["scale"] / self.factor, 1.0))
+        scale = jnp.where(jnp.isfinite(scale), scale, state["scale"])
+        return {"scale": scale, "good_steps": jnp.where(good >= self.period, 0, good)}
+
+
+def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
+    """`value_and_grad(params, batch)` of many batches, one after the other, in the memory of one.
+
+    **Arguments:**
+
+    - `value_and_grad`: a function of the parameters and a batch, such as `dj.value_and_grad(loss)`, that returns a
+      value and a gradient, a pytree like the parameters.
+
+    **Returns:** a function of the parameters and of a pytree whose arrays have the batches along their first dimension,
+    as many on every worker. It returns the means of their values and gradients: of equally large batches those of the
+    batch that they are together. Half precisions are summed in float32, and rounded once.
+
+    **Raises:** `InvalidTypeError` for what is no function; `InvalidArgumentError` where arrays don't hold the same
+    number of batches, one or more.
+
+    >>> import distdl_jax as dj
+    >>> step = accumulated(dj.value_and_grad(lambda w, x: jnp.sum(w * x)))
+    >>> value, gradient = step(2.0, jnp.arange(6.0).reshape(3, 2))
+    >>> float(value), float(gradient)
+    (10.0, 5.0)
+    """
+    check_function("value_and_grad", value_and_grad)
+
+    def of_many(params: Any, batches: Any) -> Any:
+        counts = {jnp.shape(x)[:1] for x in jax.tree.leaves(batches)}
+        if len(counts) != 1 or not next(iter(counts)) or next(iter(counts))[0] < 1:
+            raise InvalidArgumentError(
+                f"`batches` must hold the same number of batches, one or more, along the first dimension of all "
+                f"arrays, but holds {sorted(str(count) for count in counts)}."
+            )
+        (count,) = next(iter(counts))
+        shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], batches))
+
+        def added(sums: Any, batch: Any) -> tuple[Any, None]:
+            found = value_and_grad(params, batch)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, found), None
+
+        leaves = jax.tree.leaves(params)
+        zeros = jax.tree.map(
+            lambda its: tie(jnp.zeros(its.shape, accumulation_dtype(its.dtype)), *map(jnp.asarray, leaves)), shapes
+        )
+        sums, _ = lax.scan(added, zeros, batches)
+        return jax.tree.map(lambda total, its: (total / count).astype(its.dtype), sums, shapes)
+
+    return of_many

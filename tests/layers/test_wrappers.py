@@ -1,0 +1,165 @@
+"""What is worked out again, and in which precision, changes neither values nor gradients beyond that precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from matrix.partitions import on
+from sequential import Beside, block_of, check_beside, close
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+P_x, P_n = on(1, 2, ranks=(1, 0)), on(2, 1)
+
+
+def inner(P: dj.Partition) -> nn.Sequential:
+    """A network with a state, random numbers, and weights that are split."""
+    return nn.Sequential(
+        nn.DistributedBatchNorm(P_n.partition(P), 5),
+        nn.DistributedLinear(P_n.partition(P), P_n.partition(P), on(2, 1, 1).partition(P), 5, 4),
+        jnp.tanh,
+        nn.Dropout(P_n.partition(P), 0.5),
+    )
+
+
+def loss(network: Any, params: Any, x: Any, state: Any, key: Any) -> Any:
+    y, state = network(params, x, state=state, key=key, training=True)
+    return jnp.sum(jnp.sin(y).astype(float)), state
+
+
+@pytest.mark.simulated(2)
+def test_remat_changes_nothing() -> None:
+    """Bit for bit, state and random numbers too; and less is kept. In a network it is a layer like others."""
+    P = dj.Partition()
+
+    def linear(P: dj.Partition) -> Any:
+        layer = nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), 5, 4)
+        return nn.Remat(layer, jax.checkpoint_policies.dots_saveable)
+
+    check_beside([Beside("remat", (3, 5), linear, lambda p, x: x @ p["weight"].T + p["bias"], P_x, on(1, 1))])
+    plain, remat = inner(P), nn.Sequential(nn.Remat(inner(P)))
+    held = {rank: dj.ShapeDtype((2 - rank, 5), np.dtype(float)) for rank in range(2)}
+    assert remat.draws and remat.layers[0].plan(held).outputs[1].shape == (1, 4)
+    params, state = plain.init(jax.random.key(0), float), plain.init_state(float)
+    jax.tree.map(np.testing.assert_array_equal, params, nn.Remat(plain).init(jax.random.key(0), float))
+    x, key = np.random.default_rng(P.rank).normal(size=(2 - P.rank, 5)), jax.random.key(1)
+    key_inside = jax.random.split(key, 1)[0]
+
+    @dj.jit
+    def both(params: Any, state: Any, x: Any) -> Any:
+        differentiate = dj.value_and_grad(loss, argnums=1, has_aux=True)
+        return differentiate(plain, params, x, state, key_inside), differentiate(remat, (params,), x, (state,), key)
+
+    ((value, its), of_plain), ((again, (mine,)), (of_remat,)) = both(params, state, x)
+    assert float(value) == float(again)
+    jax.tree.map(np.testing.assert_array_equal, its, mine)
+    jax.tree.map(lambda a, b: close(a, b, 1e-14, "gradient"), of_plain, of_remat)
+
+
+@pytest.mark.simulated(2)
+def test_precision() -> None:
+    """Arithmetic in bfloat16 is that of rounded parameters and inputs; gradients arrive in the parameters' dtype."""
+    P = dj.Partition()
+    layer = nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), 6, 4)
+    half = nn.Precision(layer)
+    params, x = layer.init(jax.random.key(0)), np.random.default_rng(P.rank).normal(size=(5, 3)).astype(np.float32)
+    narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, jnp.asarray(x)))
+
+    @dj.jit
+    def run(params: Any, x: Any, narrow: Any) -> Any:
+        y, pullback = jax.vjp(half, params, x)
+        want, want_back = jax.vjp(layer, *narrow)
+        return y, pullback(jnp.ones_like(y)), want, want_back(jnp.ones_like(want))
+
+    y, gradient, want, wanted = run(params, x, narrow)
+    assert y.dtype == np.float32 and {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(y, want.astype(np.float32))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(np.float32)), gradient, wanted)
+    held = {rank: dj.ShapeDtype(x.shape, np.dtype(np.float32)) for rank in range(2)}
+    assert half.plan(held).outputs[0] == dj.ShapeDtype((5, 4), np.dtype(np.float32))
+    assert nn.Precision(layer, output="float16").plan(held).outputs[0].dtype == np.float16
+
+
+@pytest.mark.simulated(2)
+def test_a_loss_scale_decides_the_same_on_all_workers() -> None:
+    """A gradient that overflows on one worker alone leaves out that step everywhere; copies stay equal."""
+    P, optimiser = dj.Partition(), optax.adam(0.1)
+    scale = dj.optim.LossScale(initial=2.0**16, period=2)
+
+    @dj.jit
+    def step(w: Any, state: Any, moments: Any) -> Any:
+        def part(w: Any) -> Any:
+            w = dj.replicated(w, P)
+            return scale.scaled(jnp.sum(w.astype(jnp.float16) ** 2) if P.rank else 0 * jnp.sum(w), state)
+
+        gradient, finite = scale.unscaled(dj.grad(part)(w), state)
+        updates, new = optimiser.update(gradient, moments, w)
+        w, moments = scale.chosen(finite, (optax.apply_updates(w, updates), new), (w, moments))
+        return w, scale.next(state, finite), moments, finite
+
+    w = jnp.ones(2)
+    state, moments, found = scale.init(), optimiser.init(jnp.ones(2)), []
+    for _ in range(4):
+        w, state, moments, finite = step(w, state, moments)
+        found.append((bool(finite), float(state["scale"]), *map(float, w)))
+    assert P.allgather_data(found) == [found, found]
+    assert [finite for finite, *_ in found] == [False, False, True, True]
+    assert [its for _, its, *_ in found] == [2.0**15, 2.0**14, 2.0**14, 2.0**15]
+    assert found[0][2] == 1.0 and found[2][2] < 1.0
+    for worker in range(2):
+        finite = dj.optim.all_finite([jnp.array([1.0, np.nan if P.rank == worker else 0.0])])
+        assert not bool(finite), worker
+
+
+@pytest.mark.simulated(2)
+def test_accumulated_gradients() -> None:
+    """Of batches one after the other as of all at once, of which one worker has no data; differentiable in turn."""
+    P = dj.Partition()
+    layer = nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), 6, 4)
+    specs, x = layer.param_specs(), np.random.default_rng(0).normal(size=(3, 4, 6))
+    whole = {name: np.random.default_rng(1).normal(size=spec.global_shape) for name, spec in specs.items()}
+    mine = np.array_split(x, 2, axis=2)[P_x.ranks.index(P.rank)]
+
+    def part(params: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(layer(params, x))) / 4
+
+    step = dj.optim.accumulated(dj.value_and_grad(part))
+    params = jax.tree.map(block_of, whole, specs)
+
+    def of_gradient(params: Any) -> Any:
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(step(params, mine)[1]))
+
+    (value, gradient), twice = dj.jit(lambda params: (step(params, mine), dj.grad(of_gradient)(params)))(params)
+
+    def plain(params: Any) -> Any:
+        return jnp.sum(jnp.sin(x.reshape(12, 6) @ params["weight"].T + params["bias"])) / 12
+
+    def squares(params: Any) -> Any:
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(jax.grad(plain)(params)))
+
+    want, wanted = jax.value_and_grad(plain)(whole)
+    close(value, want, 1e-12, "value")
+    jax.tree.map(lambda a, b, spec: close(a, block_of(b, spec), 1e-12, "gradient"), gradient, wanted, specs)
+    jax.tree.map(lambda a, b, spec: close(a, block_of(b, spec), 1e-12, "twice"), twice, jax.grad(squares)(whole), specs)
+
+
+def test_refusals() -> None:
+    for sentence, work in {
+        "`layer` (=3) must be a layer.": lambda: nn.Remat(3),
+        "`policy` (=1) must be one of jax.checkpoint_policies, or None.": lambda: nn.Remat(nn.Sequential(), 1),
+        "`compute` (='int32') must be a floating dtype.": lambda: nn.Precision(nn.Sequential(), "int32"),
+        "`factor` (=1.0) must be above 1.": lambda: dj.optim.LossScale(factor=1.0),
+        "`initial` (=0) must be above 0.": lambda: dj.optim.LossScale(initial=0),
+        "`batches` must hold the same number of batches": lambda: dj.optim.accumulated(lambda p, x: (0.0, p))(
+            1.0, (np.ones((2, 3)), np.ones((3, 2)))
+        ),
+    }.items():
+        with pytest.raises((dj.InvalidArgumentError, dj.InvalidTypeError)) as error:
+            work()
+        assert sentence in str(error.value)
