@@ -20,6 +20,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.argmax import argmax_of
+from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.primitives.tie import tie
@@ -53,7 +54,7 @@ class OverClasses(DistributedLoss):
         lines = self._lines(pair, target.dtype)
         wrong = [worker for worker in self.P_x.ranks if pair.target[worker].shape != lines[worker].shape]
         if not wrong:
-            return target
+            return as_indices(target)
         elsewhere = [worker for worker in self.P_x.ranks if worker not in self._first.ranks]
         if wrong[0] in self._first.ranks or any(pair.target[worker].size for worker in elsewhere):
             raise PlanError(
@@ -61,7 +62,7 @@ class OverClasses(DistributedLoss):
                 f"labels must be {shape_text(lines[wrong[0]].shape)}, one for each sample of its block; where classes "
                 "are split, a copy on all workers along them, or on the first alone, and zero-volume on the others."
             )
-        return plan_broadcast(pair.target, self._first, self.P_x).run(self.P_x.world, target)
+        return as_indices(plan_broadcast(pair.target, self._first, self.P_x).run(self.P_x.world, target))
 
     def _over_all(self, pair: Pair, number: Array) -> Array:
         """The sum over all workers of a scalar of theirs that has no derivative."""

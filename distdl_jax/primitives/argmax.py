@@ -15,6 +15,7 @@ from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.written_once import written_once
 
 
 def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
@@ -50,7 +51,7 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
     lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
-    mine = jnp.max(x, axis, initial=lowest)
+    mine = written_once(jnp.max(x, axis, initial=lowest))  # what is sent is compared with the answer
     held = _lines(P_x, grid, axis, mine.dtype)
     largest = plan_all_reduce(held, P_x, "max", axis).run(P_x.world, mine)
     if start == stop:

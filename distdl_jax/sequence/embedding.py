@@ -31,6 +31,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.held import common_dtype
+from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.primitives.tie import tie
@@ -50,7 +51,7 @@ class EmbeddingPlan(SummedPlan):
     def run(self, world: World, params: Params, x: Array, padding_idx: int | None) -> Array:
         """This worker's block of the output."""
         product = self.products[world.rank]
-        x = self.to_work.run(world, x)
+        x = as_indices(self.to_work.run(world, x))
         rows = self.rows.get(world.rank)
         start, stop, features = rows or (0, 0, 0)
         weight, _ = self.of_params.run(world, params, (stop - start, features) if rows else (0,))

@@ -263,6 +263,22 @@ def test_argmax_and_accuracy() -> None:
         np.testing.assert_allclose(total, np.mean(best == labels), rtol=1e-12)
 
 
+@pytest.mark.simulated(2)
+def test_labels_of_every_integer_dtype() -> None:
+    """More classes than bytes have, and labels that a byte would take for the one that is ignored."""
+    P, draw = dj.Partition(), np.random.default_rng(3)
+    grid = P.create_cartesian_topology_partition([1, 2])
+    for dtype, labels, classes in ((np.uint8, [5, 156, 200], 300), (np.int8, [5, 100, 7], 300), (bool, [1, 0, 1], 4)):
+        x = draw.standard_normal((3, classes))
+        own = x[:, : classes // 2] if P.rank == 0 else x[:, classes // 2 :]
+        want = -np.mean(np.asarray(jax.nn.log_softmax(x))[np.arange(3), labels])
+        part = float(nn.DistributedCrossEntropyLoss(grid)(own, jnp.asarray(labels, dtype)))
+        np.testing.assert_allclose(sum(P.allgather_data(part)), want, rtol=1e-12)
+        best = jnp.asarray((np.argmax(x, 1) + np.array([0, 1, 0])) % classes, np.uint16)
+        part = float(nn.DistributedAccuracy(grid)(own, best))
+        np.testing.assert_allclose(sum(P.allgather_data(part)), 2 / 3, rtol=1e-12)
+
+
 def test_refusals() -> None:
     """When a loss is made, in one sentence on every worker."""
     for sentence, work in {

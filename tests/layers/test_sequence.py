@@ -341,3 +341,20 @@ def test_refusals_when_it_is_called() -> None:
     embed = nn.DistributedEmbedding(first, line, line, 3, 2)
     with pytest.raises(dj.PlanError, match="`x` must hold integers, indices of rows, but is float64"):
         embed(embed.init(jax.random.key(0), float), jnp.ones(2))
+
+
+@pytest.mark.simulated(2)
+def test_indices_of_every_integer_dtype() -> None:
+    """A vocabulary of as many rows as bytes have, or more."""
+    P = dj.Partition()
+    one = P.create_partition_inclusive([0])
+    first, features = (one.create_cartesian_topology_partition([1] * dims) for dims in (2, 3))
+    rows = P.create_cartesian_topology_partition([2, 1])
+    for vocabulary, dtype in ((256, np.uint8), (128, np.int8), (70000, np.uint16)):
+        embed = nn.DistributedEmbedding(first, features, rows, vocabulary, 2)
+        params = embed.init(jax.random.key(0))
+        x = np.array([[0, vocabulary // 2 - 1, vocabulary // 2, min(vocabulary, np.iinfo(dtype).max) - 1]], dtype)
+        y = embed(params, jnp.asarray(x) if P.rank == 0 else dj.zero_volume_tensor(1, dtype=dtype))
+        whole = dj.gather(params["weight"], embed.param_specs()["weight"])
+        if P.rank == 0:
+            np.testing.assert_array_equal(y, np.asarray(whole)[x])
