@@ -18,7 +18,7 @@ from distdl_jax.checkpoint.leaves import as_leaf, empty_block
 from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
 from distdl_jax.checkpoint.slabs import runs
-from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, is_storable, laid_out
+from distdl_jax.checkpoint.tensor_file import METADATA, Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.checkpoint.together import checked_path, this_host, together
 from distdl_jax.checkpoint.writing import PIECE, UNSYNCED
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
@@ -41,7 +41,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     Collective over all workers of the world.
 
     **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` where two leaves would get one
-    name.
+    name, or one a name that the format keeps for itself.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
@@ -164,6 +164,10 @@ def _name(place: tuple[Any, ...]) -> str:
 def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
     leaf_of: dict[str, str] = {}
     for path in paths:
+        if names[path] == METADATA:
+            raise InvalidArgumentError(
+                f"`tree{path}` can't be called {METADATA!r}: safetensors files have something else under that name."
+            )
         if (other := leaf_of.setdefault(names[path], path)) != path:
             raise InvalidArgumentError(
                 f"`tree{other}` and `tree{path}` would both be called {names[path]!r}; rename a key of `tree`."

@@ -19,6 +19,9 @@ import numpy as np
 from distdl_jax.checkpoint.disk import read_exactly
 from distdl_jax.errors import CheckpointError
 
+METADATA = "__metadata__"
+"""The one name in a header that is no tensor's."""
+
 COMPLEX = "distdl_jax.complex"
 """Under which name the metadata of a file list (in JSON) the tensors that stand for complex numbers."""
 
@@ -85,7 +88,7 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
     order = sorted(tensors, key=lambda name: (-dtype_named(tensors[name][0]).itemsize, name))
     header: dict[str, Any] = {}
     if pairs := [name for name in order if tensors[name][0] in _COMPLEX_OF]:
-        header["__metadata__"] = {COMPLEX: json.dumps(pairs)}
+        header[METADATA] = {COMPLEX: json.dumps(pairs)}
     place, places = 0, {}
     for name in order:
         dtype, shape = tensors[name]
@@ -121,7 +124,7 @@ def read_header(path: str) -> dict[str, Tensor]:
         text = bytearray(length)
         read_exactly(descriptor, [memoryview(text)], 8)
         header = json.loads(bytes(text))
-        pairs = set(json.loads((header.pop("__metadata__", None) or {}).get(COMPLEX, "[]")))
+        pairs = set(json.loads((header.pop(METADATA, None) or {}).get(COMPLEX, "[]")))
         found = {name: _tensor(said, 8 + length, name in pairs) for name, said in header.items()}
     except (EOFError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path} is no safetensors file, or it is damaged: it has no header of one.") from None

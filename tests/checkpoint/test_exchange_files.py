@@ -169,6 +169,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
             lambda: checkpoint.export(out, {"a": {"b": jnp.ones(2)}, "a.b": jnp.ones(2)}, spec),
             r"`tree\['a'\]\['b'\]` and `tree\['a.b'\]` would both be called 'a.b'",
         )
+        refused(
+            lambda: checkpoint.export(out, {"__metadata__": jnp.ones(2)}, spec),
+            r"`tree\['__metadata__'\]` can't be called '__metadata__'",
+        )
         token = disk.set(FailingDisk(6) if P.rank == 1 else Disk())
         checkpoint.export(tmp_path / "old.safetensors", jnp.ones(2), spec)
         refused(lambda: checkpoint.export(out, jnp.ones(2), spec), "On worker 1: No space left")
