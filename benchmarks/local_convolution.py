@@ -1,21 +1,22 @@
-"""One worker's convolution, as the layers compute it, beside the plain `lax.conv_general_dilated`.
+"""One worker's convolution in each of its forms, as the layers compute it, plain XLA among them.
 
-NPROC=1 python benchmarks/local_convolution.py [float32] [float64]
+NPROC=1 python benchmarks/local_convolution.py [--records FILE] [words: float32, float64, rows whose title has one]
 
-Milliseconds; the ways take turns, and each has the least of its medians. With NPROC=1 it is the time of one thread.
-"forward", "dx" and "dw" (the gradients of input and weight) are programs of their own, "all" is one program with the
-three.
+Milliseconds of one thread with NPROC=1, the least of several in turns: of forward and of the gradients of input and
+weight as programs of their own. In brackets the ratio to plain; * marks what is chosen where nothing was measured.
+With --records they are added to FILE, such as distdl_jax/tuning/records.json, under the processor's name.
 """
 
+import json
 import sys
-import time
-from collections.abc import Callable
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import jax
-from distdl_jax.nn.local.conv_cpu import convolution
-from jax import Array, lax
+from distdl_jax.nn.local.conv_choice import chosen_unseen, measured_forms
+from distdl_jax.nn.local.conv_forms import DIRECTIONS, Problem
+from distdl_jax.nn.local.placement import Placement
+from distdl_jax.tuning.processor import machine
 from mpi4py import MPI
 
 from harness import Table
@@ -26,80 +27,90 @@ jax.config.update("jax_enable_x64", True)
 SHAPES: dict[str, tuple[Any, ...]] = {
     "LeNet's first": ((16, 1, 28, 28), 6, 5, 2),
     "LeNet's second": ((16, 6, 14, 14), 16, 5, 0),
+    "LeNet's first, batch 256": ((256, 1, 28, 28), 6, 5, 2),
+    "LeNet's second, batch 256": ((256, 6, 14, 14), 16, 5, 0),
     "2-D, 1 -> 16": ((4, 1, 256, 256), 16, 3, 1),
     "2-D, 16 -> 1": ((4, 16, 256, 256), 1, 3, 1),
     "2-D, 8": ((4, 8, 64, 64), 8, 3, 1),
     "2-D, 16": ((4, 16, 129, 256), 16, 3, 1),
+    "2-D, 16, small": ((32, 16, 32, 32), 16, 3, 1),
     "2-D, 64": ((4, 64, 64, 64), 64, 3, 1),
+    "2-D, 3 -> 64, small": ((32, 3, 32, 32), 64, 3, 1),
+    "2-D, 3 -> 64": ((4, 3, 128, 128), 64, 3, 1),
     "2-D, stride 2": ((4, 16, 64, 64), 32, 3, 1, 2),
+    "2-D, stride 2, wide": ((32, 64, 32, 32), 128, 3, 1, 2),
     "2-D, dilation 2": ((4, 16, 64, 64), 16, 3, 2, 1, 2),
     "2-D, 4 groups": ((4, 32, 64, 64), 32, 3, 1, 1, 1, 4),
+    "2-D, 32 groups": ((4, 128, 28, 28), 128, 3, 1, 1, 1, 32),
+    "2-D, depthwise": ((8, 64, 64, 64), 64, 3, 1, 1, 1, 64),
+    "1 x 1, 64": ((8, 64, 64, 64), 64, 1, 0),
+    "1 x 1, stride 2": ((4, 256, 56, 56), 512, 1, 0, 2),
+    "ResNet-50's first": ((4, 3, 224, 224), 64, 7, 3, 2),
+    "ResNet-50, 56": ((4, 64, 56, 56), 64, 3, 1),
+    "ResNet-50, 56, to 256": ((4, 64, 56, 56), 256, 1, 0),
+    "ResNet-50, 56, from 256": ((4, 256, 56, 56), 64, 1, 0),
+    "ResNet-50, 28": ((4, 128, 28, 28), 128, 3, 1),
+    "ResNet-50, 14": ((4, 256, 14, 14), 256, 3, 1),
+    "ResNet-50, 7": ((4, 512, 7, 7), 512, 3, 1),
+    "ResNet-50, 7, to 2048": ((4, 512, 7, 7), 2048, 1, 0),
+    "U-Net, 64 -> 128": ((4, 64, 64, 64), 128, 3, 1),
+    "U-Net, 128 -> 64": ((4, 128, 64, 64), 64, 3, 1),
+    "U-Net's last": ((4, 64, 128, 128), 2, 1, 0),
     "1-D, 1 -> 8": ((4, 1, 65536), 8, 9, 4),
     "1-D, 16": ((4, 16, 16384), 16, 5, 2),
     "3-D, 1 -> 8": ((1, 1, 48, 48, 48), 8, 3, 1),
     "3-D, 4, small": ((4, 4, 12, 12, 12), 4, 3, 1),
     "3-D, 8": ((1, 8, 48, 48, 48), 8, 3, 1),
+    "3-D, 8 -> 16": ((1, 8, 24, 24, 24), 16, 3, 1),
     "3-D, 16 -> 32": ((2, 16, 24, 24, 24), 32, 3, 1),
     "3-D, stride 2": ((1, 8, 48, 48, 48), 8, 3, 1, 2),
 }
 
 
-def duration(program: Callable[..., Any], args: tuple[Array, ...], budget: float = 0.02) -> float:
-    """The median, in seconds, over as many calls as fit into `budget` seconds, 3 at least."""
-    jax.block_until_ready(program(*args))
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < budget and len(times) < 50):
-        start = time.perf_counter()
-        jax.block_until_ready(program(*args))
-        times.append(time.perf_counter() - start)
-    return median(times)
+def problem_of(dtype: str, x: tuple[int, ...], c_out: int, k: int, p: int, *rest: int) -> Problem:
+    """The convolution that a row of `SHAPES` is about."""
+    (stride, dilation, groups), dims = (*rest, 1, 1, 1)[:3], len(x) - 2
+    window = Placement((stride,) * dims, ((p, p),) * dims, (dilation,) * dims)
+    return Problem(x, (c_out, x[1] // groups, *(k,) * dims), window, groups, dtype)
 
 
-def parts(f: Callable[[Array, Array], Array]) -> dict[str, Callable[..., Any]]:
-    """What is timed of a convolution: functions of x, weight and the output's cotangent."""
-
-    def everything(x: Array, w: Array, dy: Array) -> Any:
-        y, pullback = jax.vjp(f, x, w)
-        return y, pullback(dy)
-
-    return {
-        "forward": lambda x, w, dy: f(x, w),
-        "dx": lambda x, w, dy: jax.vjp(lambda x: f(x, w), x)[1](dy),
-        "dw": lambda x, w, dy: jax.vjp(lambda w: f(x, w), w)[1](dy),
-        "all": everything,
-    }
+def record(problem: Problem, times: dict[str, Any]) -> dict[str, Any]:
+    """A row of the library's records."""
+    w = problem.window
+    shapes = {"dtype": problem.dtype, "x": problem.x, "weight": problem.weight, "groups": problem.groups}
+    return {**shapes, "stride": w.stride, "padding": w.padding, "dilation": w.dilation, **times}
 
 
-def row(
-    table: Table, name: str, dtype: str, x_shape: tuple[int, ...], c_out: int, k: int, p: int, s: int, d: int, g: int
-) -> None:
-    dims = len(x_shape) - 2
-    window = ((s,) * dims, ((p, p),) * dims, (d,) * dims, g)
-    keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], x_shape, dtype)
-    w = jax.random.normal(keys[1], (c_out, x_shape[1] // g, *(k,) * dims), dtype)
-
-    def plain(x: Array, w: Array) -> Array:
-        return lax.conv_general_dilated(x, w, *window[:2], rhs_dilation=window[2], feature_group_count=g)
-
-    def ours(x: Array, w: Array) -> Array:
-        return convolution(x, w, *window)
-
-    args = (x, w, jax.random.normal(keys[2], jax.eval_shape(plain, x, w).shape, dtype))
-    cells: dict[str, list[float]] = {}
-    for part, program in parts(plain).items():
-        ways = [jax.jit(program), jax.jit(parts(ours)[part])]
-        rounds = [[duration(way, args) for way in ways] for _ in range(3)]
-        cells[part] = [min(times) for times in zip(*rounds, strict=True)]
-    table.rows.append({"work": f"{name}, {dtype}", "plain, ours": cells})
-    shown = (f"{part} {1e3 * a:7.2f} {1e3 * b:7.2f} ({b / a:4.2f}x)" for part, (a, b) in cells.items())
-    print(f"{name:<16} {dtype}  " + "  ".join(shown), flush=True)
+def row(name: str, problem: Problem) -> dict[str, Any]:
+    """The milliseconds of each form in each direction, printed."""
+    times, shown = {}, []
+    for direction, unseen in zip(DIRECTIONS, chosen_unseen(problem), strict=True):
+        measured = measured_forms(problem, direction, problem.forms(direction))
+        times[direction] = {form: float(f"{1e3 * told.seconds:.3g}") for form, told in measured.items()}
+        plain = times[direction]["plain"]
+        cells = (f"{ms:.3g} ({ms / plain:.2f}){'*' * (form == unseen)}" for form, ms in times[direction].items())
+        shown.append(f"{direction}: {', '.join(cells)}")
+    print(f"{name:<26} {problem.dtype}  " + "   ".join(shown), flush=True)
+    return times
 
 
-if MPI.COMM_WORLD.rank == 0:  # no messages: the other workers have nothing to do
-    table = Table("local_convolution")
-    for dtype in sys.argv[1:] or ["float32", "float64"]:
-        for name, (x_shape, c_out, k, p, *rest) in SHAPES.items():
-            s, d, g = (*rest, 1, 1, 1)[:3]
-            row(table, name, dtype, x_shape, c_out, k, p, s, d, g)
+if __name__ == "__main__" and MPI.COMM_WORLD.rank == 0:  # no messages: the other workers have nothing to do
+    words = sys.argv[1:]
+    path = Path(words[1]) if words[:1] == ["--records"] else None
+    words = words[2:] if path else words
+    dtypes = [word for word in words if word.startswith("float")] or ["float32", "float64"]
+    titles = [word for word in words if not word.startswith("float")]
+    table, records = Table("local_convolution"), []
+    for dtype in dtypes:
+        for name, arguments in SHAPES.items():
+            if not titles or any(title in name for title in titles):
+                problem = problem_of(dtype, *arguments)
+                times = row(name, problem)
+                table.rows.append({"work": f"{name}, {dtype}", "milliseconds": times})
+                records.append(record(problem, times))
     table.write()
+    if path is not None:
+        known = json.loads(path.read_text()) if path.exists() else {}
+        known[machine()] = records
+        rows = (f'"{name}": [\n' + ",\n".join(map(json.dumps, its)) + "\n]" for name, its in known.items())
+        path.write_text("{\n" + ",\n".join(rows) + "\n}\n")

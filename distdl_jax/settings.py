@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import SetupError
@@ -62,6 +63,21 @@ def _mebibytes(text: str) -> int:
     return int(text)
 
 
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return parse
+
+
+def _absolute_path(text: str) -> Path:
+    if not (path := Path(text)).is_absolute():
+        raise ValueError
+    return path
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError
@@ -109,6 +125,32 @@ class Settings:
             )
         },
     )
+    tuning: str = field(
+        default="on",
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_TUNING",
+                default="on",
+                accepts="on, read or off",
+                parse=_one_of("on", "read", "off"),
+                purpose="How a convolution's form is chosen on CPUs: by what is measured on the machine, and kept; by "
+                "what was kept, measuring nothing; or by the library's own records, the same on every machine.",
+            )
+        },
+    )
+    tuning_file: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_TUNING_FILE",
+                default="distdl_jax/tuning.json in the user's cache",
+                accepts="an absolute path",
+                parse=_absolute_path,
+                purpose="Where measured times are kept.",
+                alike=False,
+            )
+        },
+    )
     huge_pages: int = field(
         default=4096,
         metadata={
@@ -140,8 +182,10 @@ class Settings:
         match getattr(self, name):
             case TimeLimits() as limits:
                 return f"{limits.waiting:g}" if limits.waiting == limits.program else "not set"
+            case bool() | int() as number:
+                return str(int(number))
             case value:
-                return str(int(value))
+                return "not set" if value is None else str(value)
 
 
 SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Settings)}

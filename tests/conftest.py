@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
     if config.option.in_world:
         return  # see below
-    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1")):
+    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1"), ("DISTDL_JAX_TUNING", "off")):
         os.environ.setdefault(name, value)
     os.environ["XLA_FLAGS"] = with_flags(os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE)
 
@@ -34,6 +34,7 @@ def pytest_world_environment(environment: MutableMapping[str, str], size: int) -
     defaults = {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
+        "DISTDL_JAX_TUNING": "off",  # nothing is measured, nor kept in the cache of whoever runs the tests
         "NPROC": "1",  # the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

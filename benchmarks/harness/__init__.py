@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from distdl_jax.compat import import_mpi4jax
 from distdl_jax.primitives.tie import tie
+from distdl_jax.tuning.processor import processor
 from jax import Array, lax
 from mpi4py import MPI
 
@@ -47,14 +47,6 @@ def _sleep_until_all_are_here() -> None:
     request = _comm.Ibarrier()
     while not request.Test():
         time.sleep(0.0005)
-
-
-def processor() -> str:
-    """Its name, where the system tells it."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class World(Protocol):
     def calls(self) -> CallLog | None:
         """Where calls of checked functions count, for a watchdog that compares the workers; None without one."""
 
+    @property
+    def may_measure(self) -> bool:
+        """Whether times measured by this worker say how long its programs take."""
+
     def agree(
         self,
         team: Workers,

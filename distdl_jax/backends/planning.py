@@ -16,6 +16,7 @@ class PlanningWorld:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self.may_measure = False
 
     @property
     def transport(self) -> Transport:

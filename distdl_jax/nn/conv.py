@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import jax
@@ -13,16 +13,18 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
-from distdl_jax.nn.local.conv import LocalConvolution
+from distdl_jax.nn.local.conv import Choose, LocalConvolution, in_equal_forms
+from distdl_jax.nn.local.conv_choice import chosen_here, chosen_unseen
+from distdl_jax.nn.local.conv_forms import Forms
 from distdl_jax.nn.parameters import (
     Params,
     ParamShapeDtypes,
     check_params,
+    concluded_with_params,
     held_by_specs,
-    told_with_params,
     unboxed,
 )
 from distdl_jax.nn.product import ProductPlan, products
@@ -198,7 +200,10 @@ class DistributedConv(Static):
             return x
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
-            plan = self.plan(*told_with_params(world, team, repr(self), self.param_specs(), params, x))
+            # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
+            choose = partial(self._forms_here, world.may_measure)
+            of_x, held, forms = concluded_with_params(world, team, repr(self), self.param_specs(), params, x, choose)
+            plan = self.plan(of_x, held, chosen_unseen if forms is None else lambda _: forms)
             return plan.run(world, params, x)
 
     apply = __call__
@@ -210,13 +215,24 @@ class DistributedConv(Static):
         """
         return output_spec(self, x_spec, self.P_y or self.P_x)
 
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
+    def _forms_here(self, may_measure: bool, x: ShapeDtypes, params: ParamShapeDtypes) -> Forms | None:
+        """The forms in which all workers compute, by what is known of this one's machine; None where x does not fit."""
+        try:
+            plan = self.plan(x, params, partial(chosen_here, may_measure=may_measure))
+        except DistDLError:
+            return None  # which all workers find
+        return next((local.forms for local in plan.local.values() if isinstance(local, LocalConvolution)), None)
+
+    def plan(
+        self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
+    ) -> ProductPlan:
         """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
 
         **Arguments:**
 
         - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
         - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
+        - `choose`: the forms in which all workers compute, from what the one computes that has most to compute.
 
         **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
         have.
@@ -231,9 +247,11 @@ class DistributedConv(Static):
         self._check_channels(fetch.movement.halos.owned)
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
+        copies = to_work.after(fetched)
         of_params = parts.parameters.plan(params, self.bias)
         local = self._local(fetch)
-        parts_of_y = products(to_work.after(fetched), of_params, local)
+        parts_of_y = products(copies, of_params, local)
+        local = in_equal_forms(local, copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
         return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 

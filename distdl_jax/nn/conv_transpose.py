@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv import DistributedConv
+from distdl_jax.nn.local.conv import Choose
+from distdl_jax.nn.local.conv_choice import chosen_unseen
 from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
 from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs
 from distdl_jax.nn.product import ProductPlan, products
@@ -140,10 +142,12 @@ class DistributedConvTranspose(DistributedConv):
         ranks = np.arange(stored.size).reshape(p_co, p_ci).T.ravel().tolist()
         return stored.create_partition_inclusive(ranks).create_cartesian_topology_partition([p_ci, p_co, *features])
 
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
+    def plan(
+        self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
+    ) -> ProductPlan:
         """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
 
-        Arguments and errors as in the convolutions.
+        Arguments and errors as in the convolutions, but `choose` has nothing to choose from.
         """
         parts, specs = self._partitions, self.param_specs()
         x = taking_part(x, parts.team)

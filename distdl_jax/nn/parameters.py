@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +17,13 @@ from distdl_jax.errors import PlanError
 from distdl_jax.origins import Origins, check_origins, origins_of
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.handshake import handshake, shape_dtype_of
+from distdl_jax.primitives.handshake import concluded, shape_dtype_of
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
+
+T = TypeVar("T")
 
 Params = dict[str, Array]
 Specs = Mapping[str, TensorSpec]
@@ -135,15 +137,31 @@ def told_with_params(
 
     **Raises:** `PlanError`, on all of them, where `init` has made their parameters of different keys.
     """
+    return concluded_with_params(world, team, layer, specs, params, x, lambda *told: None)[:2]
+
+
+def concluded_with_params(
+    world: World,
+    team: Workers,
+    layer: str,
+    specs: Specs,
+    params: Params,
+    x: Array,
+    conclude: Callable[[ShapeDtypes, ParamShapeDtypes], T],
+) -> tuple[ShapeDtypes, ParamShapeDtypes, T]:
+    """The same, and what the team's first worker concludes from the two, which goes to all; it must not raise."""
 
     def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype], Origins]:
         held = {name: shape_dtype_of(f'params["{name}"]', its) for name, its in params.items()}
         return shape_dtype_of("x", x), held, origins_of(specs)
 
-    told = handshake(world, team, layer, mine)
+    def apart(told: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype], Origins]]) -> tuple[Any, Any]:
+        of_x = {worker: of_x for worker, (of_x, _, _) in told.items()}
+        return of_x, {worker: held for worker, (_, held, _) in told.items()}
+
+    told, conclusion = concluded(world, team, layer, mine, lambda told: conclude(*apart(told)))
     check_origins(layer, {worker: origins for worker, (_, _, origins) in told.items()})
-    of_x = {worker: of_x for worker, (of_x, _, _) in told.items()}
-    return of_x, {worker: held for worker, (_, held, _) in told.items()}
+    return *apart(told), conclusion
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs) -> None:

@@ -18,6 +18,7 @@ from distdl_jax.errors import DistDLError, InvalidTypeError
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
@@ -35,16 +36,30 @@ def handshake(world: World, team: Workers, purpose: str, contribute: Callable[[]
     `purpose` says, in the same words on all workers, what it is for. Where `contribute` raises on some worker, all
     workers of the team raise, so that none waits for another for ever.
     """
+    return concluded(world, team, purpose, contribute, lambda _: None)[0]
+
+
+def concluded(
+    world: World, team: Workers, purpose: str, contribute: Callable[[], T], conclude: Callable[[dict[int, T]], U]
+) -> tuple[dict[int, T], U]:
+    """The same, and what the team's first worker makes of it, which goes to all; `conclude` must not raise."""
+
+    def decide(everyone: dict[int, Any]) -> tuple[dict[int, Any], Any]:
+        failed = any(isinstance(theirs, DistDLError) for theirs in everyone.values())
+        return everyone, None if failed else conclude(everyone)
+
     mine: T | DistDLError
     try:
         mine = contribute()
     except DistDLError as error:
         mine = error
-    everyone: dict[int, Any] = world.agree(team, purpose, mine) if len(team) > 1 else {world.rank: mine}
+    told: tuple[dict[int, Any], Any]
+    told = world.agree(team, purpose, mine, decide) if len(team) > 1 else decide({world.rank: mine})
+    everyone, conclusion = told
     for worker in team:
         if isinstance(theirs := everyone[worker], DistDLError):
             raise theirs if worker == world.rank else type(theirs)(f"On worker {worker}: {theirs}")
-    return everyone
+    return everyone, conclusion
 
 
 def exchange_shape_dtypes(world: World, team: Workers, purpose: str, name: str, x: Array) -> dict[int, ShapeDtype]:

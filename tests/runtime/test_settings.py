@@ -9,7 +9,9 @@ import pytest
 from programs import ROOT
 
 import distdl_jax as dj
-from distdl_jax.nn.local import conv_cpu
+from distdl_jax.nn.local import conv_forms
+from distdl_jax.nn.local.conv_forms import Forms
+from distdl_jax.nn.local.placement import Placement
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
@@ -24,6 +26,8 @@ VALUES = {
     "fast_convolutions": SWITCH,
     "huge_pages": ({"0": 0, "64": 64, "16777216": 2**24}, ["yes", "-1", "1.5", "16777217", "٣"]),
     "process": SWITCH,
+    "tuning": ({word: word for word in ("on", "read", "off")}, ["1", "yes", "On"]),
+    "tuning_file": ({path: Path(path) for path in ("/tmp/kept.json", "/a b")}, ["kept.json", "~/kept.json", "."]),
 }
 EVERY = [pytest.param(name, id=setting.name) for name, setting in SETTINGS.items()]
 
@@ -97,7 +101,7 @@ def test_the_page_has_the_table():
 
 
 def test_no_other_file_reads_the_environment():
-    """But for what others set: the launcher's names, glibc's, and NPROC, the size of XLA's thread pool."""
+    """But for what others set: the launcher's names, glibc's, XLA's and where the user's cache is."""
     found = {
         (str(path.relative_to(ROOT)), line.strip())
         for path in (ROOT / "distdl_jax").rglob("*.py")
@@ -106,13 +110,15 @@ def test_no_other_file_reads_the_environment():
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("launcher.py", "huge_pages.py", "compat.py", "backends/inprocess/devices.py")
+    readers += ("tuning/processor.py", "tuning/kept.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_convolutions_are_written_out_only_if_wanted(monkeypatch, fast):
     """In three dimensions on a CPU; plain is one operation of XLA's."""
-    monkeypatch.setattr(conv_cpu, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
+    monkeypatch.setattr(conv_forms, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
     x, weight = jnp.ones((1, 2, 6, 6, 6)), jnp.ones((2, 2, 3, 3, 3))
-    program = jax.make_jaxpr(lambda *a: conv_cpu.convolution(*a, (1,) * 3, ((1, 1),) * 3, (1,) * 3, 1))(x, weight)
+    window, forms = Placement((1,) * 3, ((1, 1),) * 3, (1,) * 3), Forms(*("rewritten",) * 3)
+    program = jax.make_jaxpr(lambda *a: conv_forms.convolution(*a, window, 1, forms))(x, weight)
     assert ("[1,2,6,6,6] = conv_general_dilated[" in str(program)) != fast

@@ -26,6 +26,7 @@ class InProcessWorld:
         self.size = len(rendezvous.parties)
         self.transport = InProcessTransport(rank, rendezvous)
         self.calls = None  # where its workers stand still is known without
+        self.may_measure = False  # the other workers compute in this process, too
         self._rendezvous = rendezvous
 
     def agree(

@@ -126,6 +126,7 @@ class ControlChannel:
                 for data, workers in theirs.items():
                     said[data] = said.get(data, ()) + workers
             if parent is None:
+                worker_status().still_waits_for(())  # a decision may take its time
                 decision = decide(_by_worker(team, said))
                 packed = pickle.dumps(decision)
             else:

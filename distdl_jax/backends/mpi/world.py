@@ -42,6 +42,7 @@ class MPIWorld:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self.may_measure = True
         self.members = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)

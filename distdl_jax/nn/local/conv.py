@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from distdl_jax.nn.local.conv_cpu import convolution
+from distdl_jax.nn.local.conv_forms import PLAIN, Forms, Problem, convolution
 from distdl_jax.nn.local.layout import between_layers
+from distdl_jax.nn.local.placement import Placement
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.windows import Pairs, WindowSpec
+from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.tie import tie
 
 
@@ -25,6 +29,7 @@ class LocalConvolution:
     - `padding`: the zeros (low, high) to put around the copy, per feature dimension.
     - `outputs`: the number of outputs along each feature dimension; may be 0.
     - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
+    - `forms`: how it is computed.
     """
 
     weight_shape: tuple[int, ...]
@@ -34,10 +39,20 @@ class LocalConvolution:
     padding: Pairs
     outputs: tuple[int, ...]
     adds_bias: bool
+    forms: Forms = PLAIN
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the product, from that of the copy of x."""
         return x[0], self.weight_shape[0], *self.outputs
+
+    def problem(self, x: tuple[int, ...], dtype: np.dtype) -> Problem:
+        """What is computed of a copy of x of this shape, without the bias."""
+        channels = self.channels[1] - self.channels[0]
+        return Problem((x[0], channels, *x[2:]), self.weight_shape, self._placement, self.groups, dtype.name)
+
+    @property
+    def _placement(self) -> Placement:
+        return Placement(self.windows.stride, self.padding, self.windows.dilation)
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """The product of x and weight, which have one dtype; depends on both even where it is empty."""
@@ -47,6 +62,23 @@ class LocalConvolution:
             y = tie(jnp.zeros(shape, x.dtype), x, weight)
         else:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
-            windows = self.windows
-            y = convolution(own, weight, windows.stride, self.padding, windows.dilation, self.groups)
+            y = convolution(own, weight, self._placement, self.groups, self.forms)
         return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs)))
+
+
+Choose = Callable[[Problem], Forms]
+
+
+def in_equal_forms(
+    local: Mapping[int, LocalConvolution], copies: ShapeDtypes, products: ShapeDtypes, choose: Choose
+) -> dict[int, LocalConvolution]:
+    """What all workers compute, in one choice of forms: that for the one which has most to compute.
+
+    - `local`, `copies`, `products`: what each computes, of what copy of x, and what it has then.
+    """
+    problems = [its.problem(copies[worker].shape, products[worker].dtype) for worker, its in local.items()]
+    problems = [problem for problem in problems if 0 not in (*problem.x, *problem.weight) and min(problem.y) > 0]
+    if not problems:
+        return dict(local)
+    forms = choose(max(problems, key=lambda problem: problem.products))
+    return {worker: replace(its, forms=forms) for worker, its in local.items()}

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.nn.local.layout import row_major
+from distdl_jax.nn.local.placement import Placement, padded
 from distdl_jax.plans.windows import Pairs
 
 LIBRARY_CHANNELS = 17
@@ -37,37 +38,6 @@ WORTH_PADDING = 4
 
 PIECE = 1 << 20
 """Bytes of dy in a piece: half of a common second-level cache."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How a kernel lies on x: stride, zero padding (low, high) and dilation, one entry for each feature dimension."""
-
-    stride: tuple[int, ...]
-    padding: Pairs
-    dilation: tuple[int, ...]
-
-    def reach(self, kernel: Sequence[int]) -> tuple[int, ...]:
-        """How far the first and the last tap are apart."""
-        return tuple(dilation * (k - 1) for dilation, k in zip(self.dilation, kernel, strict=True))
-
-    def outputs(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """The number of outputs along each dimension."""
-        return tuple(
-            (n + sum(padding) - reach - 1) // stride + 1
-            for n, padding, reach, stride in zip(sizes, self.padding, self.reach(kernel), self.stride, strict=True)
-        )
-
-    def with_row(self) -> Placement:
-        """The same with one more dimension, in front, of which there is one row."""
-        return Placement((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
-
-
-def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
-    """`x` with zeros around it along the features, or with so much less of it."""
-    if not any(map(any, padding)):
-        return x
-    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
 
 
 def planar(x: Array, weight: Array, window: Placement) -> Array:
@@ -96,15 +66,14 @@ def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window:
         weight = jnp.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
         return jax.vjp(lambda weight: planar(x, weight, window), weight)[1](dy)[0]
     # Exactly what the windows read.
-    sizes = zip(window.padding, window.stride, window.reach(kernel), x.shape[2:], dy.shape[2:], strict=True)
-    padding = [(low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in sizes]
+    padding = window.padding_read(x.shape[2:], kernel, dy.shape[2:])
     if x.dtype == jnp.float64:
-        return _double_of_weight(x, dy, kernel, window, tuple(padding))
+        return _double_of_weight(x, dy, kernel, window, padding)
     if wide:
         return _in_pieces(padded(x, padding), dy, kernel, window)
     many = x.shape[0] >= LIBRARY_CHANNELS
     if set(window.stride) != {1} and (many or by_dy):
-        return _of_weight(x, dy, window, tuple(padding))
+        return _of_weight(x, dy, window, padding)
     x = padded(x, padding)
     if many:
         x, dy = _stacked(x, dy)

@@ -1,51 +1,65 @@
-"""Convolutions written so that XLA's CPU compiler meets the kernels that it is good at.
+"""Convolutions written so that XLA's CPU compiler meets the kernels that it is good at: the "rewritten" form.
 
-`convolution` is `lax.conv_general_dilated`, forward and gradients, in other words. Left to itself the compiler makes
+`forward` is `lax.conv_general_dilated` in other words, and so are its gradients. Left to itself the compiler makes
 loops of three dimensions, of one input channel and of groups that are 5 to 50 times slower than a matrix product. So
 depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups become
-convolutions of their own, strides become channels of the input's gradient; conv_planar.py does the rest. Elsewhere than
-on a CPU, and in other dtypes than float32 and float64, it is the plain operation. Figures: docs/benchmarks.md, from
-benchmarks/local_convolution.py.
+convolutions of their own, strides become channels of the input's gradient; conv2d_cpu.py does the rest. Figures:
+docs/benchmarks.md, from benchmarks/local_convolution.py.
 
 The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
-`DISTDL_JAX_FAST_CONVOLUTIONS=0` keeps to the plain operation.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.local.conv2d_cpu import Placement, padded, planar, planar_weight_gradient
+from distdl_jax.nn.local.conv2d_cpu import planar, planar_weight_gradient
 from distdl_jax.nn.local.layout import row_major
-from distdl_jax.plans.windows import Pairs
-from distdl_jax.settings import current_settings
+from distdl_jax.nn.local.placement import Placement, padded
 
 MOST_TAPS = 64
 """The largest kernel that is written out tap by tap."""
 
 MOST_GROUPS = 16
-"""The most groups that are written out as convolutions of their own."""
+"""The most groups that are written out as convolutions of their own; of more, one after the other in a loop."""
 
 
-def convolution(
-    x: Array, weight: Array, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int
-) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, n_co x C/groups x kernel; both of one dtype."""
-    window = Placement(stride, padding, dilation)
-    fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
-    if not fast or x.dtype not in (jnp.float32, jnp.float64) or groups > MOST_GROUPS:
-        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+def forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
+    """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
+    return _by_groups(lambda x, weight: _convolution(x, weight, window), groups, (x, weight), 1)
+
+
+def input_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
+    """The gradient of x, from the cotangent `dy` of the result."""
+    return _by_groups(lambda x, weight, dy: _input_gradient(x, weight, dy, window), groups, (x, weight, dy), 1)
+
+
+def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
+    """The gradient of the weight."""
+    return _by_groups(lambda x, weight, dy: _weight_gradient(x, weight, dy, window), groups, (x, weight, dy), 0)
+
+
+def _by_groups(f: Callable[..., Array], groups: int, arrays: tuple[Array, ...], result_along: int) -> Array:
+    """`f` of each group's parts of x, weight and perhaps dy, and what it gives, put together along a dimension."""
     if groups == 1:
-        return _convolution(x, weight, window)
-    parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups), strict=True)
-    return jnp.concatenate([_convolution(*part, window) for part in parts], axis=1)
+        return f(*arrays)
+    along = (1, 0, 1)[: len(arrays)]
+    if groups <= MOST_GROUPS:
+        parts = (jnp.split(a, groups, axis) for a, axis in zip(arrays, along, strict=True))
+        return jnp.concatenate([f(*part) for part in zip(*parts, strict=True)], axis=result_along)
+    stacks = []
+    for a, axis in zip(arrays, along, strict=True):
+        a = a.reshape(*a.shape[:axis], groups, -1, *a.shape[axis + 1 :])
+        stacks.append(row_major(jnp.moveaxis(a, axis, 0)))
+    y = lax.map(lambda parts: f(*parts), tuple(stacks))
+    y = row_major(jnp.moveaxis(y, 0, result_along))
+    return y.reshape(*y.shape[:result_along], -1, *y.shape[result_along + 2 :])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -72,10 +86,9 @@ def _input_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> Ar
             return _by_phases(x, weight, dy, window)
         return jax.vjp(lambda x: _as_products(x, weight, window), x)[1](dy)[0]
     # With stride 1 it is the convolution of dy with the reversed kernel.
-    ends = zip(window.reach(weight.shape[2:]), window.padding, x.shape[2:], dy.shape[2:], strict=True)
-    padding = tuple((reach - low, n - m + low) for reach, (low, _), n, m in ends)
     reversed_weight = jnp.swapaxes(jnp.flip(weight, range(2, weight.ndim)), 0, 1)
-    return _convolution(dy, reversed_weight, replace(window, padding=padding))
+    on_dy = window.of_input_gradient(x.shape[2:], weight.shape[2:], dy.shape[2:])
+    return _convolution(dy, reversed_weight, on_dy)
 
 
 def _phases_pay(x: Array, weight: Array, window: Placement) -> bool:
@@ -126,15 +139,8 @@ def _weight_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> A
 
 def _by_taps(x: Array, weight: Array, window: Placement) -> Array:
     """One input channel: the sum, over the kernel's taps, of shifted copies of x times a number."""
-    kernel = weight.shape[2:]
-    outputs = window.outputs(x.shape[2:], kernel)
-    x = padded(x, window.padding)
-    terms = []
-    for tap in itertools.product(*map(range, kernel)):
-        starts = tuple(dilation * i for dilation, i in zip(window.dilation, tap, strict=True))
-        stops = (start + stride * (m - 1) + 1 for start, stride, m in zip(starts, window.stride, outputs, strict=True))
-        shifted = x[(..., *map(slice, starts, stops, window.stride))]
-        terms.append(shifted * weight[(slice(None), 0, *tap)].reshape(-1, *(1,) * len(kernel)))
+    taps = weight.reshape(weight.shape[0], -1, *(1,) * len(window.stride))
+    terms = [met * taps[:, tap] for tap, met in enumerate(window.met_by_taps(x, weight.shape[2:]))]
     return reduce(jnp.add, terms)
 
 

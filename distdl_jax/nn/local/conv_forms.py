@@ -1,0 +1,142 @@
+"""The forms in which one worker's convolution is computed: forward, and the gradients of input and weight apart.
+
+- "plain": XLA's own (`conv_plain`).
+- "rewritten": in words that meet the compiler's fast kernels (`conv_cpu`).
+- "products": as products of matrices (`conv_products`); for kernels of one tap, and the weight gradient of few inputs.
+- "taps": as a sum over the kernel's taps (`conv_products`); for one input channel a group.
+
+All give the same to rounding. Which is the fastest depends on the shape and on the machine: `conv_choice` says.
+Elsewhere than on a CPU, in other dtypes than float32 and float64, and with `DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is the
+operation as lax has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import numpy as np
+from jax import Array
+
+from distdl_jax.nn.local import conv_cpu, conv_plain, conv_products
+from distdl_jax.nn.local.placement import Placement
+from distdl_jax.settings import current_settings
+
+Direction = Literal["forward", "input_gradient", "weight_gradient"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+
+
+class Forms(NamedTuple):
+    """The names of three forms."""
+
+    forward: str = "plain"
+    input_gradient: str = "plain"
+    weight_gradient: str = "plain"
+
+
+PLAIN = Forms()
+
+_FORMS: dict[Direction, dict[str, Callable[..., Array]]] = {
+    "forward": {
+        "plain": conv_plain.forward,
+        "rewritten": conv_cpu.forward,
+        "products": conv_products.by_pixels,
+        "taps": conv_products.by_taps,
+    },
+    "input_gradient": {
+        "plain": conv_plain.input_gradient,
+        "rewritten": conv_cpu.input_gradient,
+        "products": conv_products.input_gradient_by_pixels,
+        "taps": conv_products.input_gradient_by_taps,
+    },
+    "weight_gradient": {
+        "plain": conv_plain.weight_gradient,
+        "rewritten": conv_cpu.weight_gradient,
+        "products": conv_products.weight_gradient_by_products,
+        "taps": conv_products.weight_gradient_by_taps,
+    },
+}
+
+MOST_COPIES = 256
+"""The most copies, counting channels and taps, of which a product's matrix is made."""
+
+MANY_SAMPLES = 17
+"""From so many samples on, XLA and the rewritten form take another way to the weight's gradient."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One worker's convolution: the shapes of x (N x C x features) and of the weight (c_out x C/groups x kernel)."""
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    window: Placement
+    groups: int
+    dtype: str
+
+    @property
+    def y(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.x[0], self.weight[0], *self.window.outputs(self.x[2:], self.weight[2:])
+
+    @property
+    def products(self) -> int:
+        """How many numbers are multiplied."""
+        return math.prod(self.y) * math.prod(self.weight[1:])
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether there is a choice."""
+        fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
+        return fast and self.dtype in ("float32", "float64") and 0 not in (*self.x, *self.weight, *self.y)
+
+    def smaller(self, products: int) -> Problem:
+        """The same with fewer samples, so that no more numbers are multiplied, but not with few in place of many."""
+        fewest = min(self.x[0], MANY_SAMPLES) if self.x[0] >= MANY_SAMPLES else 1
+        samples = max(fewest, self.x[0] * products // max(self.products, 1))
+        return replace(self, x=(min(samples, self.x[0]), *self.x[1:]))
+
+    def forms(self, direction: Direction) -> tuple[str, ...]:
+        """The forms that can compute it, "plain" first."""
+        one_tap, one_channel = math.prod(self.weight[2:]) == 1, self.weight[1] == 1
+        few = self.weight[1] <= 4 and math.prod(self.weight[1:]) <= MOST_COPIES
+        products = self.groups == 1 and (one_tap or (few and direction == "weight_gradient"))
+        taps = self.groups > 1 and one_channel and math.prod(self.weight[2:]) <= conv_cpu.MOST_TAPS
+        return ("plain", "rewritten", *(["products"] if products else []), *(["taps"] if taps else []))
+
+    def function(self, direction: Direction, form: str) -> tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]:
+        """What computes it, and the shapes of its arguments: x, the weight and, of gradients, the cotangent."""
+        compute = partial(_FORMS[direction][form], window=self.window, groups=self.groups)
+        return compute, (self.x, self.weight) if direction == "forward" else (self.x, self.weight, self.y)
+
+
+def convolution(x: Array, weight: Array, window: Placement, groups: int, forms: Forms) -> Array:
+    """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel; both of one dtype."""
+    if not Problem(x.shape, weight.shape, window, groups, np.dtype(x.dtype).name).has_forms:
+        return conv_plain.as_lax_has_it(x, weight, window, groups)
+    return _convolution(x, weight, window, groups, forms)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _convolution(x: Array, weight: Array, window: Placement, groups: int, forms: Forms) -> Array:
+    return _FORMS["forward"][forms.forward](x, weight, window, groups)
+
+
+def _forward(
+    x: Array, weight: Array, window: Placement, groups: int, forms: Forms
+) -> tuple[Array, tuple[Array, Array]]:
+    return _convolution(x, weight, window, groups, forms), (x, weight)
+
+
+def _backward(
+    window: Placement, groups: int, forms: Forms, residuals: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
+    of_x, of_weight = _FORMS["input_gradient"][forms.input_gradient], _FORMS["weight_gradient"][forms.weight_gradient]
+    return of_x(*residuals, dy, window, groups), of_weight(*residuals, dy, window, groups)
+
+
+_convolution.defvjp(_forward, _backward)

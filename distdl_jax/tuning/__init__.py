@@ -1,0 +1,1 @@
+"""Which of several ways to compute the same is the fastest, by what was measured."""

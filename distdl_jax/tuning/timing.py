@@ -1,0 +1,93 @@
+"""Times ways to compute the same, on this machine, now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from distdl_jax.tuning.processor import threads
+from distdl_jax.watchdog.log import log
+
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
+"""How often each way is timed."""
+
+LONG_ENOUGH = 0.02
+"""Seconds for which it is timed if the fewest rounds take less."""
+
+
+class Measurement(NamedTuple):
+    """The least of the times of one way, and how many bytes it needs beside arguments and result."""
+
+    seconds: float
+    temporaries: int
+
+
+class Budget:
+    """Processor time that may be spent on measuring; what is begun is brought to an end."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.process_time() + seconds
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing else is to begin."""
+        return time.process_time() >= self._ends
+
+
+def measure(
+    ways: Mapping[str, Callable[..., Any]], shapes: Sequence[tuple[int, ...]], dtype: str
+) -> dict[str, Measurement]:
+    """The measurements of all ways, in turns, on arrays of these shapes; none where they can't be made here.
+
+    It runs in a thread of its own: in this one a function may be being traced, under settings that are its caller's.
+    """
+    found: dict[str, Measurement] = {}
+
+    def run() -> None:
+        try:
+            found.update(_measure(ways, shapes, dtype))
+        except Exception as error:  # of any kind: the program goes on without
+            log.warning("Measuring ways to compute a convolution failed, so none was chosen by it: %s", error)
+
+    thread = threading.Thread(target=run, name="distdl_jax measures", daemon=True)
+    thread.start()
+    thread.join()
+    return found
+
+
+def _measure(
+    ways: Mapping[str, Callable[..., Any]], shapes: Sequence[tuple[int, ...]], dtype: str
+) -> dict[str, Measurement]:
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined, unused-ignore]
+        return {}
+    arguments = [jax.device_put(np.full(shape, 0.5, dtype)) for shape in shapes]
+    if any(argument.dtype != dtype for argument in arguments):
+        return {}  # float64 in a part of the program only, of which this thread knows nothing
+    programs = {name: jax.jit(way).lower(*arguments).compile() for name, way in ways.items()}
+    # Other programs' turns on this core do not count, as far as that can be told.
+    clock = time.process_time if threads() == 1 else time.perf_counter
+
+    def duration(program: Callable[..., Any]) -> float:
+        start = clock()
+        jax.block_until_ready(program(*arguments))
+        return clock() - start
+
+    for program in programs.values():
+        duration(program)  # touches the buffers
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(MOST_ROUNDS):
+        best = min((min(before) for before in times.values() if before), default=0.0)
+        for name, before in times.items():
+            if turn < FEWEST_ROUNDS or (sum(before) < LONG_ENOUGH and min(before) < 2 * best):
+                before.append(duration(programs[name]))
+    return {name: Measurement(min(took), _temporaries(programs[name])) for name, took in times.items()}
+
+
+def _temporaries(program: Any) -> int:
+    told = program.memory_analysis()
+    return int(getattr(told, "temp_size_in_bytes", 0) or 0)

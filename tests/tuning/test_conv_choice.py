@@ -1,0 +1,198 @@
+"""Which forms a convolution is computed in: by the records, by the file, by measuring; the same on all workers."""
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+from distdl_jax.nn import conv as layers
+from distdl_jax.nn.local import conv as local_conv
+from distdl_jax.nn.local import conv_choice, conv_forms
+from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem
+from distdl_jax.nn.local.placement import Placement
+from distdl_jax.settings import Settings
+from distdl_jax.tuning import timing
+from distdl_jax.tuning.kept import add, read
+from distdl_jax.tuning.processor import machine
+from distdl_jax.tuning.timing import Measurement
+
+SMALL = Problem((2, 8, 6, 5), (8, 8, 3, 3), Placement((1, 1), ((1, 1), (1, 1)), (1, 1)), 1, "float32")
+LARGE = replace(SMALL, x=(2, 8, 256, 256))
+
+
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """Sets how forms are chosen; the file is a new one, unless `path` says otherwise."""
+
+    def use(how, path=tmp_path / "kept.json"):
+        settings = replace(Settings(), tuning=how, tuning_file=path)
+        for module in (conv_choice, conv_forms):
+            monkeypatch.setattr(module, "current_settings", lambda: settings)
+        monkeypatch.setattr(conv_choice, "_measured_before", {})
+        conv_choice._read.cache_clear()
+        return path
+
+    yield use
+    conv_choice._read.cache_clear()
+
+
+def no_measuring(*_):
+    raise AssertionError("something is measured")
+
+
+def keep(path, problem, **seconds):
+    problem = problem.smaller(conv_choice.ENOUGH)
+    told = {form: Measurement(its, 0) for form, its in seconds.items()}
+    assert add(path, machine(), {conv_choice._subject(problem, direction): told for direction in DIRECTIONS})
+
+
+def test_the_records_decide_where_nothing_else_is_known():
+    """Every other form than the plain one was 1.2 times faster in all records of its class, on two processors."""
+    told = json.loads((files("distdl_jax.tuning") / "records.json").read_text())
+    rows = [(processor, row) for processor, its in told.items() for row in its]
+    taken, class_of = set(), conv_choice._class
+    for _, row in rows:
+        problem = conv_choice.from_record(row)
+        for direction, form in zip(DIRECTIONS, conv_choice.chosen_unseen(problem), strict=True):
+            if form == "plain":
+                continue
+            taken.add(form)
+            like_it = [
+                (processor, other.get(direction, {}))
+                for processor, other in rows
+                if class_of(conv_choice.from_record(other), direction) == class_of(problem, direction)
+            ]
+            of_class = [(who, times["plain"] / times[form]) for who, times in like_it if form in times]
+            assert min(gain for _, gain in of_class) >= 1.2
+            assert len({processor for processor, _ in of_class}) >= 2
+    assert "rewritten" in taken
+
+
+def test_what_was_measured_here_decides(tuned, monkeypatch):
+    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    path = tuned("read")
+    unseen = conv_choice.chosen_unseen(LARGE)
+    assert conv_choice.chosen_here(LARGE, True) == unseen
+    for fast in ("plain", "rewritten"):
+        tuned("read")
+        keep(path, LARGE, **{"plain": 2.0, "rewritten": 2.0, fast: 1.0})
+        assert conv_choice.chosen_here(LARGE, True) == Forms(fast, fast, fast)
+        assert conv_choice.chosen_here(replace(LARGE, dtype="bfloat16"), True) == PLAIN
+        assert conv_choice.chosen_here(replace(LARGE, x=(2, 8, 256, 255)), True) == unseen
+        tuned("off")
+        assert conv_choice.chosen_here(LARGE, True) == unseen
+    tuned("on")
+    keep(path, LARGE, forms_of_another_version=0.1, plain=1.0, rewritten=2.0)
+    assert conv_choice.chosen_here(LARGE, False) == PLAIN
+
+
+def test_what_is_missing_is_measured_once(tuned, monkeypatch):
+    path = tuned("on")
+    monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)
+    monkeypatch.setattr(conv_choice, "SECONDS", 1000)
+    forms = conv_choice.chosen_here(SMALL, True)
+    kept = read(path, machine())
+    assert set(kept) == {conv_choice._subject(SMALL, direction) for direction in DIRECTIONS}
+    assert all(set(measured) == {"plain", "rewritten"} for measured in kept.values())
+    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    assert conv_choice.chosen_here(SMALL, True) == forms
+    tuned("on")  # as another process
+    assert conv_choice.chosen_here(SMALL, True) == forms
+
+
+def test_where_nothing_may_be_spent_or_measured(tuned, monkeypatch):
+    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    path = tuned("on")
+    assert conv_choice.chosen_here(SMALL, True) == conv_choice.chosen_unseen(SMALL)  # not worth it
+    assert conv_choice.chosen_here(LARGE, False) == conv_choice.chosen_unseen(LARGE)
+    monkeypatch.setattr(conv_choice, "SECONDS", -1)
+    assert conv_choice.chosen_here(LARGE, True) == conv_choice.chosen_unseen(LARGE)
+    assert not path.exists()
+
+
+def test_failures_are_nobodys(tuned, monkeypatch, tmp_path):
+    """Neither a form that raises nor a file that can't be written ends a program."""
+    monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)
+    (tmp_path / "file").write_text("in a folder's place")
+    tuned("on", tmp_path / "file" / "kept.json")
+    forms = conv_choice.chosen_here(SMALL, True)
+    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    assert conv_choice.chosen_here(SMALL, True) == forms  # this process knows it
+
+    def fails(x):
+        raise RuntimeError("no such kernel")
+
+    assert timing.measure({"plain": lambda x: x, "other": fails}, [(2,)], "float32") == {}
+
+
+def test_measured_while_a_function_is_traced():
+    """Under its caller's settings it would be part of that function, or of another dtype."""
+
+    @jax.jit
+    def traced(x):
+        found.update(timing.measure({"one": jnp.sin}, [(3,)], "float32"))
+        return x
+
+    found = {}
+    traced(jnp.ones(2))
+    assert found["one"].seconds > 0
+    with jax.disable_jit():
+        assert timing.measure({"one": jnp.sin}, [(3,)], "float32").keys() <= {"one"}
+
+
+def test_fewer_samples_but_never_few_in_place_of_many():
+    assert SMALL.smaller(10**9) == SMALL
+    assert LARGE.smaller(1).x == (1, 8, 256, 256)
+    assert replace(LARGE, x=(64, 8, 256, 256)).smaller(1).x[0] == 17
+    half = replace(LARGE, x=(4, 8, 256, 256))
+    assert half.smaller(half.products // 2).x[0] == 2
+
+
+def layer_and_data(P):
+    layer = dj.nn.DistributedConv2d(
+        P.create_cartesian_topology_partition([1, 1, P.size, 1]),
+        in_channels=2,
+        out_channels=4,
+        kernel_size=3,
+        padding=1,
+    )
+    rows = 5 if P.rank else 6  # uneven
+    return layer, jnp.asarray(np.random.default_rng(P.rank).normal(size=(2, 2, rows, 7)))
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Who has chosen, for what, and which worker has computed in which forms; each would choose differently."""
+    choosing, computing = [], []
+
+    def choose(problem, may_measure):
+        rank = dj.Partition().rank
+        choosing.append((rank, problem))
+        return PLAIN if rank else Forms("rewritten", "plain", "rewritten")
+
+    def recorded(x, weight, window, groups, forms):
+        computing.append((dj.Partition().rank, forms))
+        return conv_forms.convolution(x, weight, window, groups, forms)
+
+    monkeypatch.setattr(layers, "chosen_here", choose)
+    monkeypatch.setattr(local_conv, "convolution", recorded)
+    return choosing, computing
+
+
+@pytest.mark.world(2)
+@pytest.mark.simulated(3)
+def test_all_workers_take_the_first_ones_choice(seen):
+    choosing, computing = seen
+    P = dj.Partition()
+    layer, x = layer_and_data(P)
+    params = layer.init(jax.random.key(0))
+    dj.jit(dj.value_and_grad(lambda params: jnp.sum(layer(params, x) ** 2)))(params)
+    mine = {forms for rank, forms in computing if rank == P.rank}
+    assert mine == {Forms("rewritten", "plain", "rewritten")}
+    assert {rank for rank, _ in choosing} <= {0}
+    assert all(problem.x[2] == 7 for _, problem in choosing)  # that of most work: worker 0's rows, and one of a halo
