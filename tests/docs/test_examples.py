@@ -218,3 +218,22 @@ def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[in
     assert status == 0, output
     assert len(re.findall(r"Largest difference between .*: (\S+)", output)) == 2
     assert len(re.findall(r"step +4  objective", output)) == 2
+
+
+TRANSFORMER = "--dtype float64 --layers 1 --width 16 --heads 2 --length 15 --batch-size 2 --steps 2 --generate 3"
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("partition", ["tensor", "ring", "heads"] if long_run() else ["tensor"])
+@pytest.mark.parametrize("start", [simulated, run] if long_run() else [simulated])
+def test_the_transformer_follows_plain_jax(
+    start: Callable[..., tuple[int, str]], partition: str, tmp_path: Path
+) -> None:
+    """Step by step; and with a cache it chooses the characters that plain JAX chooses without one."""
+    arguments = ("--partition", partition, *TRANSFORMER.split(), "--out", tmp_path / "loss.png")
+    status, output = start(2, EXAMPLES / "transformer.py", *arguments, limit=280, flags=FAST_TO_COMPILE)
+    assert status == 0, output
+    found = re.findall(r"Largest difference between their .*: (\S+)", output)
+    assert len(found) == 2 and max(map(float, found)) < 1e-10
+    assert "would have chosen 3 of these 3 characters" in output
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

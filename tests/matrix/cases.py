@@ -130,6 +130,7 @@ PRIMITIVES = (
         lambda P: nn.DistributedMultiHeadAttention(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 4, 2, bias=False),
         attention_of_two_heads,
         linear=False,
+        scale=0.1,
     ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),

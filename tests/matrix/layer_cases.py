@@ -25,15 +25,20 @@ def layer(
     world: int = 4,
     linear: bool = True,
     silent: bool = False,
+    scale: float = 1.0,
 ) -> Case:
-    """`build` makes the layer from all workers, `whole` its output from the whole parameters and x."""
+    """`build` makes the layer from all workers, `whole` its output from the whole parameters and x.
+
+    `scale`: of the parameters; a layer that is applied to its own output again and again has to stay gentle.
+    """
     xs = blocks(P_x, *sizes, world=world, elsewhere=(sizes[0] if isinstance(sizes[0], int) else 0, 0))
     name = f"layer {name} {P_x}" + (f" -> {P_y}" if P_y else "")
 
     def values(specs: Any) -> Any:
-        """Whole parameters: small integers."""
+        """Whole parameters: small integers, times the scale."""
         shapes = {key: spec.global_shape for key, spec in specs.items()}
-        return dict(zip(shapes, painted(name, [*shapes.values()], np.float64), strict=True))
+        numbers = painted(name, [*shapes.values()], np.float64)
+        return {key: scale * its for key, its in zip(shapes, numbers, strict=True)}
 
     def operator(P: dj.Partition) -> Operator:
         F = build(P)
