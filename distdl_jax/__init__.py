@@ -4,17 +4,17 @@ Tensors are split over partitions of workers, data moves between partitions by p
 distributed layers give block for block what the sequential layers give.
 """
 
-from distdl_jax.starting import starting
+from distdl_jax.process.starting import starting
 
 with starting():
-    from distdl_jax.process import prepare_process
+    from distdl_jax.process.at_import import prepare_process
 
     prepare_process()
 
 from distdl_jax import checkpoint, data, functional, nn, optim, random
-from distdl_jax.autodiff import grad, value_and_grad
+from distdl_jax.autodiff.directional import hvp, jvp, linear_transpose, linearize
+from distdl_jax.autodiff.gradients import grad, value_and_grad
 from distdl_jax.backends.inprocess.simulate import simulate
-from distdl_jax.derivatives import hvp, jvp, linear_transpose, linearize
 from distdl_jax.errors import (
     CheckpointError,
     DistDLError,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distdl_jax.backends.inprocess.script import simulate_script
-from distdl_jax.run_program import run_code, run_file, run_module
+from distdl_jax.process.run_program import run_code, run_file, run_module
 
 
 def main(arguments: Sequence[str]) -> int:

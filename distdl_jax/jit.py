@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 
+from distdl_jax.autodiff.moved_constants import told_of_constants
 from distdl_jax.backends.base import OutsideWorldError, World
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
 from distdl_jax.compat import functions_traced
 from distdl_jax.errors import PlanError, SetupError
-from distdl_jax.moved_constants import told_of_constants
 from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program

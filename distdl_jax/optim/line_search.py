@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.autodiff import summed, value_and_grad
+from distdl_jax.autodiff.gradients import summed, value_and_grad
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.optim.in_step import in_step
 from distdl_jax.optim.require import optax_for

@@ -201,7 +201,7 @@ def test_an_exception_that_nobody_catches_ends_the_job(waiting, tmp_path):
 HUGE_PAGES = """
 import numpy as np
 import distdl_jax as dj  # the import sets it up
-from distdl_jax.huge_pages import prefer_huge_pages
+from distdl_jax.process.huge_pages import prefer_huge_pages
 from distdl_jax.settings import settings_at_import
 size = settings_at_import().huge_pages
 print(prefer_huge_pages(size), prefer_huge_pages(size))

@@ -22,7 +22,7 @@ def changed():
 mpi = sys.modules.get("mpi4py.MPI")
 sys.stdout.write(f"after the import {changed()} {mpi is not None and mpi.Is_initialized()}\\n")  # in one piece
 P = dj.Partition()
-from distdl_jax import huge_pages
+from distdl_jax.process import huge_pages
 sys.stdout.write(f"with a partition {changed()} {huge_pages._done}\\n")
 assert P.allgather_data(P.rank) == list(range(P.size))
 """

@@ -20,7 +20,7 @@ from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.backends.mpi.transport import MPITransport
 from distdl_jax.backends.nan_check import refuse_to_run_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.process import prepare_process
+from distdl_jax.process.at_import import prepare_process
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
 from distdl_jax.watchdog.calls import CallLog

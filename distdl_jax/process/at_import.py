@@ -8,10 +8,10 @@ from importlib import import_module
 from multiprocessing import parent_process
 
 from distdl_jax.compat import give_tokens_to_compiled_functions, hand_tokens_back
-from distdl_jax.huge_pages import prefer_huge_pages
-from distdl_jax.launcher import told_size
+from distdl_jax.process.huge_pages import prefer_huge_pages
+from distdl_jax.process.launcher import told_size
+from distdl_jax.process.starting import is_run_as_program, mpi_is_up, this_worker
 from distdl_jax.settings import settings_at_import
-from distdl_jax.starting import is_run_as_program, mpi_is_up, this_worker
 from distdl_jax.watchdog.exit_hooks import (
     end_the_job_on_uncaught_exceptions,
     record_errors_of_threads,

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distdl_jax.launcher import told_rank, told_size
+from distdl_jax.process.launcher import told_rank, told_size
 
 
 def is_run_as_program() -> bool:

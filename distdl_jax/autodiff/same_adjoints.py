@@ -13,13 +13,14 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from distdl_jax.arguments import check_numbers
+from distdl_jax.autodiff.in_one_piece import evaluated
+from distdl_jax.autodiff.moved_constants import told_of_constants
+from distdl_jax.autodiff.own_rules import moved_backward_only, moving, own_rules
+from distdl_jax.autodiff.traced import Traced
 from distdl_jax.backends.base import Transport, Workers, World
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.in_one_piece import evaluated
 from distdl_jax.jit import function_name
-from distdl_jax.moved_constants import told_of_constants
-from distdl_jax.own_rules import moved_backward_only, moving, own_rules
 from distdl_jax.primitives.gradient_anchors import anchors_are_noted, depending_on, note_anchor
 from distdl_jax.primitives.gradient_chain import Chain, anchor_of, movements_in
 from distdl_jax.primitives.mapped import compared_as_a_whole
@@ -27,7 +28,6 @@ from distdl_jax.primitives.mark import marks_come_back
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations
 from distdl_jax.programs.matching import find_mismatch
-from distdl_jax.traced import Traced
 
 # What JAX raises where Python asks for the value of something traced.
 _VALUE_ASKED_FOR = (

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from distdl_jax.arguments import check_function
+from distdl_jax.autodiff.same_adjoints import traced_derivative
 from distdl_jax.backends.opening import world_of
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
@@ -17,7 +18,6 @@ from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.gradient_anchors import depending_on_movements
 from distdl_jax.primitives.handshake import handshake
-from distdl_jax.same_adjoints import traced_derivative
 
 
 def value_and_grad(

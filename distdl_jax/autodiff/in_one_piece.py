@@ -16,13 +16,13 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from distdl_jax.autodiff.traced import Traced
 from distdl_jax.backends.base import Transport
 from distdl_jax.partition import Partition
 from distdl_jax.primitives.gradient_anchors import anchors_are_noted
 from distdl_jax.primitives.gradient_chain import NO_LINK, Chain
 from distdl_jax.primitives.reverse_only import reverse_only
 from distdl_jax.primitives.tie import tie
-from distdl_jax.traced import Traced
 
 
 def called_by(partition: Partition | None, fun: Callable[..., Any], *args: Any) -> Any:
