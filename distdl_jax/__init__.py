@@ -23,6 +23,7 @@ from distdl_jax.errors import (
     PlanError,
     SetupError,
 )
+from distdl_jax.from_torch import from_torch
 from distdl_jax.gathering import gather, scatter
 from distdl_jax.initialization import init_block
 from distdl_jax.jit import check, jit
@@ -50,6 +51,7 @@ __all__ = [
     "check_replicated",
     "checkpoint",
     "data",
+    "from_torch",
     "functional",
     "gather",
     "grad",

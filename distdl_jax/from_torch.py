@@ -1,0 +1,163 @@
+"""PyTorch's parameters as ours: names and layouts of its modules' `state_dict`, layer by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.nn.layer import Layer, keeps_state
+from distdl_jax.nn.sequential import Sequential
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.sequence.attention import DistributedMultiHeadAttention
+from distdl_jax.tensors import TensorSpec, device_array
+
+Arrays = dict[str, np.ndarray]
+
+# A module's own names; what is in front of them, with a dot, is the module's.
+_OWN = re.compile(
+    r"^(?:(.*?)\.)??((?:in|q|k|v)_proj_(?:weight|bias)|(?:out|q|k|v|o)_proj\.(?:weight|bias)|weight|bias|"
+    r"running_mean|running_var|num_batches_tracked)$"
+)
+
+
+def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False) -> Any:
+    """A layer's parameters, from the `state_dict` of the PyTorch module that it is like.
+
+    Layouts and names are changed where they differ (attention); what they are is in `docs/from-torch.md`. A
+    `Sequential` takes the modules of a `state_dict` in their order, one for each of its layers that has parameters or a
+    state; plain functions, pools and movements have none in PyTorch either, so numbers in names need not agree. A
+    dictionary of layers takes what is below each name.
+
+    **Arguments:**
+
+    - `state_dict`: names and whole arrays, the same on every worker: `{name: tensor.numpy() for name, tensor in
+      module.state_dict().items()}`, in that order.
+    - `layer`: a layer, a `Sequential`, `Remat` or `Precision` around one, or a dictionary of such.
+    - `state`: whether running statistics are wanted, too.
+
+    **Returns:** this worker's blocks of the parameters, as `layer.init` does, in the arrays' dtypes (as JAX has them);
+    with `state` the pair of them and of the state, as `layer.init_state`.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where a name is missing or too many, or an array has not the
+    shape of the parameter; `InvalidTypeError` for what is no layer.
+
+    >>> import distdl_jax as dj, numpy as np
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> network = dj.nn.Sequential(jax.nn.relu, dj.nn.DistributedLinear(P, P, P, 3, 2))
+    >>> params = from_torch({"1.weight": np.ones((2, 3)), "1.bias": np.zeros(2)}, network)
+    >>> params[1]["weight"].shape
+    (2, 3)
+    """
+    if isinstance(layer, Mapping):
+        below = {name: _below(state_dict, name) for name in layer}
+        _check_none_left([name for name in state_dict if not any(name.startswith(f"{its}.") for its in layer)])
+        pairs = {name: from_torch(below[name], its, state=True) for name, its in layer.items()}
+        params, states = ({name: pair[k] for name, pair in pairs.items()} for k in (0, 1))
+        return (params, states) if state else params
+    modules = _modules(state_dict)
+    params, states = _taken(layer, modules)
+    _check_none_left([f"{module}.{name}".strip(".") for module, arrays in modules for name in arrays])
+    return (params, states) if state else params
+
+
+def _below(state_dict: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {its.removeprefix(f"{name}."): x for its, x in state_dict.items() if its.startswith(f"{name}.")}
+
+
+def _check_none_left(names: list[str]) -> None:
+    if names:
+        raise InvalidArgumentError(f"`state_dict` holds {names[0]!r}, for which `layer` has no place.")
+
+
+def _modules(state_dict: Mapping[str, Any]) -> Iterator[tuple[str, Arrays]]:
+    """The modules of a `state_dict` in their order, with their own names."""
+    found: dict[str, Arrays] = {}
+    for name, x in state_dict.items():
+        match = _OWN.match(name)
+        if match is None:
+            raise InvalidArgumentError(f"`state_dict` holds {name!r}, which is no parameter of a layer that is here.")
+        found.setdefault(match[1] or "", {})[match[2]] = np.asarray(x)
+    return iter(found.items())
+
+
+def _taken(layer: Any, modules: Iterator[tuple[str, Arrays]]) -> tuple[Any, Any]:
+    """Parameters and state of a layer, from the next of the modules."""
+    if isinstance(layer, Sequential):
+        pairs = [_taken(its, modules) if isinstance(its, Layer) else ({}, {}) for its in layer.layers]
+        return tuple(params for params, _ in pairs), tuple(state for _, state in pairs)
+    inner = getattr(layer, "layer", None)
+    if isinstance(inner, Layer):
+        return _taken(inner, modules)
+    if not isinstance(layer, Layer):
+        raise InvalidTypeError(f"`layer` (={layer!r}) must be a layer, or a dictionary of layers.")
+    of_params, of_state = layer.param_specs(), layer.state_specs() if keeps_state(layer) else {}
+    if not jax.tree.leaves((of_params, of_state)):
+        return {}, {}
+    module, arrays = next(modules, ("", {}))
+    for kind, changed in _CHANGED.items():
+        arrays = changed(layer, module, arrays) if isinstance(layer, kind) else arrays
+    names = [*of_params, *of_state]
+    _check_none_left([f"{module}.{name}".strip(".") for name in arrays if name not in names])
+    cut = {name: _block(layer, module, name, spec, arrays) for name, spec in {**of_params, **of_state}.items()}
+    return {name: cut[name] for name in of_params}, {name: cut[name] for name in of_state}
+
+
+def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays) -> jax.Array:
+    """This worker's block of an array."""
+    whole = f"{module}.{name}".strip(".")
+    if name not in arrays:
+        raise InvalidArgumentError(f"`state_dict` must hold {whole!r}, for {layer!r}, but does not.")
+    x = arrays[name]
+    if x.shape != spec.global_shape:
+        raise InvalidArgumentError(
+            f"`state_dict[{whole!r}]` must be {shape_text(spec.global_shape)}, for {layer!r}, but is "
+            f"{shape_text(x.shape)}."
+        )
+    return device_array(x[:0].reshape(0) if spec.box is None else x[tuple(slice(*side) for side in spec.box)])
+
+
+def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arrays) -> Arrays:
+    """PyTorch's rows of queries, keys and values, head after head, or three matrices, as ours."""
+    e, h = layer.embed_dim, layer.num_heads
+    groups, d = layer.num_key_heads or h, e // h
+    changed: Arrays = {}
+    for kind, rest in (("weight", (e,)), ("bias", ())):
+        packed = arrays.get(f"in_proj_{kind}")
+        if packed is not None:
+            parts = dict(zip("qkv", np.split(packed, [h * d, (h + groups) * d]), strict=True))
+        else:
+            names = {letter: (f"{letter}_proj.{kind}", f"{letter}_proj_{kind}") for letter in "qkv"}
+            parts = {letter: arrays[n] for letter, both in names.items() for n in both if n in arrays}
+        if len(parts) == 3:
+            heads = {letter: _reshaped(module, its, (-1, d, *rest)) for letter, its in parts.items()}
+            suffix = "" if kind == "weight" else "_bias"
+            if layer.fused:
+                in_groups = [_reshaped(module, its, (groups, -1, d, *rest)) for its in heads.values()]
+                changed[f"qkv{suffix}"] = np.concatenate(in_groups, 1)
+            else:
+                names_of = {"q": "query", "k": "key", "v": "value"}
+                changed |= {f"{names_of[letter]}{suffix}": its for letter, its in heads.items()}
+        for out in ("out_proj", "o_proj"):
+            if (its := arrays.get(f"{out}.{kind}")) is not None:
+                changed["out" if kind == "weight" else "out_bias"] = (
+                    _reshaped(module, its, (e, h, d)) if kind == "weight" else its
+                )
+    return changed
+
+
+def _reshaped(module: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        return x.reshape(shape)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"`state_dict` holds an array of {shape_text(x.shape)} for the attention {module!r}, which does not make "
+            f"{shape_text(shape)}."
+        ) from None
+
+
+_CHANGED: dict[type, Callable[[Any, str, Arrays], Arrays]] = {DistributedMultiHeadAttention: _of_attention}

@@ -1,0 +1,147 @@
+"""PyTorch's parameters in split layers give the blocks of what PyTorch gave, which is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matrix.partitions import On, on
+from programs import ROOT
+from sequential import close, cut
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+RESULTS = np.load(ROOT / "tests/torch_results/results.npz")
+
+
+def state_dict(name: str) -> dict[str, np.ndarray]:
+    start = f"{name}/state/"
+    return {key.removeprefix(start): RESULTS[key] for key in RESULTS.files if key.startswith(start)}
+
+
+def split(d: int) -> On:
+    return on(1, 1, 2, *(1,) * (d - 1))
+
+
+def network(P: dj.Partition) -> nn.Sequential:
+    rows, one, flat = (its.partition(P) for its in (on(1, 1, 2, 1), on(1, 1), on(1, 2)))
+    return nn.Sequential(
+        nn.DistributedConv2d(rows, in_channels=1, out_channels=2, kernel_size=3),
+        nn.DistributedBatchNorm(rows, 2),
+        jax.nn.relu,
+        nn.DistributedMaxPool2d(rows, 2),
+        nn.Remat(nn.Sequential(nn.Flatten(rows, flat), nn.DistributedLinear(flat, one, flat, 8, 3))),
+    )
+
+
+MASK = {"key_padding_mask": np.array([[False, False, True], [False, True, True]])}
+HEADS = on(1, 1, 2)
+
+# By name: the layer on two workers, where its input and its output are, what it is called with.
+CASES: dict[str, tuple[Callable[[dj.Partition], Any], On, On, dict[str, Any]]] = {
+    "linear": (
+        lambda P: nn.DistributedLinear(*(its.partition(P) for its in (on(1, 2), on(1, 1), on(1, 2))), 5, 3),
+        on(1, 2), on(1, 1), {},
+    ),
+    **{
+        f"conv{d}": (
+            lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
+                split(d).partition(P), in_channels=2, out_channels=4, kernel_size=3, padding=1, groups=2
+            ),
+            split(d), split(d), {},
+        )
+        for d in (1, 2, 3)
+    },
+    **{
+        f"conv_transpose{d}": (
+            lambda P, d=d: getattr(nn, f"DistributedConvTranspose{d}d")(
+                split(d).partition(P), in_channels=2, out_channels=4, kernel_size=3, stride=2, groups=2
+            ),
+            split(d), split(d), {},
+        )
+        for d in (1, 2, 3)
+    },
+    "batch_norm": (
+        lambda P: nn.DistributedBatchNorm(on(1, 2, 1, 1).partition(P), 3), on(1, 2, 1, 1), on(1, 2, 1, 1), {},
+    ),
+    "layer_norm": (lambda P: nn.DistributedLayerNorm(on(1, 2).partition(P), 5), on(1, 2), on(1, 2), {}),
+    "rms_norm": (lambda P: nn.DistributedRMSNorm(on(1, 2).partition(P), 5), on(1, 2), on(1, 2), {}),
+    "group_norm": (lambda P: nn.DistributedGroupNorm(HEADS.partition(P), 2, 4), HEADS, HEADS, {}),
+    "instance_norm": (lambda P: nn.DistributedInstanceNorm(HEADS.partition(P), 2, affine=True), HEADS, HEADS, {}),
+    "embedding": (
+        lambda P: nn.DistributedEmbedding(*(its.partition(P) for its in (on(1, 1), on(1, 1, 1), on(2, 1))), 7, 3),
+        on(1, 1), on(1, 1, 1), {},
+    ),
+    "attention": (
+        lambda P: nn.DistributedMultiHeadAttention(HEADS.partition(P), 8, 4, causal=True), HEADS, HEADS, MASK,
+    ),
+    "attention fused": (
+        lambda P: nn.DistributedMultiHeadAttention(HEADS.partition(P), 8, 4, causal=True, fused=True),
+        HEADS, HEADS, MASK,
+    ),
+    "grouped": (
+        lambda P: nn.DistributedMultiHeadAttention(
+            on(1, 2, 1).partition(P), 8, 4, num_key_heads=2, causal=True, bias=False, fused=True
+        ),
+        on(1, 2, 1), on(1, 2, 1), {},
+    ),
+    "network": (network, on(1, 1, 2, 1), on(1, 1), {}),
+}  # fmt: skip
+
+
+@pytest.mark.simulated(2)
+def test_what_pytorch_gave() -> None:
+    """In evaluation, every layer split over two workers; with the running statistics that PyTorch had."""
+    P = dj.Partition()
+    layers = {name: case[0](P) for name, case in CASES.items()}
+    loaded = {name: dj.from_torch(state_dict(name.split()[0]), its, state=True) for name, its in layers.items()}
+    for name, layer in layers.items():
+        specs = layer.param_specs()
+        jax.tree.map(lambda spec, x: pytest.fail() if x.shape != spec.local_shape else None, specs, loaded[name][0])
+
+    def held(name: str) -> Any:
+        whole = RESULTS[f"{name.split()[0]}/x"]
+        mine = cut(whole, CASES[name][1], P.rank)
+        return np.zeros((len(whole), 0), whole.dtype) if mine is None else mine
+
+    def outputs(loaded: Any, xs: Any) -> Any:
+        found = {}
+        for name, (params, state) in loaded.items():
+            options = CASES[name][3] | ({"state": state, "training": False} if jax.tree.leaves(state) else {})
+            y = layers[name](params, xs[name], **options)
+            found[name] = y[0] if isinstance(y, tuple) else y
+        return found
+
+    found = dj.jit(outputs)(loaded, {name: held(name) for name in CASES})
+    for name, (_, _, P_y, _) in CASES.items():
+        mine = cut(RESULTS[f"{name.split()[0]}/y"], P_y, P.rank)
+        if mine is not None:
+            close(found[name], mine, 1e-12, name)
+
+
+@pytest.mark.simulated(1)
+def test_names() -> None:
+    """A dictionary of layers takes what is below its names; what is missing, too many or of another shape is named."""
+    P = dj.Partition()
+    one = on(1, 1).partition(P)
+    linear = nn.DistributedLinear(one, one, one, 3, 2)
+    arrays = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
+    nested = {f"{name}.{key}": x for name in ("first", "second.layer") for key, x in arrays.items()}
+    params = dj.from_torch(nested, {"first": linear, "second": nn.Sequential(jnp.tanh, linear)})
+    assert params["second"][0] == {} and params["second"][1]["bias"].shape == (2,)
+    for sentence, given, layer in (
+        ("`state_dict` must hold 'bias', for DistributedLinear(3 -> 2", {"weight": arrays["weight"]}, linear),
+        ("`state_dict` holds '1.weight', for which `layer` has no place.", arrays | {"1.weight": np.ones(2)}, linear),
+        ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
+        ("`state_dict` holds 'weight_ih_l0', which is no parameter", {"weight_ih_l0": np.ones(2)}, linear),
+        ("`state_dict` holds 'third.bias', for which", nested | {"third.bias": np.ones(1)}, {"first": linear}),
+        ("`layer` (=3) must be a layer, or a dictionary of layers.", arrays, 3),
+    ):
+        with pytest.raises((dj.InvalidArgumentError, dj.InvalidTypeError)) as error:
+            dj.from_torch(given, layer)
+        assert sentence in str(error.value) or "for which `layer` has no place" in str(error.value), str(error.value)
