@@ -74,6 +74,12 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedEmbedding": lambda P: nn.DistributedEmbedding(
         P_x=on(P, 1), P_y=on(P, 1, 2), P_W=on(P, 2, 2), num_embeddings=5, embedding_dim=3, padding_idx=1
     ),
+    "Remat": lambda P: nn.Remat(
+        layer=nn.DistributedLayerNorm(on(P, 2, 2), 3), policy=jax.checkpoint_policies.dots_saveable
+    ),
+    "Precision": lambda P: nn.Precision(
+        layer=nn.DistributedLayerNorm(on(P, 2, 2), 3), compute="float16", output=jnp.float32
+    ),
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
         P_x=on(P, 1, 2, 2), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
     ),
