@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -88,10 +88,39 @@ def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tu
         for start, block in blocks.items():
             lines.setdefault((*start[:axis], 0, *start[axis + 1 :]), []).append((start[axis], block))
         blocks = {
-            start: line[0][1]
-            if len(line) == 1
-            else jnp.concatenate([block for _, block in sorted(line, key=lambda item: item[0])], axis=len(lead) + axis)
+            start: side_by_side([block for _, block in sorted(line, key=lambda item: item[0])], len(lead) + axis)
             for start, line in lines.items()
         }
     (whole,) = blocks.values()
     return whole
+
+
+def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
+    """`jnp.concatenate`; in other words where a block gets a few columns at its ends.
+
+    XLA's CPU compiler copies row by row along the last dimension. To choose, for each element, between the block and
+    the columns takes 0.3 to 0.7 of that for arrays of megabytes, as long as no more than two of them are moved to their
+    places; one column alone needs no moving.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    sizes = [block.shape[axis] for block in blocks]
+    widest, total = sizes.index(max(sizes)), sum(sizes)
+    others = [size for place, size in enumerate(sizes) if place != widest]
+    few = len(others) <= 2 and 8 * sum(others) <= total and sum(size > 1 for size in others) <= 1
+    if axis != blocks[0].ndim - 1 or not few or 0 in blocks[0].shape:
+        return jnp.concatenate(blocks, axis=axis)
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    zero = jnp.zeros((), blocks[0].dtype)
+
+    def moved(place: int) -> Array:
+        ends = (starts[place], total - starts[place] - sizes[place], 0)
+        return lax.pad(blocks[place], zero, [(0, 0, 0)] * axis + [ends])
+
+    joined = moved(widest)
+    column = lax.broadcasted_iota(jnp.int32, joined.shape, axis)
+    for place, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        if place != widest and size:
+            its = blocks[place] if size == 1 else moved(place)
+            joined = jnp.where((column >= start) & (column < start + size), its, joined)
+    return lax.optimization_barrier(joined)  # else it is worked out again wherever it is read
