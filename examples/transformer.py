@@ -62,9 +62,8 @@ class Transformer:
         self.stream = grid([1, p, 1])
         if partition == "tensor":
             P_one = P_world.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-            P_text, column, split = P_one.create_cartesian_topology_partition([1, 1, 1]), grid([p, 1]), grid([1, 1, p])
-            self.embed = nn.DistributedEmbedding(P_one, P_text, column, vocabulary, e)
-            self.scatter = nn.Repartition(P_text, self.stream)
+            column, split = grid([p, 1]), grid([1, 1, p])
+            self.embed = nn.DistributedEmbedding(P_one, self.stream, column, vocabulary, e)
             self.up = nn.DistributedLinear(self.stream, split, column, e, 4 * e)
             self.down = nn.DistributedLinear(split, self.stream, grid([1, p]), 4 * e, e)
             self.output = nn.DistributedLinear(self.stream, split, column, e, vocabulary, bias=False)
@@ -124,7 +123,6 @@ class Transformer:
     def __call__(self, params: Params, characters: Any, caches: list[Any] | None = None) -> tuple[Any, list[Any]]:
         """This worker's logits, n x s x v/p or n x s/p x v, and the caches after these characters."""
         x = self._by_rows(self.embed, params["embed"], characters)
-        x = self.scatter(x) if self.partition == "tensor" else x
         after = []
         for i, its in enumerate(params["blocks"]):
             y = self.norm(its["norm_1"], x)

@@ -30,9 +30,10 @@ from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.all_gather import plan_reduce_scatter
 from distdl_jax.primitives.held import common_dtype
 from distdl_jax.primitives.indices import as_indices
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.primitives.tie import tie
 from distdl_jax.static import Static
@@ -80,6 +81,9 @@ class DistributedEmbedding(Static):
     of P_W at their place along P_n, each looks up those that are in its rows, and the results, of which one is not 0,
     are summed over P_v. Rows and features are balanced and need not divide. Backward the same the other way round.
 
+    With P_y of shape P_n x 1 x ... x P_v x P_e, on P_W's workers in their order, sums are scattered along the last
+    dimension of the indices, the sequence: y is cut over P_v there.
+
     Its weight is laid out as that of a linear layer to the vocabulary, so an output layer that is tied to it is
     `DistributedLinear(P_y, P_logits, P_W, n_e, n_v, bias=False)` called with the embedding's parameters.
 
@@ -123,7 +127,7 @@ class DistributedEmbedding(Static):
             ("P_x", self.P_x, (p_n, *(1,) * (self.P_x.dim - 1))),
             ("P_y", self.P_y, (p_n, *(1,) * (self.P_x.dim - 1), p_e)),
         ):
-            if P.shape != shape:
+            if P.shape != shape and not (name == "P_y" and self._cuts_sequence):
                 raise InvalidArgumentError(
                     f"`{name}` ({shape_text(P.shape)}) must have shape {shape_text(shape)}, where `P_W` is "
                     f"{shape_text(self.P_W.shape)} and `P_x` has {self.P_x.dim} dimensions."
@@ -136,6 +140,13 @@ class DistributedEmbedding(Static):
     @cached_property
     def _work(self) -> Partition:
         return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+
+    @property
+    def _cuts_sequence(self) -> bool:
+        """Whether the last dimension of the indices is cut over P_v in y."""
+        p_n, p_v, p_e = self._work.shape
+        shape = (p_n, *(1,) * (self.P_x.dim - 2), p_v, p_e)
+        return p_v > 1 and self.P_x.dim > 1 and (self.P_y.shape, self.P_y.ranks) == (shape, self._work.ranks)
 
     @cached_property
     def _parameters(self) -> ParameterPartitions:
@@ -190,7 +201,11 @@ class DistributedEmbedding(Static):
         for worker, copy in copies.items():
             shape = (*copy.shape, held[worker][2]) if worker in held else (*copy.shape[:1], 0)
             products[worker] = ShapeDtype(shape, of_params.dtype(worker))
-        to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
+        to_y: MovementPlan
+        if self._cuts_sequence:
+            to_y = plan_reduce_scatter(products, self.P_y, self.P_y.dim - 2)
+        else:
+            to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
         return EmbeddingPlan(to_work, of_params, products, to_y, held)
 
     def __call__(self, params: Params, x: Array) -> Array:

@@ -111,12 +111,13 @@ CASES = (
     linear(
         (2, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(1, 2, 2, ranks=(3, 2, 1, 0)), on(2, 2, ranks=(3, 1, 2, 0)), 3
     ),
-    embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
+    embedding((2, 3), on(1, 1, ranks=(2,)), on(1, 2, 2, ranks=(1, 3, 0, 2)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
     attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, 0.4, num_key_heads=2, causal=True, rotary=100.0),
     attention((2, 4, 8), on(1, 4, 1, ranks=(2, 0, 3, 1)), 4, 0.4, exchange="heads", num_key_heads=2, fused=True),
     attention((2, 3, 6), on(1, 4, 1, ranks=(3, 1, 2, 0)), 3, exchange="gather", causal=True, bias=False),
 )
 MORE = (
+    embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
     linear((2, 6, 5), on(1, 4, 1), on(1, 1, 4), on(4, 1), 7),
     linear((2, 6, 5), on(1, 1, 4), on(1, 4, 1), on(1, 4), 7),
     linear((4, 3, 5), on(2, 2, 1), on(2, 1, 2), on(2, 2, 1), 3),
