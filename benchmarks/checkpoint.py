@@ -126,13 +126,13 @@ def step(x: jax.Array) -> jax.Array:
 x = jnp.ones((512, 512)) / 512
 
 
-def train(goes_on: Callable[[], bool]) -> float:
-    """Seconds of a step, as long as that is true."""
+def train(goes_on: Callable[[], bool]) -> tuple[float, int]:
+    """Seconds of a step, as long as that is true, and how many steps there were."""
     count, begin = 0, time.perf_counter()
-    while goes_on():
+    while goes_on() or not count:
         jax.block_until_ready(step(x))
         count += 1
-    return (time.perf_counter() - begin) / count
+    return (time.perf_counter() - begin) / count, count
 
 
 def for_seconds(seconds: float) -> Callable[[], bool]:
@@ -140,13 +140,17 @@ def for_seconds(seconds: float) -> Callable[[], bool]:
     return lambda: time.perf_counter() < end
 
 
-def beside(way: Callable[[], None]) -> float:
+def beside(way: Callable[[], None]) -> tuple[float, int]:
+    emptied(mine)()
+    P.allgather_data(None)
     thread = threading.Thread(target=way)
     thread.start()
     return train(thread.is_alive)
 
 
-def beside_a_checkpoint(number: int) -> float:
+def beside_a_checkpoint(number: int) -> tuple[float, int]:
+    emptied(folder / "manager")()  # new files in memory that the system has at hand, as above
+    P.allgather_data(None)
     manager.save(tree, specs, number)
     thread = next(thread for thread in threading.enumerate() if thread.name.startswith("checkpoint of step"))
     return train(thread.is_alive)
@@ -156,18 +160,27 @@ train(for_seconds(0.2))
 for cores in ({CORES[P.rank % len(CORES)]}, set(CORES)):
     for thread in os.listdir("/proc/self/task"):  # those of JAX and of the watchdog, too
         os.sched_setaffinity(int(thread), cores)
-    seconds = {"alone": [], "beside np.save and fsync": [], "beside a checkpoint": []}
+    seconds: dict[str, list[tuple[float, int]]] = {}
+    for name in ("alone", "beside np.save and fsync", "beside a checkpoint"):
+        seconds[name] = []
     with dj.checkpoint.Manager(folder / "manager", keep=1) as manager:
         for number in range(ROUNDS):
             seconds["alone"].append(train(for_seconds(0.3)))
-            P.allgather_data(None)
             seconds["beside np.save and fsync"].append(beside(np_save))
-            P.allgather_data(None)
             seconds["beside a checkpoint"].append(beside_a_checkpoint(number))
             manager.wait()
-    slowest = {name: max(P.allgather_data(float(np.median(values)))) for name, values in seconds.items()}
+    alone = float(np.median([its for its, _ in seconds["alone"]]))
+    mine_ = {
+        name: (float(np.median([its for its, _ in found])), float(np.median([(its - alone) * n for its, n in found])))
+        for name, found in seconds.items()
+    }
+    for_all = P.allgather_data(mine_)
     if P.rank == 0:
-        cells = [f"{name} {1e3 * its:.2f} ms ({its / slowest['alone']:.2f}x)" for name, its in slowest.items()]
+        slowest = {name: [max(its[name][i] for its in for_all) for i in (0, 1)] for name in mine_}
+        cells = [
+            f"{name} {1e3 * its:.2f} ms ({its / slowest['alone'][0]:.2f}x, {1e3 * late:.0f} ms late in all)"
+            for name, (its, late) in slowest.items()
+        ]
         print(f"a step, on {len(cores)} cores: " + ", ".join(cells), flush=True)
 table.write()
 P.allgather_data(None)
