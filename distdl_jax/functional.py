@@ -1,6 +1,6 @@
-"""The data-movement primitives as functions: they take the partitions as arguments.
+"""The data-movement primitives, and Fourier transforms, as functions: they take the partitions as arguments.
 
-`distdl_jax.nn` has the same as objects with the partitions bound.
+`distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
 from distdl_jax.primitives import (
@@ -15,6 +15,7 @@ from distdl_jax.primitives import (
     repartition,
     sum_reduce,
 )
+from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
 __all__ = [
     "all_gather",
@@ -23,8 +24,16 @@ __all__ = [
     "all_sum_reduce",
     "argmax",
     "broadcast",
+    "fft",
+    "fftn",
     "halo_exchange",
+    "ifft",
+    "ifftn",
+    "irfft",
+    "irfftn",
     "reduce_scatter",
     "repartition",
+    "rfft",
+    "rfftn",
     "sum_reduce",
 ]

@@ -1,0 +1,1 @@
+"""Fourier transforms of split tensors, and the layers that work in their frequencies."""

@@ -1,0 +1,190 @@
+"""Fourier transforms of split tensors, as functions of this worker's block."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.pencils import Reals, pencils
+from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.spectral.lines import Forward, Inverse
+from distdl_jax.spectral.stages import StagesPlan, Step, plan_stages
+
+Kind = Literal["fft", "ifft", "rfft", "irfft"]
+Axes = int | Sequence[int]
+NORMS = (None, "backward", "ortho", "forward")
+
+
+def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
+    """The discrete Fourier transform of a tensor on `P_x` along `axes`, which may be split: `jnp.fft.fftn`.
+
+    With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
+    group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
+    is split nothing moves. `plans/pencils.py` finds the fewest movements that keep the workers busy: one there and one
+    back, where the other dimensions are long enough to be split instead.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of any length, also 0; real or complex. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x and of the result, of as many dimensions as the tensor.
+    - `axes`: the dimensions of the tensor; negative ones count from the end.
+    - `norm`: "backward" (None is the same), "ortho" or "forward", as in `jnp.fft`.
+
+    **Returns:** this worker's block, of x's shape: complex64, or complex128 of double precision. (Half precisions,
+    integers and booleans are transformed as jnp's floats.) Outside P_x, `x`.
+
+    Its derivative is JAX's: the transform is linear, and its transpose is itself, by the same movements backwards.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where `axes` or `norm` doesn't fit; `PlanError`, on every
+    worker of P_x, where blocks don't form a grid, or the tensor has no elements along one of `axes`.
+
+    Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils.
+    """
+    return _transform("fft", x, P_x, axes, norm)
+
+
+def ifft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
+    """The inverse of `fft`, by the same rules: `jnp.fft.ifftn`."""
+    return _transform("ifft", x, P_x, axes, norm)
+
+
+def rfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
+    """`fft` of real numbers, of which only the frequencies from 0 on are kept along the last of `axes`.
+
+    As `jnp.fft.rfftn`: of a length n, n // 2 + 1 are left, in balanced blocks; along all other dimensions the blocks
+    are those of x.
+
+    **Raises:** as `fft`; `PlanError` also where x is complex.
+    """
+    return _transform("rfft", x, P_x, axes, norm)
+
+
+def irfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, n: int | None = None) -> Array:
+    """The inverse of `rfft`, real: `jnp.fft.irfftn`.
+
+    `n` is the length of the result along the last of `axes`: 2 (m - 1) or 2 m - 1, where x has m frequencies there.
+    Default: the former. Blocks are balanced along it; along all other dimensions they are those of x.
+
+    **Raises:** as `fft`; `PlanError` also for another n. (`nn.DistributedPad` makes x longer or shorter.)
+    """
+    return _transform("irfft", x, P_x, axes, norm, n)
+
+
+def fftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
+    """`fft` along all dimensions, or along `axes`."""
+    return _transform("fft", x, P_x, axes, norm)
+
+
+def ifftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
+    """`ifft` along all dimensions, or along `axes`."""
+    return _transform("ifft", x, P_x, axes, norm)
+
+
+def rfftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
+    """`rfft` along all dimensions, or along `axes`; the last one is halved."""
+    return _transform("rfft", x, P_x, axes, norm)
+
+
+def irfftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, n: int | None = None) -> Array:
+    """`irfft` along all dimensions, or along `axes`; the last one has been halved."""
+    return _transform("irfft", x, P_x, axes, norm, n)
+
+
+def plan_fourier(
+    kind: Kind,
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    axes: Axes | None = -1,
+    norm: str | None = None,
+    n: int | None = None,
+) -> StagesPlan:
+    """The plan of the transform `kind`, from what the workers of P_x (and perhaps more) hold."""
+    along, halved = _checked(kind, P_x, axes, norm, n)
+    held = taking_part(shape_dtypes, P_x.ranks)
+    dtype, grid = common_dtype("x", held, P_x.ranks), owned_grid("x", P_x, held)
+    before = {a: grid.extent[a] for a in along}
+    if nothing := [a for a, length in before.items() if length == 0]:
+        raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {nothing[0]}.")
+    real = not jnp.issubdtype(dtype, jnp.complexfloating)
+    after = dict(before)
+    if halved is not None:
+        after[halved] = _halved_length(kind, before[halved], n, real, dtype)
+    forward, reals = kind in ("fft", "rfft"), Reals(before=real, after=kind == "irfft")
+    path = pencils(grid.extent, P_x.shape, tuple(after.items()), P_x.shape, reals=reals)
+    done: set[int] = set()
+    steps: list[tuple[Partition, Step | None]] = []
+    for stage in path:
+        done.update(stage.axes)
+        sizes = tuple((a, after[a]) for a in stage.axes)
+        step = Forward(sizes, halved, norm) if forward else Inverse(sizes, halved, done == set(along), norm)
+        steps.append((on_grid(P_x, stage.shape), step if sizes else None))
+    return plan_stages(held, grid, dtype, steps, grid, () if halved is None else (halved,))
+
+
+def on_grid(P: Partition, shape: tuple[int, ...]) -> Partition:
+    """The workers of `P` on a grid of `shape`; the first of them on one of one worker."""
+    if shape == P.shape:
+        return P
+    if np.prod(shape) == 1:
+        P = P.create_partition_inclusive([0])
+    return P.create_cartesian_topology_partition(shape)
+
+
+def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np.dtype) -> int:
+    """How long the last dimension is in the end."""
+    if kind == "rfft":
+        if not real:
+            raise PlanError(f"`x` must hold real numbers for a transform that keeps half of the frequencies, not {dtype}.")
+        return length // 2 + 1
+    n = max(2 * (length - 1), 1) if n is None else n
+    if n // 2 + 1 != length:
+        raise PlanError(
+            f"`n` (={n}) must be {2 * (length - 1)} or {2 * length - 1}, where `x` has {length} frequencies, from 0 on."
+        )
+    return n
+
+
+def _checked(
+    kind: Kind, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None
+) -> tuple[tuple[int, ...], int | None]:
+    """The dimensions, ascending, and the one of which half of the frequencies are kept."""
+    check_partitions(P_x=P_x)
+    given: Any = tuple(range(P_x.dim)) if axes is None else axes
+    along = checked_axes("axes", given, P_x.shape)
+    if not along:
+        raise InvalidArgumentError("`axes` (=()) must name a dimension or more.")
+    if norm not in NORMS:
+        raise InvalidArgumentError(f"`norm` (={norm!r}) must be None, 'backward', 'ortho' or 'forward'.")
+    if n is not None:
+        try:
+            operator.index(n)
+        except TypeError:
+            raise InvalidTypeError(f"`n` (={n!r}) must be an integer, or None.") from None
+        if n < 1:
+            raise InvalidArgumentError(f"`n` (={n}) must be 1 or more.")
+    last = given[-1] if isinstance(given, Sequence) else given
+    return along, operator.index(last) % P_x.dim if kind in ("rfft", "irfft") else None
+
+
+def _transform(
+    kind: Kind, x: Array, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None = None
+) -> Array:
+    _checked(kind, P_x, axes, norm, n)
+    if not P_x.active:
+        return x
+    with jax.named_scope(kind):
+        team = tuple(sorted(P_x.ranks))
+        purpose = f"{kind} along {axes}, norm {norm}, n {n}, on {P_x.describe()}"
+        held = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+        return plan_fourier(kind, held, P_x, axes, norm, n).run(P_x.world, x)
