@@ -66,6 +66,12 @@ from distdl_jax.nn.shaping.resample import (
 from distdl_jax.nn.wrappers import Precision, Remat
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
+from distdl_jax.spectral.fno import DistributedFNOBlock
+from distdl_jax.spectral.spectral_conv import (
+    DistributedSpectralConv1d,
+    DistributedSpectralConv2d,
+    DistributedSpectralConv3d,
+)
 
 __all__ = [
     "AllGather",
@@ -93,6 +99,7 @@ __all__ = [
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
     "DistributedEmbedding",
+    "DistributedFNOBlock",
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
@@ -116,6 +123,9 @@ __all__ = [
     "DistributedPad",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
+    "DistributedSpectralConv1d",
+    "DistributedSpectralConv2d",
+    "DistributedSpectralConv3d",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",

@@ -33,9 +33,12 @@ class Reals(NamedTuple):
     after: bool = False
 
 
+COMPLEX = Reals()
+
+
 @lru_cache(maxsize=256)
 def pencils(
-    extent: Shape, start: Shape, lengths: Lengths, target: Shape, *, same_team: bool = True, reals: Reals = Reals()
+    extent: Shape, start: Shape, lengths: Lengths, target: Shape, *, same_team: bool = True, reals: Reals = COMPLEX
 ) -> tuple[Stage, ...]:
     """The stages from the grid `start` to the grid `target`, on which all dimensions of `lengths` are transformed.
 
@@ -81,7 +84,7 @@ class _Search(NamedTuple):
         on_target = on_target or (self.same_team and shape == self.target)
         if not left and on_target:
             return own, (Stage(shape, here),)
-        cost, stages = inf, ()
+        cost, stages = inf, tuple[Stage, ...]()
         for following, to_target in self._following(shape, done, left, on_target):
             move = MOVEMENT * max(self._largest(shape, done), self._largest(following, done))
             rest, behind = self.best(following, done, to_target)

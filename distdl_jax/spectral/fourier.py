@@ -96,7 +96,9 @@ def rfftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None =
     return _transform("rfft", x, P_x, axes, norm)
 
 
-def irfftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, n: int | None = None) -> Array:
+def irfftn(
+    x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, n: int | None = None
+) -> Array:
     """`irfft` along all dimensions, or along `axes`; the last one has been halved."""
     return _transform("irfft", x, P_x, axes, norm, n)
 
@@ -145,7 +147,9 @@ def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np
     """How long the last dimension is in the end."""
     if kind == "rfft":
         if not real:
-            raise PlanError(f"`x` must hold real numbers for a transform that keeps half of the frequencies, not {dtype}.")
+            raise PlanError(
+                f"`x` must hold real numbers for a transform that keeps half of the frequencies, not {dtype}."
+            )
         return length // 2 + 1
     n = max(2 * (length - 1), 1) if n is None else n
     if n // 2 + 1 != length:

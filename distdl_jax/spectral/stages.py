@@ -97,8 +97,8 @@ def plan_stages(
 ) -> StagesPlan:
     """The plan of the steps on the grids of `path`, of which the first is that of `grid`, for blocks of `dtype`.
 
-    On a grid of the workers and the shape of `like` the blocks are those of `like`, except along the dimensions `anew`.
-    Elsewhere they are balanced.
+    On a grid of the workers and the shape of `like` the blocks are those of `like` along dimensions of its length,
+    except `anew`. Elsewhere they are balanced.
     """
     moves: list[Move | None] = []
     after: list[ShapeDtypes] = []
@@ -126,7 +126,8 @@ def _blocks(P: Partition, grid: ProductGrid, like: ProductGrid, anew: Collection
     """The blocks on `P` of the tensor of which `grid` has those before."""
     ranges = [balanced_ranges(n, p) for n, p in zip(grid.extent, P.shape, strict=True)]
     if (P.ranks, P.shape) == (like.ranks, like.shape):
-        ranges = [ranges[d] if d in anew else its for d, its in enumerate(like.ranges)]
+        same = [n == m and d not in anew for d, (n, m) in enumerate(zip(grid.extent, like.extent, strict=True))]
+        ranges = [theirs if keep else even for keep, theirs, even in zip(same, like.ranges, ranges, strict=True)]
     return ProductGrid(P.ranks, tuple(ranges))
 
 

@@ -83,6 +83,15 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
         P_x=on(P, 1, 2, 2), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
     ),
+    **{
+        f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
+            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)), in_channels=2, out_channels=3, modes=2, P_W=None
+        )
+        for d in (1, 2, 3)
+    },
+    "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
+        P_x=on(P, 2, 1, 2), in_channels=2, out_channels=3, modes=2, activation=None
+    ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(on(P, 2, 2), on(P, 1, 4)), jax.nn.relu),
 }
 

@@ -76,6 +76,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "unflatten": lambda P: (
         nn.Unflatten(part(P, 1, 3), part(P, 2, 1, 2), (4, 5)), (2, 20), (2, 4, 5), part(P, 2, 1, 2), ()
     ),
+    "fno block": lambda P: (
+        nn.DistributedFNOBlock(part(P, 2, 1, 2), 4, 3, 2), (3, 4, 5), (3, 3, 5), part(P, 2, 1, 2), ()
+    ),
     "repartition": lambda P: (nn.Repartition(part(P, 3, 1), part(P, 1, 2)), (7, 5), (7, 5), part(P, 1, 2), ()),
     "rows to columns": lambda P: (
         nn.Repartition(part(P, 2, 1, ranks=(0, 1)), part(P, 1, 2, ranks=(2, 3))), (5, 4), (5, 4),

@@ -3,14 +3,16 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from imaginary import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import cut
+from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
+from distdl_jax import nn
 from distdl_jax.plans.pencils import pencils
 
 TOLERANCE = 1e-12
@@ -143,6 +145,62 @@ def check(cases: tuple[Case, ...]) -> None:
                 np.testing.assert_allclose(mine, its, rtol=0, atol=TOLERANCE * 10, err_msg=str(case))
 
 
+def spectral(
+    sizes: Any, P_x: On, modes: tuple[int, ...], P_W: On | None = None, out: int = 2, block: bool = False
+) -> Beside:
+    """Of the whole spectrum, a product with the weight where it has one."""
+    dims = len(modes)
+
+    def convolved(weight: Any, x: Any) -> Any:
+        axes = tuple(range(2, x.ndim))
+        spectrum = jnp.fft.rfftn(x, axes=axes)
+        whole = jnp.zeros((*weight.shape[:2], *spectrum.shape[2:]), complex)
+        places = [jnp.r_[0:m, n - m : n] for m, n in zip(modes[:-1], x.shape[2:-1], strict=True)]
+        where = jnp.ix_(*(jnp.arange(n) for n in weight.shape[:2]), *places, jnp.arange(modes[-1]))
+        whole = whole.at[where].set(weight[..., 0] + 1j * weight[..., 1])
+        return jnp.fft.irfftn(jnp.einsum("bi...,io...->bo...", spectrum, whole), x.shape[2:], axes)
+
+    def whole(params: Any, x: Any) -> Any:
+        if not block:
+            return convolved(params["weight"], x)
+        linear = params["pointwise"]
+        y = jnp.einsum("bi...,oi->bo...", x, linear["weight"].reshape(out, -1))
+        y = y + linear["bias"].reshape(-1, *(1,) * dims)
+        return jnp.tanh(convolved(params["spectral"]["weight"], x) + y)
+
+    def layer(P: dj.Partition) -> Any:
+        on_W = P_W.partition(P) if P_W else None
+        if block:
+            return nn.DistributedFNOBlock(P_x.partition(P), sizes[1], out, modes, jnp.tanh, on_W)
+        return getattr(nn, f"DistributedSpectralConv{dims}d")(P_x.partition(P), sizes[1], out, modes, on_W)
+
+    return Beside(
+        f"spectral {sizes} {P_x} {modes} {P_W} {block}", sizes, layer, whole, P_x, None, (sizes[0], out, *sizes[2:])
+    )
+
+
+LAYERS = (
+    spectral((2, 3, 6, 5), on(1, 1, 2, 2), (2, 3)),
+    spectral((2, 3, 5), on(2, 2, 1, ranks=(3, 1, 0, 2)), (3,)),
+    spectral((2, 2, 4, [0, 5]), on(1, 1, 1, 2), (2, 2), on(1, 1, 3, 1, ranks=(1, 3, 2)), 3),
+    spectral((1, 2, 4, 5, 4), on(1, 1, 4, 1, 1), (1, 2, 2), None, 3, True),
+)
+MORE_LAYERS = (
+    spectral((1, 2, 4, 4, 4), on(1, 1, 2, 1, 2), (2, 1, 3)),
+    spectral((3, 2, 8), on(1, 1, 4), (4,)),
+    spectral((4, 2, 7), on(4, 1, 1), (2,), on(1, 1, 2)),
+    spectral((2, 2, 6, 6), on(1, 1, 4, 1), (1, 4), on(1, 1, 1, 4, ranks=(3, 2, 1, 0))),
+    spectral((2, 2, 6, 6), on(2, 1, 2, 1), (2, 2), None, 2, True),
+    spectral((2, 3, 9), on(1, 1, 3, ranks=(2, 0, 3)), (2,), None, 1, True),
+)
+
+
+@pytest.mark.simulated(4)
+def test_layers_beside_plain_jax() -> None:
+    """Output and gradients of spectral convolutions and blocks: everything split, blocks without modes, any teams."""
+    check_beside(LAYERS if LONG == 1 else LAYERS + MORE_LAYERS)
+
+
 @pytest.mark.simulated(2)
 def test_what_dtypes_become() -> None:
     """Frequencies of single and half precisions, of integers and booleans; real numbers of those."""
@@ -186,6 +244,22 @@ def test_refusals() -> None:
         "`n` (=0) must be 1 or more.": transform("irfft", n=0),
     }.items():
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
+    sizes = {"in_channels": 2, "out_channels": 2}
+    for sentence, work in {
+        "`modes` (=(2, 2, 2)) must be an integer, 1 or more, or 1 of them.": lambda P: nn.DistributedSpectralConv1d(
+            on(1, 1, 4).partition(P), **sizes, modes=(2, 2, 2)
+        ),
+        "`P_W` (1 x 2 x 2) must have shape 1 x 1 x ..., 3 dimensions": lambda P: nn.DistributedSpectralConv1d(
+            on(1, 1, 4).partition(P), **sizes, modes=2, P_W=on(1, 2, 2).partition(P)
+        ),
+        "`P_x` (1 x 4) must have 4 dimensions: batch, channels, and features.": lambda P: nn.DistributedSpectralConv2d(
+            on(1, 4).partition(P), **sizes, modes=2
+        ),
+        "`P_x` (1 x 2 x 2) must have 3 to 5 dimensions, batch, channels, and features, and one worker along": (
+            lambda P: nn.DistributedFNOBlock(on(1, 2, 2).partition(P), **sizes, modes=2)
+        ),
+    }.items():
+        assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.spectral.fourier import plan_fourier
 
@@ -193,7 +267,19 @@ def test_refusals() -> None:
         held = {worker: ShapeDtype(shape, np.dtype(dtype)) for worker in range(4)}
         return lambda P: plan_fourier(kind, held, on(1, 4).partition(P), **options)
 
+    def layer(modes: Any, P_x: On, shape: Any, dtype: str = "float32", block: bool = False) -> Any:
+        held = {worker: ShapeDtype(shape, np.dtype(dtype)) for worker in range(4)}
+        kind = nn.DistributedFNOBlock if block else nn.DistributedSpectralConv2d
+        return lambda P: kind(P_x.partition(P), **sizes, modes=modes).plan(held)
+
     for sentence, work in {
+        "`modes` (=(4, 4)) must be at most (3, 5) for features of 6 x 8: half of a length": layer(
+            4, on(1, 1, 2, 2), (2, 2, 3, 4)
+        ),
+        "`x` (of shape (2, 3, 6, 8)) must have 2 channels.": layer(2, on(1, 1, 2, 2), (2, 3, 3, 4)),
+        "`x` must hold real floating-point numbers, not complex64.": layer(
+            2, on(1, 1, 2, 2), (2, 2, 3, 4), "complex64"
+        ),
         "`x` must hold real numbers for a transform that keeps half of the frequencies, not complex64.": plan(
             "rfft", "complex64"
         ),

@@ -13,7 +13,7 @@ import numpy as np
 from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix.case import Case
-from matrix.layer_cases import attention_of_two_heads, enlarged, layer, normalised
+from matrix.layer_cases import attention_of_two_heads, enlarged, hartley, layer, low_frequencies, normalised
 from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
     all_gather,
@@ -131,6 +131,16 @@ PRIMITIVES = (
         attention_of_two_heads,
         linear=False,
         scale=0.1,
+    ),
+    hartley(on(2, 2), (3, 2), (0, 1)),
+    hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
+    layer(
+        "spectral",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (1, 2, 4),
+        lambda P: nn.DistributedSpectralConv1d(on(1, 1, 3, ranks=(2, 0, 3)).partition(P), 2, 1, 2),
+        lambda p, x: low_frequencies(p["weight"], x),
+        linear=False,
     ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),

@@ -1,6 +1,7 @@
 """Layers of x with fixed parameters, each in a line: the layer, and the same of the whole tensor."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,6 +10,9 @@ import numpy as np
 from imaginary import partition_of
 
 import distdl_jax as dj
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.plan import Plan
+from distdl_jax.spectral.fourier import plan_fourier
 from matrix import reference
 from matrix.case import Case, Operator
 from matrix.painting import painted
@@ -69,6 +73,56 @@ def layer(
         exact=linear,
         silent=silent,
     )
+
+
+def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4) -> Case:
+    """Real and imaginary part of the frequencies, added: from real numbers to real numbers."""
+
+    def operator(P: dj.Partition) -> Operator:
+        def transform(x: Any) -> Any:
+            y = dj.functional.fft(x, P_x.partition(P), axes)
+            return y.real + y.imag
+
+        return transform
+
+    def whole(x: Any) -> Any:
+        y = np.fft.fftn(x, axes=axes)
+        return y.real + y.imag
+
+    return Case(
+        f"hartley {P_x} along {axes}",
+        world,
+        blocks(P_x, *sizes, world=world),
+        operator,
+        lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
+        lambda P, held: RealPlan(plan_fourier("fft", held, P_x.partition(P), axes)),
+        any_dtype=False,
+        any_complex=False,
+        exact=False,
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+    )
+
+
+@dataclass(frozen=True)
+class RealPlan(Plan):
+    """The plan of real numbers made of complex ones."""
+
+    of: Plan
+
+    @property
+    def workers(self) -> Any:
+        return self.of.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        held = self.of.output(worker)
+        return ShapeDtype(held.shape, np.zeros(0, held.dtype).real.dtype)
+
+
+def low_frequencies(weight: Any, x: Any) -> Any:
+    """x with each frequency from 0 on multiplied with a matrix, and no others, along the last dimension."""
+    kept = weight.shape[2]
+    spectrum = jnp.fft.rfft(x)[..., :kept]
+    return jnp.fft.irfft(jnp.einsum("bik,iok->bok", spectrum, weight[..., 0] + 1j * weight[..., 1]), x.shape[-1])
 
 
 def assembled(arrays: Sequence[Any], grid: np.ndarray) -> Any:

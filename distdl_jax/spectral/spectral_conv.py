@@ -1,0 +1,305 @@
+"""Convolutions whose weights are given for the lowest frequencies, as in Fourier neural operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from distdl_jax.backends.base import Workers, World
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.initialization import Initializer, initialize_params
+from distdl_jax.nn.layer import purpose_of
+from distdl_jax.nn.parameters import (
+    Params,
+    ParamShapeDtypes,
+    check_params,
+    held_by_specs,
+    told_with_params,
+    unboxed,
+)
+from distdl_jax.output_specs import output_spec
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer, checked_integers
+from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.tie import tie
+from distdl_jax.spectral.fourier import on_grid
+from distdl_jax.spectral.lines import Forward, Inverse
+from distdl_jax.spectral.stages import StagesPlan, plan_stages
+from distdl_jax.static import Static
+from distdl_jax.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class SpectralPlan(Plan):
+    """The plan of a spectral convolution: to the frequencies, a product there, and back.
+
+    - `products`: what the workers hold between the two.
+    - `shapes`: what they hold in the end.
+    """
+
+    there: StagesPlan
+    products: ShapeDtypes = field(hash=False)
+    back: StagesPlan
+    shapes: ShapeDtypes = field(hash=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.shapes))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.shapes[worker]
+
+    def run(self, world: World, params: Params, x: Array) -> Array:
+        """This worker's block of the output."""
+        x, weight = self.there.run(world, x), params["weight"]
+        product = self.products[world.rank]
+        if product.size and x.size:
+            wide = np.zeros(0, product.dtype).real.dtype
+            complex_weight = lax.complex(weight[..., 0].astype(wide), weight[..., 1].astype(wide))
+            x = jnp.einsum(
+                "bi...,io...->bo...", x.astype(product.dtype), complex_weight, precision=lax.Precision.HIGHEST
+            )
+        else:
+            x = tie(jnp.zeros(product.shape, product.dtype), x, weight)
+        # On every worker, so that whatever is differentiated, all of them carry a derivative into the movement.
+        x, mine = self.back.run(world, tie(x, weight)), self.shapes[world.rank]
+        return x.astype(mine.dtype)
+
+
+@dataclass(frozen=True, init=False)
+class DistributedSpectralConv(Static):
+    r"""A convolution that is a product with a weight at each of the lowest frequencies.
+
+    The input is Fourier-transformed over its features; at each frequency that is kept the channels are multiplied with
+    a complex matrix; and the result, 0 at all other frequencies, is transformed back. Everything may be split.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_in x n_{D-1} x ... x n_0 | P_x: P_n x P_c x P_{D-1} x ... x P_0 |
+    | y | n_b x n_out x n_{D-1} x ... x n_0 | P_x, the same blocks along batch and features |
+    | W (`params["weight"]`) | n_in x n_out x 2 m_{D-1} x ... x m_0 x 2 | P_W: 1 x 1 x Q_{D-1} x ... x Q_0, and 1 |
+
+    Along a dimension of W lie the frequencies 0, 1, ..., m - 1, -m, ..., -1; along the one before its last, where those
+    of real data are halved, 0 to m - 1. They are in balanced blocks on P_W, which may be empty. The last dimension has
+    their real and imaginary parts, so that an optimiser need not know of complex numbers.
+
+    Each movement carries what is left of the frequencies: where a worker has transformed along a dimension, it drops
+    the high ones, before the tensor goes on to the next grid.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input and output.
+    - `in_channels`, `out_channels`: n_in and n_out.
+    - `modes`: m, a number, or one for each feature dimension.
+    - `P_W`: the partition of the frequencies, on any workers. Default: those of P_x, split as evenly as can be, where
+      it takes the fewest movements to get there.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x or
+    the weight doesn't, or x has not as many frequencies.
+
+    Source: Li et al. (2021), arXiv:2010.08895; Grady et al. (2023), arXiv:2204.01205, on many workers.
+    """
+
+    dims: ClassVar[int]
+    P_x: Partition
+    in_channels: int
+    out_channels: int
+    modes: tuple[int, ...]
+    P_W: Partition
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        modes: int | Sequence[int],
+        P_W: Partition | None = None,
+    ) -> None:
+        check_partitions(P_x=P_x, **({} if P_W is None else {"P_W": P_W}))
+        kept = checked_integers("modes", modes, or_one=True)
+        kept = kept * self.dims if len(kept) == 1 else kept
+        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            checked_integer(name, channels, 1)
+        if len(kept) != self.dims or min(kept) < 1:
+            raise InvalidArgumentError(f"`modes` (={modes!r}) must be an integer, 1 or more, or {self.dims} of them.")
+        if P_x.dim != self.dims + 2:
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(P_x.shape)}) must have {self.dims + 2} dimensions: batch, channels, and features."
+            )
+        vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, modes=kept)
+        if P_W is None:
+            P_W = P_x.create_cartesian_topology_partition(_grid_of_modes(P_x.shape, in_channels, self._frequencies))
+        if P_W.dim != P_x.dim or P_W.shape[:2] != (1, 1):
+            raise InvalidArgumentError(
+                f"`P_W` ({shape_text(P_W.shape)}) must have shape 1 x 1 x ..., {self.dims + 2} dimensions, of which "
+                "those of the frequencies are split: the channels of a frequency are on one worker."
+            )
+        vars(self).update(P_W=P_W)
+
+    @property
+    def _frequencies(self) -> tuple[int, ...]:
+        """How many are kept along each dimension."""
+        return (*(2 * m for m in self.modes[:-1]), self.modes[-1])
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """The global shape and the partition of the weight."""
+        shape = (self.in_channels, self.out_channels, *self._frequencies, 2)
+        return {"weight": TensorSpec(shape, self.P_W.create_cartesian_topology_partition((*self.P_W.shape, 1)))}
+
+    def init(
+        self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None
+    ) -> dict[str, Array]:
+        """This worker's block of the initial weight; the same global values for one key whatever the partition.
+
+        `key` is a JAX random key, the same on every worker, and `weight_init` a function of (key, shape, dtype) that
+        sees the global shape. Default: uniform from 0 to 1/(in_channels out_channels), as in Li et al.
+        """
+        default = jax.nn.initializers.uniform(1 / (self.in_channels * self.out_channels))
+        return initialize_params(self.param_specs(), key, dtype, {"weight": weight_init or default})
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """The `TensorSpec` of the output, on P_x, from that of the input; nothing moves.
+
+        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
+        """
+        return output_spec(self, x_spec, self.P_x)
+
+    @cached_property
+    def _team(self) -> Workers:
+        return tuple(sorted({*self.P_x.ranks, *self.P_W.ranks}))
+
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> SpectralPlan:
+        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+
+        `x` and `params` are the shapes and dtypes by world rank; default for `params`: as `param_specs` says, in x's
+        dtype.
+
+        **Raises:** `PlanError` where x or the weight does not fit.
+        """
+        x, specs = taking_part(x, self._team), self.param_specs()
+        dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
+        self._check(dtype, grid.extent)
+        params = held_by_specs(specs, self._team, dtype) if params is None else params
+        check_params(params, specs)
+        of_y = np.dtype(jnp.promote_types(dtype, params[self.P_W.ranks[0]]["weight"].dtype))
+        axes = range(2, self.P_x.dim)
+        kept, lengths = dict(zip(axes, self._frequencies, strict=True)), dict(zip(axes, grid.extent[2:], strict=True))
+        same = self.P_W.ranks == self.P_x.ranks
+        path = pencils(
+            grid.extent,
+            self.P_x.shape,
+            tuple(kept.items()),
+            self.P_W.shape,
+            same_team=same,
+            reals=Reals(before=True),
+        )
+        grids = [self.P_W if k == len(path) - 1 else on_grid(self.P_x, s.shape) for k, s in enumerate(path)]
+        halved, first = self.P_x.dim - 1, next(k for k, stage in enumerate(path) if stage.axes)
+        forward, inverse = [], []
+        for k, (P, stage) in enumerate(zip(grids, path, strict=True)):
+            sizes = tuple((a, kept[a]) for a in stage.axes)
+            forward.append((P, Forward(sizes, halved) if sizes else None))
+            sizes = tuple((a, lengths[a]) for a in stage.axes)
+            inverse.append((P, Inverse(sizes, halved, k == first) if sizes else None))
+        there = plan_stages(x, grid, dtype, forward, grid)
+        ranges = list(there.grid.ranges)
+        ranges[1] = balanced_ranges(self.out_channels, 1)
+        between = ProductGrid(there.grid.ranks, tuple(ranges))
+        products = {
+            worker: ShapeDtype(
+                (held.shape[0], self.out_channels, *held.shape[2:]) if worker in between.cell_of else held.shape,
+                np.dtype(jnp.promote_types(there.dtype, of_y)),
+            )
+            for worker, held in there.held[-1].items()
+        }
+        of_product = products[between.ranks[0]].dtype
+        like = ProductGrid(
+            grid.ranks, (grid.ranges[0], balanced_ranges(self.out_channels, self.P_x.shape[1]), *grid.ranges[2:])
+        )
+        back = plan_stages(products, between, of_product, inverse[::-1], like)
+        shapes = {worker: ShapeDtype(held.shape, of_y) for worker, held in back.held[-1].items()}
+        return SpectralPlan(there, products, back, shapes)
+
+    def _check(self, dtype: np.dtype, extent: tuple[int, ...]) -> None:
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise PlanError(f"`x` must hold real floating-point numbers, not {dtype}.")
+        if extent[1] != self.in_channels:
+            raise PlanError(f"`x` (of shape {extent}) must have {self.in_channels} channels.")
+        most = (*(n // 2 for n in extent[2:-1]), extent[-1] // 2 + 1)
+        if any(m > limit for m, limit in zip(self.modes, most, strict=True)):
+            raise PlanError(
+                f"`modes` (={self.modes}) must be at most {most} for features of {shape_text(extent[2:])}: half of a "
+                "length, and one more along the last dimension."
+            )
+
+    def __call__(self, params: Any, x: Array) -> Array:
+        """Apply the layer.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block on P_x, perhaps empty; elsewhere a zero-volume array.
+
+        **Returns:** this worker's block on P_x, with out_channels channels, balanced along them; elsewhere a
+        zero-volume array.
+
+        **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
+        """
+        world = self.P_x.world
+        if world.rank not in self._team:
+            return x
+        with jax.named_scope(type(self).__name__):
+            params = unboxed(params)
+            told = told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x)
+            return self.plan(*told).run(world, params, x)
+
+    def apply(self, params: Mapping[str, Array], x: Array) -> Array:
+        """The same as calling the layer."""
+        return self(params, x)
+
+
+class DistributedSpectralConv1d(DistributedSpectralConv):
+    """A spectral convolution over one feature dimension; see `DistributedSpectralConv`."""
+
+    dims = 1
+
+
+class DistributedSpectralConv2d(DistributedSpectralConv):
+    """A spectral convolution over two feature dimensions; see `DistributedSpectralConv`."""
+
+    dims = 2
+
+
+class DistributedSpectralConv3d(DistributedSpectralConv):
+    """A spectral convolution over three feature dimensions; see `DistributedSpectralConv`."""
+
+    dims = 3
+
+
+@lru_cache(maxsize=64)
+def _grid_of_modes(shape: tuple[int, ...], channels: int, frequencies: tuple[int, ...]) -> tuple[int, ...]:
+    """How the frequencies are split: evenly; of grids that are as even, that where the movements are fewest, if there
+    are twice as many frequencies as are kept."""
+    grids = [(1, 1, *grid) for grid in factorizations(prod(shape), len(frequencies))]
+    whole = (1, 1, *frequencies)
+    least = min(largest_block(whole, grid) for grid in grids)
+    extent = (1, channels, *(2 * n for n in frequencies))
+    lengths = tuple((d, n) for d, n in enumerate(frequencies, 2))
+
+    def rank(grid: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        path = pencils(extent, shape, lengths, grid, reals=Reals(before=True))
+        return len(path), grid
+
+    return min((grid for grid in grids if largest_block(whole, grid) == least), key=rank)
