@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from distdl_jax.backends.base import World
@@ -29,6 +29,9 @@ from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
 from distdl_jax.primitives.tie import tie
 from distdl_jax.primitives.written_once import written_once
 from distdl_jax.programs.ir import movement_scope
+
+Parts = tuple[Array, ...]
+"""An array, or the real and the imaginary part of one."""
 
 
 class Movement(Protocol):
@@ -104,51 +107,64 @@ def move(world: World, part: Movement, x: Array) -> Array:
     if not part.differentiable:
         return _run(world, part, x)
     with jax.named_scope(movement_scope(next(_numbers))):
-        y, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
+        parts, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
     note_anchor(anchor)
-    return never_transposed(y)
+    return never_transposed(_joined(parts))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _move(world: World, part: Movement, x: Array) -> tuple[Array, Array, Array | None]:
+def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array | None]:
     """What is held after the movement, an empty anchor of it (whoever uses that has the adjoint run), what it keeps.
 
-    All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none.
+    All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none. Complex
+    numbers come in two parts, for it can't save those.
     """
     if isinstance(part, NonlinearMovement):
         # XLA might compute x again for what is kept, an ulp apart.
         x = written_once(x)
     y = _run(world, part, x)
     kept = part.kept(x, y) if isinstance(part, NonlinearMovement) else None
-    return y, tie(jnp.zeros(0, y.dtype), y), kept
+    return _parts(y), tie(jnp.zeros(0, y.dtype), y), kept
+
+
+def _parts(y: Array) -> Parts:
+    """`y`, or its real and its imaginary part."""
+    return (y.real, y.imag) if jnp.issubdtype(y.dtype, jnp.complexfloating) else (y,)
+
+
+def _joined(parts: Parts) -> Array:
+    """The way back."""
+    return lax.complex(*parts) if len(parts) == 2 else parts[0]
 
 
 def _forward(
     world: World, part: Movement, x: Array
-) -> tuple[tuple[Array, Array, Array | None], tuple[Array, Array | None]]:
+) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array | None]]:
     # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
     # would not do: JAX makes a constant of it where `x` is empty.)
     trace_of_x = tie(jnp.zeros(0, x.dtype), x)
-    y, anchor, kept = _move(world, part, x)
-    return (y, anchor, kept), (trace_of_x, kept)
+    parts, anchor, kept = _move(world, part, x)
+    return (parts, anchor, kept), (trace_of_x, kept)
 
 
 def _backward(
-    world: World, part: Movement, of_x: tuple[Array, Array | None], cotangents: tuple[Array, Array, Any]
+    world: World, part: Movement, of_x: tuple[Array, Array | None], cotangents: tuple[Parts, Array, Any]
 ) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
     trace_of_x, kept = of_x
-    dy = tie(cotangents[0], cotangents[1], trace_of_x)
+    real, *imaginary = cotangents[0]
+    # JAX's cotangent of a complex number is the conjugate of those of its parts.
+    dy = tie(_joined((real, *(-its for its in imaginary))), cotangents[1], trace_of_x)
     if isinstance(part, NonlinearMovement):
         assert kept is not None
         moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(kept, dy)))
         note_anchor(anchor)
-        return (part.after_adjoint(kept, moved, dy.dtype),)
+        return (part.after_adjoint(kept, _joined(moved), dy.dtype),)
     adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
     dx, anchor, _ = _move(world, adjoint, reverse_only(dy))
     note_anchor(anchor)
-    return (dx,)
+    return (_joined(dx),)
 
 
 _move.defvjp(_forward, _backward)

@@ -90,7 +90,7 @@ def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4
         return y.real + y.imag
 
     return Case(
-        f"hartley {P_x} along {axes}",
+        f"layer hartley {P_x} along {axes}",
         world,
         blocks(P_x, *sizes, world=world),
         operator,
