@@ -237,3 +237,30 @@ def test_the_transformer_follows_plain_jax(
     assert len(found) == 2 and max(map(float, found)) < 1e-10
     assert "would have chosen 3 of these 3 characters" in output
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "name, size, options",
+    [
+        ("fno", 2, "--size 8 --width 2 --modes 2 --blocks 1 --samples 4"),
+        *(
+            (
+                ("fno", 4, "--dims 3 --size 6 --width 2 --modes 2 --samples 4 --partition 2x1x1x2x1"),
+                ("super_resolution", 4, "--size 6 --width 3 --samples 6 --partition 2x1x2x1"),
+                ("vgg", 4, "--width 1"),
+            )
+            if long_run()
+            else ()
+        ),
+    ],
+)
+def test_whole_networks_beside_plain_jax(name: str, size: int, options: str, tmp_path: Path) -> None:
+    """On simulated workers, step by step: the example compares losses and parameters itself; and it draws."""
+    few = ["--steps", "2", "--batch-size", "2", "--dtype", "float64"]
+    picture = tmp_path / "picture.png"
+    arguments = (EXAMPLES / f"{name}.py", *few, *options.split(), "--out", picture)
+    status, output = simulated(size, *arguments, limit=290, cwd=tmp_path, flags=FAST_TO_COMPILE)
+    assert status == 0, output
+    found = re.findall(r"Largest difference between their .*: (\S+)", output)
+    assert len(found) == 2 and max(map(float, found)) < 1e-10
+    assert picture.read_bytes().startswith(b"\x89PNG")

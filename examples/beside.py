@@ -1,0 +1,193 @@
+"""What the examples of whole networks share: a network trained on all workers, and beside it the same in plain JAX.
+
+A network has `init`, `init_state`, `param_specs`, and is called as `y, state = network(params, x, state=state,
+training=...)`, as `nn.Sequential`; the same in plain JAX is a function `plain(params, state, x, training)`.
+"""
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import distdl_jax as dj
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from training import DIFFERENCE, say
+
+Arrays = tuple[np.ndarray, np.ndarray]
+Network = Callable[..., Any]
+
+
+class Training(NamedTuple):
+    """The parameters and the state in the end, the loss before each step, and the median of the seconds of a step."""
+
+    params: Any
+    state: Any
+    losses: list[float]
+    seconds: float
+
+
+def options(description: str, name: str, partition_help: str, **defaults: Any) -> argparse.ArgumentParser:
+    """What all of them take; `defaults` has the steps, the batch size, and the learning rate."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--partition", type=shape, metavar="SHAPE", help=partition_help)
+    parser.add_argument("--dtype", default="float32", choices=list(DIFFERENCE))
+    parser.add_argument("--steps", type=int, default=defaults["steps"])
+    parser.add_argument("--batch-size", type=int, default=defaults["batch_size"])
+    parser.add_argument(
+        "--learning-rate", type=float, default=defaults["learning_rate"], help="it falls along a cosine"
+    )
+    parser.add_argument("--out", type=Path, default=Path(f"out/{name}.png"), help="where the picture goes")
+    return parser
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """A partition's shape from the command line, as in 1x1x2x2."""
+    sizes = text.split("x")
+    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers of workers, as in 1x1x2x2.")
+    return tuple(map(int, sizes))
+
+
+def partition(P_world: dj.Partition, given: Sequence[int] | None, dims: int) -> dj.CartesianPartition:
+    """The partition of x: as given, or all workers along the last `dims - 2` dimensions, as square as can be."""
+    if given is None:
+        features, left = [1] * (dims - 2), P_world.size
+        for factor in sorted(_factors(left), reverse=True):
+            features[features.index(min(features))] *= factor
+        given = (1, 1, *features)
+    if len(given) != dims or math.prod(given) > P_world.size:
+        text = "x".join(map(str, given))
+        raise SystemExit(
+            f"--partition {text} must have {dims} numbers, batch, channels and features, and at most {P_world.size} "
+            f"workers, those that there are: mpirun -n N, or --simulate N, starts more."
+        )
+    return P_world.create_partition_inclusive(range(math.prod(given))).create_cartesian_topology_partition(given)
+
+
+def _factors(n: int) -> list[int]:
+    found, factor = [], 2
+    while n > 1:
+        while n % factor:
+            factor += 1
+        found.append(factor)
+        n //= factor
+    return found
+
+
+def block(whole: np.ndarray, P: dj.Partition) -> jax.Array:
+    """This worker's block of a tensor on `P`; elsewhere a zero-volume array."""
+    box = dj.TensorSpec(whole.shape, P).box
+    own = whole[:, :0].reshape(len(whole), 0) if box is None else whole[tuple(slice(*side) for side in box)]
+    return jnp.asarray(own)
+
+
+def train_both(
+    network: Any,
+    plain: Network,
+    losses: tuple[Callable[..., Any], Callable[..., Any]],
+    data: Arrays,
+    held: Callable[[Arrays], tuple[jax.Array, jax.Array]],
+    given: argparse.Namespace,
+) -> tuple[Training, bool]:
+    """Train the network on all workers, then on worker 0 the one in plain JAX from the same parameters.
+
+    `losses` are of a prediction and a target: this worker's part of the mean, and the whole; `data` is the whole of the
+    inputs and targets, on every worker, and `held` what this worker holds of some. Gives the distributed training, and
+    whether the two agree, on all workers.
+    """
+    params, state = network.init(jax.random.key(0), given.dtype), network.init_state(given.dtype)
+    specs = network.param_specs()
+    whole = dj.gather((params, state), (specs, network.state_specs()))
+    optimiser = optax.adam(optax.cosine_decay_schedule(given.learning_rate, given.steps))
+
+    def distributed(params: Any, state: Any, x: jax.Array, training: bool) -> Any:
+        return network(params, x, state=state, training=training)
+
+    say("Distributed:")
+    ours = _train(dj.jit, dj.value_and_grad, distributed, losses[0], optimiser, (params, state), data, held, given)
+    trained = dj.gather(ours.params, specs)
+    good = True
+    P_world = dj.Partition()
+    if P_world.rank == 0:  # nothing in here moves data between workers
+        say("In plain JAX, from the same parameters, on one worker:")
+        theirs = _train(jax.jit, jax.value_and_grad, plain, losses[1], optimiser, whole, data, _as_it_is, given)
+        good = _compare(ours, theirs, trained, given)
+    return ours, P_world.broadcast_data(good)
+
+
+def _as_it_is(batch: Arrays) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(batch[0]), jnp.asarray(batch[1])
+
+
+def _train(
+    jit: Callable[..., Any],
+    value_and_grad: Callable[..., Any],
+    network: Network,
+    loss: Callable[..., Any],
+    optimiser: optax.GradientTransformation,
+    start: tuple[Any, Any],
+    data: Arrays,
+    held: Callable[[Arrays], tuple[jax.Array, jax.Array]],
+    given: argparse.Namespace,
+) -> Training:
+    @jit
+    def step(params: Any, state: Any, opt_state: Any, x: jax.Array, target: jax.Array) -> tuple[Any, ...]:
+        def part(params: Any) -> tuple[jax.Array, Any]:
+            y, new = network(params, state, x, True)
+            return loss(y, target), new
+
+        (value, new), gradient = value_and_grad(part, has_aux=True)(params)
+        updates, opt_state = optimiser.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), new, opt_state, value
+
+    (params, state), losses, seconds = start, [], []
+    opt_state = optimiser.init(params)
+    for n in range(given.steps):
+        rows = np.random.default_rng(n).permutation(len(data[0]))[: given.batch_size]
+        batch = held((data[0][rows], data[1][rows]))
+        begin = time.perf_counter()
+        params, state, opt_state, value = step(params, state, opt_state, *batch)
+        losses.append(float(value))
+        seconds.append(time.perf_counter() - begin)
+        if (n + 1) % max(given.steps // 8, 1) == 0:
+            say(f"  step {n + 1:4}  loss {statistics.mean(losses[-10:]):.5f}  {sum(seconds):6.1f} s")
+    return Training(params, state, losses, statistics.median(seconds[1:] or seconds))
+
+
+def _compare(ours: Training, theirs: Training, trained: Any, given: argparse.Namespace) -> bool:
+    """Print how far apart they are; whether that is rounding."""
+    pairs = zip(jax.tree.leaves(trained), jax.tree.leaves(theirs.params), strict=True)
+    apart = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+    losses_apart = max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True))
+    say(f"Seconds per step: {ours.seconds:.4f} distributed, {theirs.seconds:.4f} in plain JAX (medians)")
+    say(f"Largest difference between their parameters: {apart:.1e}")
+    say(f"Largest difference between their losses at any step: {losses_apart:.1e}")
+    good = max(apart, losses_apart) < DIFFERENCE[given.dtype]
+    if not good:
+        say(f"FAILED: the differences must be below {DIFFERENCE[given.dtype]:.0e} in {given.dtype}.")
+    return good
+
+
+def draw(panels: dict[str, np.ndarray], losses: list[float], out: Path) -> None:
+    """Draw images in a row, and the losses behind them; on the worker that calls it."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no screen
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(panels) + 1, figsize=(3.2 * (len(panels) + 1), 3), layout="constrained")
+    for panel, (name, values) in zip(axes, panels.items(), strict=False):
+        panel.imshow(values)
+        panel.set(title=name, xticks=[], yticks=[])
+    axes[-1].semilogy(losses)
+    axes[-1].set(title="loss", xlabel="step")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120)
+    say(f"Picture: {out}")
