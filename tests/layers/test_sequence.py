@@ -215,7 +215,7 @@ def test_a_ring_keeps_neither_blocks_nor_scores() -> None:
     assert P.rank > 1 or kept[0] == kept[1] < 8 * x.size, kept
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [True] if LONG == 1 else [False, True])
 def test_pieces_of_keys(causal: bool) -> None:
     """More keys than are looked at together, of which some are padding; the first query sees nothing but padding."""
     rng = np.random.default_rng(0)
