@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.arguments import check_key
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
 from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
-from distdl_jax.primitives.held import owned_grid
+from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved, taking_part
 from distdl_jax.random import standard_uniform
 
@@ -38,7 +38,8 @@ class Dropout(ParameterFreeLayer):
     It is called with `layer(x, key=key, training=True)`; the key is the same on every worker, and another one at each
     step. `nn.Sequential` splits its key among its layers.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or there is no key in training.
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or there is no key in training;
+    `PlanError`, on every worker of P_x, where x holds integers.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -81,6 +82,8 @@ class Dropout(ParameterFreeLayer):
         with jax.named_scope("Dropout"):
             team = tuple(sorted(self.P_x.ranks))
             held = exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x)
+            if not jnp.issubdtype(dtype := common_dtype("x", held, self.P_x.ranks), jnp.inexact):
+                raise PlanError(f"`x` must hold floating-point numbers, but is {dtype}.")
             grid = owned_grid("x", self.P_x, held)
             shape, box = grid.extent, grid.box(self.P_x.rank)
             if self.channels:

@@ -250,6 +250,8 @@ def test_dropout_does_not_depend_on_the_partition() -> None:
     np.testing.assert_array_equal(network(({}, ({},)), own, training=False), jnp.sin(own))
     with pytest.raises(dj.InvalidArgumentError, match=r"`key` \(=None\) must be a random key in training"):
         network(({}, ({},)), own)
+    with pytest.raises(dj.PlanError, match=r"`x` must hold floating-point numbers, but is int32\."):
+        nn.Dropout(on(4, 1, 1).partition(P), 0.3)(np.ones((1, 2, 3), np.int32), key=key)
 
 
 def test_refusals() -> None:

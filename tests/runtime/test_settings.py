@@ -109,7 +109,7 @@ def test_no_other_file_reads_the_environment():
         if re.search(r"\benviron\b", line) and path.name != "settings.py"
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
-    readers = ("launcher.py", "huge_pages.py", "compat.py", "backends/inprocess/devices.py")
+    readers = ("process/launcher.py", "process/huge_pages.py", "compat.py", "backends/inprocess/devices.py")
     readers += ("tuning/processor.py", "tuning/kept.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
