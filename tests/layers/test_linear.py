@@ -203,7 +203,7 @@ def test_a_split_batch_is_refused_where_it_does_not_fit_the_weight():
     P = dj.Partition()
     batch, features, four = grid(P, [0, 1], [2, 1]), grid(P, [0, 1], [1, 2]), grid(P, range(4), [2, 2])
     for P_x, P_y, W, name, wanted in (
-        (batch, batch, [1, 1], "P_x", "1 x 1, P_n x P_fi, where `P_W` is 1 x 1, P_fo x P_fi. To split the batch, give"),
+        (batch, batch, [1, 1], "P_x", "1 x 1, P_n x P_fi, where `P_W` is 1 x 1, P_fo x P_fi; or 1 x 1 x 1 on"),
         (batch, features, [2, 1, 1], "P_y", "2 x 1, P_n x P_fo, where `P_W` is 2 x 1 x 1, P_n x P_fo x P_fi"),
         (features, batch, [2, 1, 1], "P_x", "2 x 1, P_n x P_fi"),
         (four, four, [2, 2, 1], "P_x", "2 x 1, P_n x P_fi"),
