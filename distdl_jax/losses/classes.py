@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -15,7 +16,7 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import box_shape, index_of
+from distdl_jax.plans.decomposition import Box, box_shape, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -146,12 +147,11 @@ class DistributedCrossEntropyLoss(OverClasses):
             raise PlanError(f"`weight` has {len(self.weight)} entries, but `prediction` has {classes} classes.")
         x = prediction.astype(pair.wide)
         log_sum = self._log_sum(pair, x)
-        surprise = jnp.expand_dims(log_sum, 1) - x  # -log p of each class of the block
         divisor: Array | int
         if jnp.issubdtype(target.dtype, jnp.inexact):
-            terms, divisor = self._of_probabilities(pair, surprise, target.astype(pair.wide))
+            terms, divisor = self._of_probabilities(pair, log_sum, x, target.astype(pair.wide))
         else:
-            terms, divisor = self._of_labels(pair, surprise, self._labels(pair, target))
+            terms, divisor = self._of_labels(pair, log_sum, x, self._labels(pair, target))
         terms = tie(terms, log_sum)
         if self.reduction == "none":
             terms = terms.astype(prediction.dtype)
@@ -168,20 +168,18 @@ class DistributedCrossEntropyLoss(OverClasses):
         total = jnp.sum(jnp.exp(x - jnp.expand_dims(top, 1)), axis=1)
         return jnp.log(plan_all_sum_reduce(held, self.P_x, 1).run(world, total)) + top
 
-    def _of_labels(self, pair: Pair, surprise: Array, labels: Array) -> tuple[Array, Array | int]:
+    def _of_labels(self, pair: Pair, log_sum: Array, x: Array, labels: Array) -> tuple[Array, Array | int]:
         """This worker's share of each sample's loss, and what their mean divides by."""
         box, smoothing, classes = pair.grid.box(self._rank), self.label_smoothing, pair.grid.extent[1]
-        along = (-1, *(1,) * (len(box) - 2))
-        of_class = np.arange(*box[1], dtype=np.int64).astype(labels.dtype).reshape(along)
         counts = jnp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
-        weights = counts.astype(surprise.dtype)
+        weights = counts.astype(x.dtype)
         if self.weight is not None:
-            known = jnp.asarray(self.weight, surprise.dtype)
+            known = jnp.asarray(self.weight, x.dtype)
             weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size else weights)
-        hit = jnp.expand_dims(labels, 1) == of_class
-        terms = (1 - smoothing) * weights * jnp.sum(jnp.where(hit, surprise, 0), axis=1)
+        is_here = (labels >= box[1][0]) & (labels < box[1][1])
+        terms = (1 - smoothing) * weights * jnp.where(is_here, log_sum - _picked(x, labels - box[1][0], x.shape), 0)
         if smoothing:
-            spread = jnp.sum(surprise * self._class_weights(box[1], surprise.dtype, along), axis=1)
+            spread = jnp.sum((jnp.expand_dims(log_sum, 1) - x) * self._class_weights(box, x.dtype), axis=1)
             terms = terms + smoothing / classes * jnp.where(counts, spread, 0)
         if self.weight is None and self.ignore_index is None:
             return terms, max(prod(pair.grid.extent) // max(classes, 1), 1)
@@ -190,17 +188,19 @@ class DistributedCrossEntropyLoss(OverClasses):
         total = self._over_all(pair, jnp.sum(weights) * (self._rank_along_classes == 0))
         return terms, jnp.where(total == 0, 1, total)
 
-    def _of_probabilities(self, pair: Pair, surprise: Array, target: Array) -> tuple[Array, int]:
+    def _of_probabilities(self, pair: Pair, log_sum: Array, x: Array, target: Array) -> tuple[Array, int]:
         pair.check_target_is_like_prediction()
         box, classes = pair.grid.box(self._rank), max(pair.grid.extent[1], 1)
         smooth = (1 - self.label_smoothing) * target + self.label_smoothing / classes
-        weights = self._class_weights(box[1], surprise.dtype, (-1, *(1,) * (len(box) - 2)))
-        return jnp.sum(smooth * weights * surprise, axis=1), max(prod(pair.grid.extent) // classes, 1)
+        surprise = jnp.expand_dims(log_sum, 1) - x  # -log p of each class of the block
+        terms = jnp.sum(smooth * self._class_weights(box, x.dtype) * surprise, axis=1)
+        return terms, max(prod(pair.grid.extent) // classes, 1)
 
-    def _class_weights(self, classes: tuple[int, int], dtype: Any, shape: tuple[int, ...]) -> Any:
+    def _class_weights(self, box: Box, dtype: Any) -> Any:
+        """The weights of the classes of a block, in a shape that broadcasts with it."""
         if self.weight is None:
             return np.ones((), dtype)
-        return np.asarray(self.weight, dtype)[slice(*classes)].reshape(shape)
+        return np.asarray(self.weight, dtype)[slice(*box[1])].reshape(-1, *(1,) * (len(box) - 2))
 
     @property
     def _rank(self) -> int:
@@ -210,6 +210,28 @@ class DistributedCrossEntropyLoss(OverClasses):
     @property
     def _rank_along_classes(self) -> int:
         return index_of(self._rank, self.P_x.shape)[1]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _picked(x: Array, places: Array, shape: tuple[int, ...]) -> Array:
+    """The entries of x, of `shape`, at `places` along its second dimension, from 0; anything where these are not."""
+    if shape[1] == 0:
+        return jnp.zeros(places.shape, x.dtype)
+    within = jnp.clip(places, 0, shape[1] - 1)
+    return jnp.squeeze(jnp.take_along_axis(x, jnp.expand_dims(within, 1), axis=1), 1)
+
+
+def _picked_forward(x: Array, places: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    return _picked(x, places, shape), places
+
+
+def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[Array, None]:
+    """A comparison with all places, which XLA fuses with what is added: a scatter would need memory of its own."""
+    every = lax.broadcasted_iota(places.dtype, shape, 1)
+    return jnp.where(jnp.expand_dims(places, 1) == every, jnp.expand_dims(dy, 1), 0), None
+
+
+_picked.defvjp(_picked_forward, _picked_backward)
 
 
 @dataclass(frozen=True)
