@@ -151,7 +151,19 @@ class ProductPlan(_FurtherPlan):
             return x
         rows = self.gathered(world.rank).run(world, x.reshape(1, -1))
         wide = rows.astype(accumulation_dtype(np.dtype(x.dtype)))
-        return jnp.prod(wide, axis=0).astype(x.dtype).reshape(x.shape)
+        return _product(wide).astype(x.dtype).reshape(x.shape)
+
+
+def _product(rows: Array) -> Array:
+    """The product of the rows; of complex ones in real arithmetic, since `jax.checkpoint` can't save those."""
+    if not jnp.issubdtype(rows.dtype, jnp.complexfloating):
+        return jnp.prod(rows, axis=0)
+    real, imag = rows.real, rows.imag
+    while (n := len(real)) > 1:  # pair by pair
+        (a, c), (b, d) = (jnp.split(part[: n - n % 2], 2) for part in (real, imag))
+        left = (part[n - n % 2 :] for part in (real, imag))
+        real, imag = map(jnp.concatenate, zip((a * c - b * d, a * d + b * c), left, strict=True))
+    return lax.complex(real[0], imag[0])
 
 
 def plan_all_reduce(

@@ -108,6 +108,26 @@ def test_products_are_differentiated_exactly_at_zero() -> None:
     np.testing.assert_array_equal(gradient, np.array([[-12.0, 35.0, 0.0], [-8.0, 0, 0], [6.0, 0, 0]])[P.rank])
 
 
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("policy", ["nothing_saveable", "everything_saveable"])
+def test_products_of_complex_numbers_under_checkpoint(policy: str) -> None:
+    """Whatever is saved: JAX's gradient of the product of three, and of its square, also where one is 0."""
+    P = dj.Partition()
+    draw = np.random.default_rng(0).normal
+    x = draw(size=(3, 4)) + 1j * draw(size=(3, 4))
+    x[1, 2] = 0
+
+    def parts(y: jax.Array) -> jax.Array:
+        return jnp.sum(y.real**2 - 3 * y.imag)
+
+    @partial(jax.checkpoint, policy=getattr(jax.checkpoint_policies, policy))
+    def loss(mine: jax.Array) -> jax.Array:
+        return parts(dj.all_reduce(mine, P, "prod")) / 3
+
+    want = jax.grad(lambda x: parts(jnp.prod(x, axis=0)))(jnp.asarray(x))
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(jnp.asarray(x[P.rank])), want[P.rank], rtol=0, atol=1e-13)
+
+
 @pytest.mark.simulated(4)
 def test_means_round_once_and_of_integers_are_floats() -> None:
     P = dj.Partition()
