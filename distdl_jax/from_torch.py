@@ -11,6 +11,7 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, keeps_state
+from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -90,6 +91,10 @@ def _taken(layer: Any, modules: Iterator[tuple[str, Arrays]]) -> tuple[Any, Any]
     if isinstance(layer, Sequential):
         pairs = [_taken(its, modules) if isinstance(its, Layer) else ({}, {}) for its in layer.layers]
         return tuple(params for params, _ in pairs), tuple(state for _, state in pairs)
+    if isinstance(layer, Residual):
+        pairs = [({}, {}) if its is None else _taken(its, modules) for its in (layer.body, layer.shortcut)]
+        params, states = (dict(zip(WAYS, its, strict=True)) for its in zip(*pairs, strict=True))
+        return params, states
     inner = getattr(layer, "layer", None)
     if isinstance(inner, Layer):
         return _taken(inner, modules)

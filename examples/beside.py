@@ -112,7 +112,7 @@ def train_both(
 
     say("Distributed:")
     ours = _train(dj.jit, dj.value_and_grad, distributed, losses[0], optimiser, (params, state), data, held, given)
-    trained = dj.gather(ours.params, specs)
+    trained = dj.gather((ours.params, ours.state), (specs, network.state_specs()))
     good = True
     P_world = dj.Partition()
     if P_world.rank == 0:  # nothing in here moves data between workers
@@ -163,13 +163,19 @@ def _train(
 
 def _compare(ours: Training, theirs: Training, trained: Any, given: argparse.Namespace) -> bool:
     """Print how far apart they are; whether that is rounding."""
-    pairs = zip(jax.tree.leaves(trained), jax.tree.leaves(theirs.params), strict=True)
-    apart = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+
+    def largest(mine: Any, its: Any) -> float:
+        pairs = zip(jax.tree.leaves(mine), jax.tree.leaves(its), strict=True)
+        return max((float(jnp.max(jnp.abs(a - b))) for a, b in pairs), default=0.0)
+
+    apart, states_apart = largest(trained[0], theirs.params), largest(trained[1], theirs.state)
     losses_apart = max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True))
     say(f"Seconds per step: {ours.seconds:.4f} distributed, {theirs.seconds:.4f} in plain JAX (medians)")
     say(f"Largest difference between their parameters: {apart:.1e}")
     say(f"Largest difference between their losses at any step: {losses_apart:.1e}")
-    good = max(apart, losses_apart) < DIFFERENCE[given.dtype]
+    if jax.tree.leaves(theirs.state):
+        say(f"Largest difference between their running statistics: {states_apart:.1e}")
+    good = max(apart, losses_apart, states_apart) < DIFFERENCE[given.dtype]
     if not good:
         say(f"FAILED: the differences must be below {DIFFERENCE[given.dtype]:.0e} in {given.dtype}.")
     return good

@@ -12,7 +12,8 @@ rather what it is beyond the straight line through the two. The solver takes eig
 
     u, u before, c  1 x 3 x n x n x n          on 1 x 1 x 2 x 2 x 1 for four workers
     down            conv, conv, pool           1 x 8 x n^3, 1 x 16 x (n/2)^3, 1 x 32 x (n/4)^3
-    up              repeat, join, conv, conv   1 x 16 x (n/2)^3, 1 x 8 x n^3
+    up              transposed conv, join,     1 x 16 x (n/2)^3, 1 x 8 x n^3
+                    conv, conv
     u later         1 x 1 x n x n x n
 
 First the program shows what the splitting is for: the memory of one training step on 1, 2 and 4 of its workers.
@@ -56,31 +57,24 @@ Params = Any
 # --- The network ---------------------------------------------------------------------------------------------------
 
 
-def u_net(conv: Callable, pool: Callable, repeat: Callable, params: Params, x: jax.Array) -> jax.Array:
-    """The network, of a convolution (params, i, x), a pooling and a repetition."""
+def u_net(apply: Callable, pool: Callable, join: Callable, params: Params, x: jax.Array) -> jax.Array:
+    """The network: `apply` is the i-th of the convolutions, (params, i, x), `join` puts channels side by side."""
     levels, names = [], iter(range(len(params)))
 
-    def twice(x: jax.Array) -> jax.Array:
-        for _ in range(2):
-            i = next(names)
-            x = jax.nn.relu(conv(params[i], i, x))
-        return x
+    def one(x: jax.Array) -> jax.Array:
+        i = next(names)
+        return apply(params[i], i, x)
 
-    for _ in range((len(params) - 3) // 4):  # four convolutions a level, three at the bottom and the end
+    def twice(x: jax.Array) -> jax.Array:
+        return jax.nn.relu(one(jax.nn.relu(one(x))))
+
+    for _ in range((len(params) - 3) // 5):  # five convolutions a level, three at the bottom and the end
         levels.append(twice(x))
         x = pool(levels[-1])
     x = twice(x)
     for skipped in reversed(levels):
-        x = twice(jnp.concatenate([repeat(x), skipped], axis=1))
-    i = next(names)
-    return conv(params[i], i, x)
-
-
-def doubled(x: jax.Array) -> jax.Array:
-    """Every voxel eight times."""
-    b, c, n2, n1, n0 = x.shape
-    x = jnp.broadcast_to(x[:, :, :, None, :, None, :, None], (b, c, n2, 2, n1, 2, n0, 2))
-    return x.reshape(b, c, 2 * n2, 2 * n1, 2 * n0)
+        x = twice(join(one(x), skipped))
+    return one(x)
 
 
 @dataclass(frozen=True)
@@ -91,30 +85,30 @@ class UNet3d:
     channels: tuple[int, ...]
 
     @cached_property
-    def convolutions(self) -> tuple[nn.DistributedConv3d, ...]:
-        """In the order in which they are applied."""
-        pairs, before = [], SEEN
+    def convolutions(self) -> tuple[nn.DistributedConv3d | nn.DistributedConvTranspose3d, ...]:
+        """In the order in which they are applied; on the way up each level begins with a transposed one."""
+        layers, before = [], SEEN
+
+        def conv(into: int, out: int, kernel: int = 3) -> nn.DistributedConv3d:
+            return nn.DistributedConv3d(self.P, in_channels=into, out_channels=out, kernel_size=kernel, padding="same")
+
         for channels in self.channels:
-            pairs += [(before, channels), (channels, channels)]
+            layers += [conv(before, channels), conv(channels, channels)]
             before = channels
         for channels in reversed(self.channels[:-1]):
-            pairs += [(before + channels, channels), (channels, channels)]
+            sizes = {"in_channels": before, "out_channels": channels, "kernel_size": 2, "stride": 2}
+            layers += [nn.DistributedConvTranspose3d(self.P, **sizes)]
+            layers += [conv(2 * channels, channels), conv(channels, channels)]
             before = channels
-        conv = partial(nn.DistributedConv3d, self.P, padding="same")
-        wide = [conv(in_channels=a, out_channels=b, kernel_size=3) for a, b in pairs]
-        return *wide, conv(in_channels=before, out_channels=1, kernel_size=1)
+        return *layers, conv(before, 1, 1)
 
     @cached_property
     def pool(self) -> nn.DistributedMaxPool3d:
         return nn.DistributedMaxPool3d(self.P, 2)
 
-    def repeat(self, x: jax.Array) -> jax.Array:
-        """Twice as many voxels along each feature: every worker doubles its block.
-
-        The doubled blocks are those of the larger tensor, but where the lengths don't divide: 3 + 2 voxels become
-        6 + 4, and should be 5 + 5. The repartition makes them balanced, and sends nothing where they are.
-        """
-        return nn.Repartition(self.P, self.P)(doubled(x) if self.P.active else x)
+    @cached_property
+    def join(self) -> nn.Concatenate:
+        return nn.Concatenate(self.P, axis=1)
 
     def init(self, key: jax.Array, dtype: str) -> Params:
         """This worker's blocks of the initial parameters."""
@@ -127,19 +121,25 @@ class UNet3d:
 
     def __call__(self, params: Params, x: jax.Array) -> jax.Array:
         """This worker's block of the output."""
-        return u_net(lambda its, i, x: self.convolutions[i](its, x), self.pool, self.repeat, params, x)
+        return u_net(lambda its, i, x: self.convolutions[i](its, x), self.pool, self.join, params, x)
 
 
 def sequential_u_net(params: Params, x: jax.Array) -> jax.Array:
     """The same network on one worker, in plain JAX."""
 
     def conv(its: dict[str, jax.Array], i: int, x: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated(x, its["weight"], (1, 1, 1), "SAME") + its["bias"].reshape(-1, 1, 1, 1)
+        weight = its["weight"]
+        if weight.shape[-1] == 2:  # a transposed one: each voxel becomes a block of eight, times the weight
+            b, _, *sizes = x.shape
+            y = jnp.einsum("bidhw,iokml->bodkhmwl", x, weight).reshape(b, weight.shape[1], *(2 * n for n in sizes))
+        else:
+            y = lax.conv_general_dilated(x, weight, (1, 1, 1), "SAME")
+        return y + its["bias"].reshape(-1, 1, 1, 1)
 
     def pool(x: jax.Array) -> jax.Array:
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2, 2), (1, 1, 2, 2, 2), "VALID")
 
-    return u_net(conv, pool, doubled, params, x)
+    return u_net(conv, pool, lambda *xs: jnp.concatenate(xs, axis=1), params, x)
 
 
 def volume_partition(P_world: dj.Partition, workers: int) -> dj.CartesianPartition:

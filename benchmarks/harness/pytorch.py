@@ -40,12 +40,14 @@ class UNet3d(nn.Module):
 
     def __init__(self, seen: int, channels: Sequence[int]) -> None:
         super().__init__()
-        self.down, self.up, before = nn.ModuleList(), nn.ModuleList(), seen
+        self.down, self.larger, self.up = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        before = seen
         for width in channels:
             self.down.append(self._pair(before, width))
             before = width
         for width in reversed(channels[:-1]):
-            self.up.append(self._pair(before + width, width))
+            self.larger.append(nn.ConvTranspose3d(before, width, 2, stride=2))
+            self.up.append(self._pair(2 * width, width))
             before = width
         self.last = nn.Conv3d(before, 1, 1)
 
@@ -60,8 +62,8 @@ class UNet3d(nn.Module):
         for n, pair in enumerate(self.down):
             x = pair(F.max_pool3d(x, 2) if n else x)
             kept.append(x)
-        for pair, across in zip(self.up, reversed(kept[:-1]), strict=True):
-            x = pair(torch.cat([F.interpolate(x, scale_factor=2), across], 1))
+        for larger, pair, across in zip(self.larger, self.up, reversed(kept[:-1]), strict=True):
+            x = pair(torch.cat([larger(x), across], 1))
         return self.last(x)
 
 

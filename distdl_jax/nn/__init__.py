@@ -53,6 +53,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.nn.shaping.concatenate import Concatenate
 from distdl_jax.nn.shaping.flatten import Flatten, Unflatten
@@ -136,6 +137,7 @@ __all__ = [
     "ReduceScatter",
     "Remat",
     "Repartition",
+    "Residual",
     "Sequential",
     "SumReduce",
     "Transpose",

@@ -88,6 +88,17 @@ def draws_numbers(layer: Any) -> TypeGuard[RandomLayer]:
     return isinstance(layer, Layer) and getattr(layer, "draws", False) is True
 
 
+def applied(layer: Layer, params: Any, x: Array, state: Any, training: bool, key: Array | None) -> tuple[Array, Any]:
+    """The output of any layer, and its state afterwards: None where `state` is."""
+    options: dict[str, Any] = {}
+    if draws_numbers(layer):
+        options |= {"key": key, "training": training}
+    if keeps_state(layer):
+        options |= {"state": state, "training": training}
+    y: Any = layer(params, x, **options)
+    return (y, state) if options.get("state") is None else y
+
+
 class ParameterFreeLayer(Static):
     """The base of layers without parameters: called with the input alone, or with `{}` in front like the others."""
 

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.layer import Layer, draws_numbers, keeps_state
+from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.nn.layer_table import layer_table
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
@@ -201,16 +201,10 @@ class Sequential(Static):
         keys = [None] * len(self._layers) if key is None else list(jax.random.split(key, max(len(self._layers), 1)))
         states = [None] * len(self._layers) if state is None else list(self._check_entries("state", state))
         for place, (layer, its_params) in enumerate(zip(self._layers, params, strict=True)):
-            options: dict[str, Any] = {}
-            if draws_numbers(layer):
-                options |= {"key": keys[place], "training": training}
-            if keeps_state(layer):
-                options |= {"state": states[place], "training": training}
-            y = layer(its_params, x, **options) if isinstance(layer, Layer) else layer(x)
-            if options.get("state") is None:
-                x = y
+            if isinstance(layer, Layer):
+                x, states[place] = applied(layer, its_params, x, states[place], training, keys[place])
             else:
-                x, states[place] = y
+                x = layer(x)
         return x if state is None else (x, tuple(states))
 
     def _check_entries(self, name: str, entries: Any) -> Any:

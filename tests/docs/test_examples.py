@@ -243,8 +243,12 @@ def test_the_transformer_follows_plain_jax(
     "name, size, options",
     [
         ("fno", 2, "--size 8 --width 2 --modes 2 --blocks 1 --samples 4"),
+        ("resnet", 2, "--size 8 --width 1 --blocks 1"),
         *(
             (
+                ("resnet", 4, "--size 32 --width 1"),
+                ("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 2x1x2x1"),
+                ("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 4x1x1x1"),
                 ("fno", 4, "--dims 3 --size 6 --width 2 --modes 2 --samples 4 --partition 2x1x1x2x1"),
                 ("super_resolution", 4, "--size 6 --width 3 --samples 6 --partition 2x1x2x1"),
                 ("vgg", 4, "--width 1"),
@@ -262,5 +266,5 @@ def test_whole_networks_beside_plain_jax(name: str, size: int, options: str, tmp
     status, output = simulated(size, *arguments, limit=290, cwd=tmp_path, flags=FAST_TO_COMPILE)
     assert status == 0, output
     found = re.findall(r"Largest difference between their .*: (\S+)", output)
-    assert len(found) == 2 and max(map(float, found)) < 1e-10
+    assert len(found) == (3 if name == "resnet" else 2) and max(map(float, found)) < 1e-10
     assert picture.read_bytes().startswith(b"\x89PNG")

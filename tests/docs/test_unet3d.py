@@ -58,20 +58,30 @@ def test_waves_are_those_of_the_whole_volume(examples: tuple[ModuleType, ModuleT
 
 
 @pytest.mark.world(4)
-def test_repeating_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleType, ModuleType]) -> None:
-    """5 voxels over 2 workers are 3 + 2, and doubled 6 + 4: the layer makes them 5 + 5. Its adjoint sums back."""
+def test_enlarging_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleType, ModuleType]) -> None:
+    """5 voxels over 2 workers are 3 + 2, and twice as many 5 + 5. The transposed convolution, and its adjoint."""
     _, unet3d = examples
     network = unet3d.UNet3d(unet3d.volume_partition(dj.Partition(), 4), (2, 4))
     assert network.P.shape == (1, 1, 2, 2, 1)
-    small, large = (dj.TensorSpec((1, 2, *sizes), network.P) for sizes in ((5, 3, 2), (10, 6, 4)))
-    x = np.random.default_rng(0).normal(size=small.global_shape)
-    dy = np.random.default_rng(1).normal(size=large.global_shape)
-    mine, back = (jax.device_put(a[tuple(slice(*b) for b in s.box)]) for a, s in ((x, small), (dy, large)))
-    y, adjoint = jax.vjp(network.repeat, mine)
-    want = x.repeat(2, axis=2).repeat(2, axis=3).repeat(2, axis=4)
-    np.testing.assert_array_equal(y, want[tuple(slice(*bounds) for bounds in large.box)])
-    sums = dy.reshape(1, 2, 5, 2, 3, 2, 2, 2).sum(axis=(3, 5, 7))
-    np.testing.assert_allclose(adjoint(back)[0], sums[tuple(slice(*bounds) for bounds in small.box)], rtol=1e-12)
+    layer = network.convolutions[4]
+    specs = (layer.param_specs(), dj.TensorSpec((1, 4, 5, 3, 2), network.P))
+    large = dj.TensorSpec((1, 2, 10, 6, 4), network.P)
+    draw = np.random.default_rng(0).normal
+    whole, dy = jax.tree.map(lambda spec: draw(size=spec.global_shape), specs), draw(size=large.global_shape)
+
+    def mine(a: np.ndarray, spec: dj.TensorSpec) -> np.ndarray:
+        return np.zeros(0) if spec.box is None else a[tuple(slice(*bounds) for bounds in spec.box)]
+
+    y, adjoint = jax.vjp(layer, *jax.tree.map(lambda a, spec: jax.device_put(mine(a, spec)), whole, specs))
+    weight, bias, x = whole[0]["weight"], whole[0]["bias"], whole[1]
+    want = np.zeros(large.global_shape)
+    for place in np.ndindex(2, 2, 2):
+        every = (slice(None), slice(None), *(slice(k, None, 2) for k in place))
+        want[every] = np.einsum("bidhw,io->bodhw", x, weight[:, :, *place])
+    np.testing.assert_allclose(y, mine(want + bias.reshape(-1, 1, 1, 1), large), rtol=0, atol=1e-13)
+    _, of_x = adjoint(jax.device_put(mine(dy, large)))
+    sums = np.einsum("bodkhmwl,iokml->bidhw", dy.reshape(1, 2, 5, 2, 3, 2, 2, 2), weight)
+    np.testing.assert_allclose(of_x, mine(sums, specs[1]), rtol=0, atol=1e-13)
 
 
 @pytest.mark.limit(1200)

@@ -92,6 +92,10 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
         P_x=on(P, 2, 1, 2), in_channels=2, out_channels=3, modes=2, activation=None
     ),
+    "Residual": lambda P: nn.Residual(
+        body=nn.Sequential(nn.DistributedLayerNorm(on(P, 2, 2), 3), jax.nn.relu),
+        shortcut=nn.Repartition(on(P, 2, 2), on(P, 2, 2)),
+    ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(on(P, 2, 2), on(P, 1, 4)), jax.nn.relu),
 }
 

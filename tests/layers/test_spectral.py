@@ -63,7 +63,9 @@ class Case(NamedTuple):
             return np.fft.fftn(np.pad(dy, widths), axes=self.axes, norm=self.norm).real
         if self.kind == "irfft":
             times = np.full(n, 2.0)
-            times[0], times[-1] = 1, 1 if self.lengths[-1] % 2 == 0 else times[-1]
+            if self.lengths[-1] % 2 == 0:
+                times[-1] = 1
+            times[0] = 1  # it may be the last one
             full = np.moveaxis(np.fft.ifftn(dy, axes=self.axes, norm=self.norm), last, -1)
             return np.moveaxis(full[..., :n] * times, -1, last)
         result: np.ndarray = getattr(np.fft, self.kind + "n")(dy, axes=self.axes, norm=self.norm)

@@ -13,7 +13,15 @@ import numpy as np
 from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix.case import Case
-from matrix.layer_cases import attention_of_two_heads, enlarged, hartley, layer, low_frequencies, normalised
+from matrix.layer_cases import (
+    attention_of_two_heads,
+    enlarged,
+    hartley,
+    layer,
+    low_frequencies,
+    normalised,
+    past_a_linear_layer,
+)
 from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
     all_gather,
@@ -131,6 +139,15 @@ PRIMITIVES = (
         attention_of_two_heads,
         linear=False,
         scale=0.1,
+    ),
+    layer(
+        "residual",
+        on(1, 2, ranks=(3, 1)),
+        (2, 3),
+        lambda P: nn.Residual(
+            nn.DistributedLinear(*(on(1, 2, ranks=(3, 1)).partition(P),) * 2, on(2, 2).partition(P), 3, 3, bias=False)
+        ),
+        past_a_linear_layer,
     ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),

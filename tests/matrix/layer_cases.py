@@ -40,18 +40,15 @@ def layer(
 
     def values(specs: Any) -> Any:
         """Whole parameters: small integers, times the scale."""
-        shapes = {key: spec.global_shape for key, spec in specs.items()}
-        numbers = painted(name, [*shapes.values()], np.float64)
-        return {key: scale * its for key, its in zip(shapes, numbers, strict=True)}
+        leaves, structure = jax.tree.flatten(specs)
+        numbers = painted(name, [spec.global_shape for spec in leaves], np.float64)
+        return structure.unflatten([scale * its for its in numbers])
 
     def operator(P: dj.Partition) -> Operator:
         F = build(P)
         specs = F.param_specs()
-        own = {
-            key: np.zeros(0) if specs[key].box is None else its[tuple(slice(*side) for side in specs[key].box)]
-            for key, its in values(specs).items()
-        }
-        return lambda x: F({key: jnp.asarray(its, x.dtype) for key, its in own.items()}, x)
+        own = jax.tree.map(block_of, values(specs), specs)
+        return lambda x: F(jax.tree.map(lambda its: jnp.asarray(its, x.dtype), own), x)
 
     def dense(arrays: list[Any]) -> list[Any]:
         params = values(build(partition_of(0, world)).param_specs())
@@ -73,6 +70,10 @@ def layer(
         exact=linear,
         silent=silent,
     )
+
+
+def block_of(whole: Any, spec: dj.TensorSpec) -> Any:
+    return np.zeros(0) if spec.box is None else whole[tuple(slice(*side) for side in spec.box)]
 
 
 def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4) -> Case:
@@ -147,6 +148,10 @@ def normalised(x: Any, axes: tuple[int, ...]) -> Any:
 def enlarged(x: Any) -> Any:
     """Twice as long, and twice as wide."""
     return x.repeat(2, 2).repeat(2, 3)
+
+
+def past_a_linear_layer(params: Any, x: Any) -> Any:
+    return x + x @ params["body"]["weight"].T
 
 
 def attention_of_two_heads(params: Any, x: Any) -> Any:

@@ -1,0 +1,119 @@
+"""A way round layers beside plain JAX: partitions, states and keys of both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import refusal
+from matrix.partitions import On, on
+from sequential import Beside, check_beside
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+ROWS, PAIR = on(3, 1, ranks=(3, 1, 2)), on(1, 2, ranks=(2, 1))
+
+
+def linear(P: dj.Partition, P_x: On, P_y: On, P_W: On, *sizes: int) -> nn.DistributedLinear:
+    return nn.DistributedLinear(*(its.partition(P) for its in (P_x, P_y, P_W)), *sizes)
+
+
+def normalised(p: Any, x: Any) -> Any:
+    return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5) * p["weight"] + p["bias"]
+
+
+CASES = (
+    Beside(
+        "on uneven rows",
+        ([0, 4, 1], 3),
+        lambda P: nn.Residual(nn.Sequential(nn.DistributedBatchNorm(ROWS.partition(P), 3), jnp.sin)),
+        lambda p, x: x + jnp.sin(normalised(p["body"][0], x)),
+        ROWS,
+        y_sizes=([0, 4, 1], 3),
+    ),
+    Beside(
+        "to other workers",
+        (2, 5),
+        lambda P: nn.Residual(
+            nn.Sequential(linear(P, PAIR, on(1, 2), on(2, 2), 5, 3), jnp.sin),
+            linear(P, PAIR, on(1, 2), on(2, 2, ranks=(3, 0, 1, 2)), 5, 3),
+        ),
+        lambda p, x: (
+            jnp.sin(x @ p["body"][0]["weight"].T + p["body"][0]["bias"])
+            + x @ p["shortcut"]["weight"].T
+            + p["shortcut"]["bias"]
+        ),
+        PAIR,
+        on(1, 2),
+    ),
+)
+
+
+@pytest.mark.simulated(4)
+def test_beside_plain_jax() -> None:
+    """Output and gradients, on uneven blocks and from one team to another."""
+    check_beside(CASES)
+
+
+@pytest.mark.simulated(2)
+def test_states_and_keys_of_both_ways() -> None:
+    """Each way has its own; the same values as from the layers one by one, in training and in evaluation."""
+    P = dj.Partition()
+    rows = on(2, 1).partition(P)
+    body = nn.Sequential(nn.DistributedBatchNorm(rows, 3), nn.Dropout(rows, 0.5))
+    block = nn.Residual(body, nn.DistributedBatchNorm(rows, 3, momentum=None))
+    params, state, key = block.init(jax.random.key(0), float), block.init_state(float), jax.random.key(1)
+    assert jax.tree.structure(state) == jax.tree.structure(block.state_specs()) and block.draws
+    x = jnp.asarray(np.random.default_rng(P.rank).normal(size=(4, 3)))
+    y, new = dj.jit(lambda *args: block(*args[:2], state=args[2], key=key))(params, x, state)
+    first, its = body(params["body"], x, state=state["body"], key=jax.random.split(key)[0])
+    second, others = block.shortcut(params["shortcut"], x, state=state["shortcut"])
+    np.testing.assert_allclose(y, first + second, rtol=0, atol=1e-14)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), new, {"body": its, "shortcut": others})
+    y, same = block(params, x, state=new, training=False)
+    want = sum((x - s["running_mean"]) / jnp.sqrt(s["running_var"] + 1e-5) for s in (its[0], others))
+    np.testing.assert_allclose(y, want, rtol=0, atol=1e-14)
+    jax.tree.map(np.testing.assert_array_equal, same, new)
+    held = {rank: dj.ShapeDtype((4, 3), np.dtype(float)) for rank in range(2)}
+    assert block.plan(held).outputs == held
+    assert block.output_spec(dj.TensorSpec((8, 3), rows)) == dj.TensorSpec((8, 3), rows)
+    table = nn.Sequential(block, jax.nn.relu).table().splitlines()
+    assert [line.split()[:2] for line in table[1:4]] == [
+        ["0.0.0", "DistributedBatchNorm"],
+        ["0.0.1", "Dropout"],
+        ["0.1", "DistributedBatchNorm"],
+    ]
+
+
+@pytest.mark.simulated(2)
+def test_outputs_that_differ_are_refused_on_every_worker() -> None:
+    P = dj.Partition()
+    rows = on(2, 1).partition(P)
+    narrow = nn.Residual(nn.Sequential(nn.DistributedLinear(rows, rows, on(2, 1, 1).partition(P), 3, 2)))
+    params = narrow.init(jax.random.key(0))
+    for apply in (narrow, dj.jit(narrow)):
+        with pytest.raises(
+            dj.PlanError, match=r"On worker 0: the outputs of `body` \(2 x 2\) and `shortcut` \(2 x 3\)"
+        ):
+            apply(params, jnp.ones((2, 3)))
+    with pytest.raises(dj.PlanError, match="must have the same shape, to be added"):
+        narrow.plan({rank: dj.ShapeDtype((2, 3), np.dtype(float)) for rank in range(2)})
+
+
+def test_refusals() -> None:
+    """When the block is made, in one sentence on every worker."""
+
+    def to_columns(P: dj.Partition) -> Any:
+        return nn.Repartition(on(2, 1).partition(P), on(1, 2).partition(P))
+
+    assert "`body` (=3) must be a layer; functions go" in refusal(2, lambda P: nn.Residual(3), dj.InvalidTypeError)
+    assert "must be a layer, or None; functions go into an nn.Sequential." in refusal(
+        2, lambda P: nn.Residual(to_columns(P), jnp.sin), dj.InvalidTypeError
+    )
+    for shortcut in (lambda P: None, lambda P: nn.Dropout(on(2, 1).partition(P))):
+        sentence = refusal(2, lambda P, s=shortcut: nn.Residual(to_columns(P), s(P)), dj.InvalidArgumentError)
+        assert "`body` leaves its output on 1 x 2 (0, 1), but `shortcut`" in sentence, sentence
