@@ -90,9 +90,8 @@ class Residual(Static):
         P, other = (P_x if layer is None else partition_of_output((layer,), P_x) for layer in ways)
         if P.ranks != other.ranks or (P.shape != other.shape if P.dim == other.dim else _split(P) != _split(other)):
             raise InvalidArgumentError(
-                f"`body` leaves its output on {P.describe()}, but `shortcut` (={self.shortcut!r}) on "
-                f"{other.describe()}: both must leave it on the same workers, in the same blocks; a "
-                "`Repartition` as the shortcut, or at its end, moves it."
+                f"`body` leaves its output on {P.describe()}, but `shortcut` on {other.describe()}: both must leave it "
+                "on the same workers, in the same blocks; a `Repartition` as the shortcut, or at its end, moves it."
             )
 
     @property
