@@ -97,7 +97,7 @@ class Played:
         self.workers = [Worker(Reporter(rank, LIMITS.waiting), CallLog(), deque()) for rank in range(size)]
         everyone = tuple(range(size))
         programs = dict.fromkeys(everyone, tuple(Operation("allreduce", everyone, count=n) for n in range(OPERATIONS)))
-        self.coordinator = Coordinator(size, LIMITS).remember("step", programs)
+        self.coordinator = Coordinator(tuple(range(size)), LIMITS).remember("step", programs)
         self.spent, self.most = [0.0] * size, [0.0] * size
 
     def post(self, source: int, message: object, to: int) -> None:
@@ -213,7 +213,7 @@ def agreement(size: int) -> dict[str, float]:
     def decide(programs: dict[int, object]) -> None:
         begun = time.thread_time()
         assert find_mismatch(programs) is None and takes_all(programs)
-        Coordinator(size, LIMITS).remember("step", programs)
+        Coordinator(tuple(range(size)), LIMITS).remember("step", programs)
         spent["deciding"] = time.thread_time() - begun
 
     begun = time.thread_time()

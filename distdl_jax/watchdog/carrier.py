@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import NoReturn
 
@@ -37,10 +37,15 @@ from distdl_jax.watchdog.messages import (
     Question,
     Replay,
     Say,
+    SurveyAnswer,
+    SurveyAsked,
+    SurveyQuestion,
+    SurveyResult,
     ToCoordinator,
 )
 from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
+from distdl_jax.watchdog.survey import Compiled, Doing, Known, Relay, Survey, merged
 
 TO_REPORT = (1.0, 10.0)
 """Seconds between the order to end the job and the end: worker 0 waits until all have had time to report; if it can't
@@ -82,7 +87,7 @@ class Carrier:
         self._size = size
         self._status = worker_status()
         self._reporter = Reporter(rank, limits.waiting)
-        self._coordinator = Coordinator(size, limits) if rank == COORDINATOR else None
+        self._coordinator = Coordinator(members, limits) if rank == COORDINATOR else None
         self._coordinating = threading.Lock()
         self._done = 0
         self._run = Run()
@@ -90,6 +95,7 @@ class Carrier:
         self._left: int | None = None
         self._left_at = ""
         self._end: tuple[str, float] | None = None
+        self._worlds = Worlds()
         self._carriers, self._covered = 0, False
 
     # --- in the program's thread ---
@@ -146,19 +152,21 @@ class Carrier:
 
     # --- in the watchdog's thread ---
 
-    def turn(self, sample: Sample, now: float, carriers: Sequence[Carrier]) -> None:
-        """Hear the others, tell them what changed; `now` in seconds in which the watch was awake.
-
-        `carriers`: those of all worlds of the worker, in the order in which they were opened.
-        """
-        self._awake = now
-        if len(carriers) != self._carriers:
-            self._carriers, self._covered = len(carriers), self._is_covered(carriers)
+    def turn(self, sample: Sample, now: float, worlds: Worlds) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watch was awake."""
+        self._awake, self._worlds = now, worlds
+        if len(worlds.carriers) != self._carriers:
+            self._carriers, self._covered = len(worlds.carriers), self._is_covered(worlds.carriers)
         while (received := self._mailbox.next()) is not None:
             self._hear(received[1], now)
-        self._reporter, posts, orders = self._reporter.look(self._facts(sample), now, self._detail)
+        told = self._survey_answers()
+        facts = self._facts(sample, bool(told or self._reporter.questions))
+        self._reporter, posts, orders = self._reporter.look(facts, now, self._detail)
         for message in posts:
             self._post(message, COORDINATOR)
+        mine = {self.members[self._rank]: Doing(Compiled(self._compiled, now))}
+        for survey, known in told:
+            self._post(SurveyAnswer(self._rank, survey, facts.state(), merged(known, mine)), COORDINATOR)
         self._obey(orders)
         if self._coordinator is not None:
             with self._coordinating:
@@ -180,6 +188,13 @@ class Carrier:
             case Question() | Fail() | Noted() | Allowance() | Say() | Replay() | EndJob():
                 self._reporter, orders = self._reporter.hear(message, now)
                 self._obey(orders)
+            case SurveyQuestion(survey):
+                others = {carrier.members: carrier for carrier in self._beyond()}
+                self._worlds.relay, asked = self._worlds.relay.asked(survey, self.members, others)
+                for world in asked:
+                    others[world]._post(SurveyAsked(others[world]._rank, survey), COORDINATOR)
+            case SurveyResult(survey, known):
+                self._worlds.relay = self._worlds.relay.told(survey, self.members, known)
             case _:
                 self._hear_as_coordinator(message, now)
 
@@ -189,7 +204,25 @@ class Carrier:
             self._coordinator, posts = self._coordinator.hear(message, now)
         self._post_all(posts)
 
-    def _facts(self, sample: Sample) -> Facts:
+    @property
+    def _goes_on(self) -> bool:
+        """Whether some worker of this world has not left; this one, if no other."""
+        return self._left is None or not self.all_have_left()
+
+    def _beyond(self) -> list[Carrier]:
+        """The other worlds of the worker, but for those of which all workers belong to a larger one."""
+        return [other for other in self._worlds.carriers if other is not self and not other._covered and other._goes_on]
+
+    def _survey_answers(self) -> list[tuple[Survey, Known]]:
+        """Those that are due in this world: of worlds with the same workers, in the first."""
+        worlds = self._worlds
+        if next(carrier for carrier in worlds.carriers if carrier.members == self.members) is not self:
+            return []
+        going_on = {carrier.members for carrier in worlds.carriers if carrier._goes_on}
+        worlds.relay, answers = worlds.relay.answers(self.members, going_on)
+        return answers
+
+    def _facts(self, sample: Sample, asked: bool) -> Facts:
         status = self._status
         self._compiled = sample.compiled
         agreement = self._agreement()
@@ -200,7 +233,7 @@ class Carrier:
         calls = self.calls.told(self._done)
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
-        where = main_line() if self._reporter.questions and not run.where else run.where
+        where = main_line() if asked and not run.where else run.where
         where = where if self._left is None else self._left_at
         if where and status.thread_error and self._left is None:
             where = f"{where}, while {status.thread_error}"
@@ -247,7 +280,7 @@ class Carrier:
 
     def _detail(self, in_full: bool) -> Detail:
         if not in_full:
-            return Detail(compiled=self._compiled, awake=self._awake)
+            return Detail(compiled=self._compiled, awake=self._awake, beyond=bool(self._beyond()))
         sent, received = ({}, {}) if self.channel is None else (dict(self.channel.sent), dict(self.channel.received))
         return Detail(self.calls.window(), sent, received, self._compiled, self._awake)
 
@@ -274,3 +307,11 @@ class Carrier:
 
     def _finish(self, text: str) -> None:
         end_the_job(f"distdl_jax ends the job. {text}\n")
+
+
+@dataclass
+class Worlds:
+    """Those of one worker: their carriers, in the order in which they were opened, and its part in surveys."""
+
+    carriers: list[Carrier] = field(default_factory=list)
+    relay: Relay = field(default_factory=Relay)

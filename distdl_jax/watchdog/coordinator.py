@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
@@ -26,11 +27,16 @@ from distdl_jax.watchdog.messages import (
     Say,
     StateChanged,
     StillWaiting,
+    SurveyAnswer,
+    SurveyAsked,
+    SurveyQuestion,
+    SurveyResult,
     ToCoordinator,
-    ToReporter,
+    ToWorker,
 )
 from distdl_jax.watchdog.needs import Needs, Plans, equal_plans, needs_of_all
-from distdl_jax.watchdog.roll import Limits, Roll, time_is_up, was_not_heard_from
+from distdl_jax.watchdog.roll import LISTED, UNHEARD, Limits, Roll, known_here, time_is_up, was_not_heard_from
+from distdl_jax.watchdog.survey import Poll, Survey, held_up_by, merged
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -89,14 +95,15 @@ class Inquiry:
 
 @dataclass(frozen=True)
 class Coordinator:
-    """What decides for one world of `size` workers.
+    """What decides for one world of workers; `members`: their ranks in COMM_WORLD.
 
     - `states`: what each worker has told. `is_news`: whether nobody has looked at it since.
     - `plans`, `programs`: what each worker's part in a function needs, and what it communicates, for reports.
     - `epoch`: how many failures all workers were told of. `ends`: whether the job was ended.
+    - `polls`: its part in the last survey of each world, its own included.
     """
 
-    size: int
+    members: Workers
     limits: TimeLimits
     states: Mapping[int, State] = field(default_factory=dict)
     is_news: bool = False
@@ -112,6 +119,12 @@ class Coordinator:
     concluded: tuple[tuple[int, str, int], ...] = ()
     roll: Roll = field(default=Roll())
     versions: Mapping[str, tuple[Mapping[int, Program], ...]] = field(default_factory=dict)
+    polls: Mapping[Workers, Poll] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.members)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
         """Keep a plan of the function `name`, which all workers have agreed on."""
@@ -144,6 +157,11 @@ class Coordinator:
                 return heard._take_answer(message, question, now)
             case CannotAgree(epoch, text, about):
                 return self._fail(text, about) if epoch == self.epoch else (self, [])
+            case SurveyAsked(worker, survey):
+                return self._take_part(worker, survey, now)
+            case SurveyAnswer(worker, survey, state):
+                heard = replace(self, states={**self.states, worker: state}, is_news=True)
+                return heard._take_survey_answer(message)
             case StillWaiting(worker, kind, episode):
                 if kind == "left" and worker != self._first_that_left():
                     return self, [(worker, Allowance(kind, episode, message.seconds, 0.0))]  # one line is enough
@@ -177,7 +195,10 @@ class Coordinator:
 
     def _roll_ends_at(self) -> float:
         """When it ends, if nobody answers any more: whoever is silent for longer than the limit can't be waited for."""
-        return self.roll.owed_since + (self.limits.waiting or float("inf"))
+        limit = self.limits.waiting or float("inf")
+        if (poll := self._own_poll()) is not None:
+            return poll.began_at + limit if poll.awaited else -float("inf")
+        return self.roll.owed_since + limit
 
     # --- what is certain ---
 
@@ -229,7 +250,7 @@ class Coordinator:
             return self, self._to_all(Replay(found.call))
         if all(states[worker].kind == "agreeing" for worker in found.waiting):
             return self._fail(found.text, found.about)
-        return self._end(found.text, found.about)
+        return self._end(found.text, tuple(self.members[worker] for worker in found.about))
 
     # --- the clock ---
 
@@ -251,9 +272,11 @@ class Coordinator:
         return replace(self, roll=roll), [(COORDINATOR, Say(text))]
 
     def _end_roll(self, now: float) -> tuple[Coordinator, Posts]:
-        """What follows when all have said what they do, who can."""
+        """What follows when all have said what they do, who can; and those beyond this world, before the job ends."""
         limits = Limits(self.states, self.plans, self.limits)
-        roll, allowed = self.roll.closed(now + ROLLS_EVERY * self.size)
+        poll = self._own_poll()
+        beyond = {} if poll is None else poll.known
+        roll, allowed = self.roll.closed(now + ROLLS_EVERY * self.size, self.members, beyond)
         known = replace(self, roll=roll)
         posts: Posts = []
         for asker in self.roll.askers.values():
@@ -269,12 +292,59 @@ class Coordinator:
             elif limit is None:
                 seconds, limit = asker.seconds, self.limits.waiting
             if asker.seconds - seconds >= limit:
-                text, about = time_is_up(
-                    asker, limit, self.states, self.plans, self.programs, self.roll, self.size, now
-                )
+                if poll is None and (asked := self._beyond()):
+                    return self._begin_survey(asked)
+                roll = self.roll
+                unheard = {w: now - t for w, t in roll.owed.items() if now - t >= UNHEARD or w not in roll.answers}
+                text = time_is_up(asker, limit, self.states, self.programs, unheard, self.size)
+                doings = merged(beyond, known_here(self.members, self.states, self.plans, unheard))
+                about = held_up_by(self.members[asker.worker], doings)
+                others = [(worker, doings[worker].what) for worker in about if worker not in self.members]
+                for worker, what in others[:LISTED]:
+                    text += f"\nOf MPI.COMM_WORLD, worker {worker} {what or 'waits for others'}."
                 return known._end(text, about)
             posts.append((asker.worker, Allowance(asker.kind, asker.episode, seconds, limit)))
         return known, posts
+
+    # --- beyond this world ---
+
+    def _beyond(self) -> frozenset[int]:
+        """Who is to be asked what goes on elsewhere: nobody where somebody has been silent for the limit."""
+        answers = self.roll.answers
+        if len(answers) < self.size:
+            return frozenset()
+        return frozenset(worker for worker, answer in answers.items() if answer.detail.beyond)
+
+    def _own_poll(self) -> Poll | None:
+        """That of the roll call that goes on."""
+        poll = self.polls.get(self.members)
+        return poll if poll is not None and poll.survey.number == self.roll.number else None
+
+    def _begin_survey(self, asked: frozenset[int]) -> tuple[Coordinator, Posts]:
+        survey = Survey(self.members, self.roll.number)
+        known = replace(self, polls={**self.polls, self.members: Poll(survey, None, self.roll.began_at, asked)})
+        posts: Posts = [(asker.worker, Noted(asker.kind, asker.episode)) for asker in self.roll.askers.values()]
+        return known, posts + [(worker, SurveyQuestion(survey)) for worker in sorted(asked)]
+
+    def _take_part(self, worker: int, survey: Survey, now: float) -> tuple[Coordinator, Posts]:
+        """In a survey that another world has begun."""
+        before = self.polls.get(survey.world)
+        if survey.world == self.members or (before is not None and before.survey.number >= survey.number):
+            return self, [(worker, SurveyResult(survey, {}))]
+        poll = Poll(survey, worker, now, frozenset(range(self.size)))
+        return replace(self, polls={**self.polls, survey.world: poll}), self._to_all(SurveyQuestion(survey))
+
+    def _take_survey_answer(self, answer: SurveyAnswer) -> tuple[Coordinator, Posts]:
+        poll = self.polls.get(answer.survey.world)
+        if poll is None or poll.survey != answer.survey or answer.worker not in poll.awaited:
+            return self, []
+        poll = poll.with_answer(answer.worker, answer.known)
+        posts: Posts = []
+        if not poll.awaited and poll.asker is not None:
+            result = merged(poll.known, known_here(self.members, self.states, self.plans))
+            posts = [(poll.asker, SurveyResult(answer.survey, result))]
+            poll = replace(poll, known={})
+        return replace(self, polls={**self.polls, answer.survey.world: poll}), posts
 
     def _first_that_left(self) -> int | None:
         return min((worker for worker, state in self.states.items() if state.kind == "left"), default=None)
@@ -297,13 +367,15 @@ class Coordinator:
 
     # --- the end ---
 
-    def _to_all(self, message: ToReporter) -> Posts:
+    def _to_all(self, message: ToWorker) -> Posts:
         return [(worker, message) for worker in range(self.size)]
 
     def _fail(self, text: str, about: tuple[int, ...]) -> tuple[Coordinator, Posts]:
-        return replace(self, epoch=self.epoch + 1), self._to_all(Fail(self.epoch, text, about))
+        fail = Fail(self.epoch, text, tuple(self.members[worker] for worker in about))
+        return replace(self, epoch=self.epoch + 1), self._to_all(fail)
 
     def _end(self, text: str, about: tuple[int, ...]) -> tuple[Coordinator, Posts]:
+        """`about`: by rank in COMM_WORLD."""
         return replace(self, ends=True), self._to_all(EndJob(text, about))
 
 

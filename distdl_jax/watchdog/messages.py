@@ -8,6 +8,7 @@ from typing import Protocol
 
 from distdl_jax.watchdog.calls import CallWindow
 from distdl_jax.watchdog.deadlock import Kind, State
+from distdl_jax.watchdog.survey import Known, Survey
 
 # --- to the coordinator ---
 
@@ -27,6 +28,7 @@ class Detail:
     - `window`: its last calls.
     - `sent`, `received`: how many messages of agreements it has sent to, and got from, each other worker.
     - `compiled`: for how many seconds it has compiled so far. `awake`: for how many its watch has been awake.
+    - `beyond`: whether it has other worlds, with workers that are not of this one.
     """
 
     window: CallWindow = field(default=CallWindow())
@@ -34,6 +36,7 @@ class Detail:
     received: Mapping[int, int] = field(default_factory=dict)
     compiled: float = 0.0
     awake: float = 0.0
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,25 @@ class StillWaiting:
     seconds: float
 
 
-# --- to a reporter ---
+@dataclass(frozen=True)
+class SurveyAsked:
+    """The worker asks, for a survey that has reached it in another world, what is known in this one."""
+
+    worker: int
+    survey: Survey
+
+
+@dataclass(frozen=True)
+class SurveyAnswer:
+    """What the worker does, and what it was told in its other worlds."""
+
+    worker: int
+    survey: Survey
+    state: State
+    known: Known
+
+
+# --- to a worker ---
 
 
 @dataclass(frozen=True)
@@ -74,6 +95,21 @@ class Question:
 
     number: int
     in_full: bool = True
+
+
+@dataclass(frozen=True)
+class SurveyQuestion:
+    """What are you doing now, and what is known in your other worlds?"""
+
+    survey: Survey
+
+
+@dataclass(frozen=True)
+class SurveyResult:
+    """What is known in this world, for the worker that asked."""
+
+    survey: Survey
+    known: Known
 
 
 @dataclass(frozen=True)
@@ -125,10 +161,11 @@ class EndJob:
     about: tuple[int, ...] = ()
 
 
-ToCoordinator = StateChanged | Answer | CannotAgree | StillWaiting
+ToCoordinator = StateChanged | Answer | CannotAgree | StillWaiting | SurveyAsked | SurveyAnswer
 ToReporter = Question | Fail | Noted | Allowance | Say | Replay | EndJob
-Message = ToCoordinator | ToReporter
-Posts = list[tuple[int, ToReporter]]
+ToWorker = ToReporter | SurveyQuestion | SurveyResult
+Message = ToCoordinator | ToWorker
+Posts = list[tuple[int, ToWorker]]
 """Messages, each after the worker that is to get it."""
 
 

@@ -3,11 +3,12 @@ whether that worker waits, and whether it has waited too long."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_stops
 from distdl_jax.settings import TimeLimits
@@ -15,6 +16,7 @@ from distdl_jax.watchdog.calls import Calls
 from distdl_jax.watchdog.deadlock import Kind, State, workers_text
 from distdl_jax.watchdog.messages import Answer, StillWaiting
 from distdl_jax.watchdog.needs import Needs, Plans, needs_of
+from distdl_jax.watchdog.survey import Compiled, Doing, Known
 
 UNHEARD = 12.0
 """After how many seconds without an answer it is said that a worker was not heard from."""
@@ -33,8 +35,8 @@ class Roll:
       `later`: who has asked meanwhile, for whom it will be called again. `answers`: what came back.
     - `rests_until`: when it may be called again.
     - `owed`: since when each worker has owed an answer. `mentioned`: of whose silence has been spoken.
-    - `compiled`, `awake`: how long each worker had compiled, and been awake, when it last answered. `passed`: in how
-      many seconds so far some worker has compiled. `began`: what that was when each wait began, by worker and kind.
+    - `compiled`: how long each worker had when it was last heard of, by rank in COMM_WORLD. `passed`: in how many
+      seconds so far some worker has compiled. `began`: what that was when each wait began, by worker and kind.
     """
 
     number: int = 0
@@ -46,8 +48,7 @@ class Roll:
     answers: Mapping[int, Answer] = field(default_factory=dict)
     owed: Mapping[int, float] = field(default_factory=dict)
     mentioned: frozenset[int] = frozenset()
-    compiled: Mapping[int, float] = field(default_factory=dict)
-    awake: Mapping[int, float] = field(default_factory=dict)
+    compiled: Mapping[int, Compiled] = field(default_factory=dict)
     passed: float = 0.0
     began: Mapping[tuple[int, Kind], tuple[int, float]] = field(default_factory=dict)
 
@@ -105,23 +106,33 @@ class Roll:
         """Who owes an answer, and was not spoken of; nobody where nobody waits."""
         return {w: since for w, since in self.owed.items() if w not in self.mentioned and self.askers}
 
-    def closed(self, rests_until: float) -> tuple[Roll, dict[tuple[int, Kind], float]]:
-        """After it, with the next one no sooner; and for how many seconds of each asker's wait some worker compiled."""
-        compiled = {worker: answer.detail.compiled for worker, answer in self.answers.items()}
-        awake = {worker: answer.detail.awake for worker, answer in self.answers.items()}
+    def closed(self, rests_until: float, members: Workers, beyond: Known) -> tuple[Roll, dict[tuple[int, Kind], float]]:
+        """After it, with the next one no sooner; and for how many seconds of each asker's wait some worker compiled, of
+        these or of those `beyond`."""
+        heard = {worker: doing.compiled for worker, doing in beyond.items()}
+        for worker, answer in self.answers.items():
+            ours = Compiled(answer.detail.compiled, answer.detail.awake)
+            heard[members[worker]] = _later(ours, heard.get(members[worker], ours))
+        before = {worker: self.compiled.get(worker, Compiled()) for worker in heard}
+        heard = {worker: _later(compiled, before[worker]) for worker, compiled in heard.items()}
         # Of all together, no more than has passed: by their own clocks, for the coordinator's may have stood still, and
         # its turns are not when they answered.
-        elapsed = max((seconds - self.awake.get(worker, 0.0) for worker, seconds in awake.items()), default=0.0)
-        new = min(elapsed, sum(seconds - self.compiled.get(worker, 0.0) for worker, seconds in compiled.items()))
-        passed = self.passed + new
+        elapsed = max((compiled.awake - before[worker].awake for worker, compiled in heard.items()), default=0.0)
+        new = sum(compiled.seconds - before[worker].seconds for worker, compiled in heard.items())
+        passed = self.passed + min(elapsed, new)
+        # What was heard late may be from before a wait began. But no wait has more of it than it has lasted.
         began = dict(self.began)
         for key, asker in self.askers.items():
-            if began.get(key, (-1, 0.0))[0] != asker.episode:
-                began[key] = (asker.episode, passed - min(new, asker.seconds))
+            episode, earlier = began.get(key, (-1, 0.0))
+            least = passed - asker.seconds
+            began[key] = (asker.episode, max(least, earlier if episode == asker.episode else 0.0))
         allowed = {key: passed - began[key][1] for key in self.askers}
         known = replace(self, number=0, askers=self.later, later={}, answers={}, began=began, rests_until=rests_until)
-        compiled, awake = {**self.compiled, **compiled}, {**self.awake, **awake}
-        return replace(known, compiled=compiled, awake=awake, passed=passed), allowed
+        return replace(known, compiled={**self.compiled, **heard}, passed=passed), allowed
+
+
+def _later(one: Compiled, other: Compiled) -> Compiled:
+    return max(one, other, key=lambda compiled: compiled.awake)
 
 
 @dataclass(frozen=True)
@@ -193,18 +204,15 @@ def time_is_up(
     asker: StillWaiting,
     limit: float,
     states: Mapping[int, State],
-    plans: Plans,
     programs: Mapping[str, Mapping[int, Program]],
-    roll: Roll,
+    unheard: Mapping[int, float],
     size: int,
-    now: float,
-) -> tuple[str, tuple[int, ...]]:
-    """What to say of a wait that was too long, and whom it is about."""
+) -> str:
+    """What to say of a wait that was too long; `unheard`: for how long who was not heard from."""
     first = (
         f"Worker {asker.worker} has waited for {asker.seconds:.0f} s; the limit is {limit:.0f} s "
         "(DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)."
     )
-    unheard = {w: now - since for w, since in roll.owed.items() if now - since >= UNHEARD or w not in roll.answers}
     lines = [first]
     for worker in range(min(size, LISTED)):
         if worker in unheard:
@@ -212,7 +220,7 @@ def time_is_up(
         else:
             lines.append(f"Worker {worker} {states.get(worker, RUNNING).describe()}.")
     lines += _in_the_plan(size, states, programs, frozenset(unheard)) or _without_a_plan(asker, states)
-    return "\n".join(lines), _held_up_by(asker, size, states, plans, unheard)
+    return "\n".join(lines)
 
 
 def _in_the_plan(
@@ -269,29 +277,22 @@ def _by_the_data(name: str) -> str:
     )
 
 
-def _held_up_by(
-    asker: StillWaiting, size: int, states: Mapping[int, State], plans: Plans, unheard: Mapping[int, float]
-) -> tuple[int, ...]:
-    """Who does not wait, of those that the worker waits for, or that these wait for; all where nobody is left."""
-    seen: set[int] = set()
-    ahead = [asker.worker]
-    about: set[int] = set()
-    is_certain = True
-    while ahead:
-        if (worker := ahead.pop()) in seen:
-            continue
-        seen.add(worker)
-        state = states.get(worker, RUNNING)
-        if worker in unheard or not (state.waits or state.kind == "elsewhere"):
-            about.add(worker)
-        elif state.kind in ("agreeing", "elsewhere"):
-            ahead.extend(state.waits_for)
-        elif state.plan in plans and not state.calls.mixed:
-            part = plans[state.plan].get(worker, Needs())
-            missing = missing_of(part, state, states)
-            found = (missing.absent, missing.pending, tuple(part.talks))
-            ahead.extend(next((others for others in found if _besides(worker, others)), ()))
-        else:
-            is_certain = False  # it may wait for anybody, or be in a program of its own that does not end
-            ahead.extend(range(size))
-    return tuple(sorted(about if about and is_certain else seen))
+def known_here(members: Workers, states: Mapping[int, State], plans: Plans, unheard: Container[int] = ()) -> Known:
+    """What each worker of a world does, by what is known there."""
+    return {member: _doing(worker, members, states, plans, worker in unheard) for worker, member in enumerate(members)}
+
+
+def _doing(worker: int, members: Workers, states: Mapping[int, State], plans: Plans, is_unheard: bool) -> Doing:
+    state = states.get(worker, RUNNING)
+    if is_unheard or not (state.waits or state.kind == "elsewhere"):
+        return Doing(what="was not heard from" if is_unheard else state.describe())
+    if state.kind in ("agreeing", "elsewhere"):
+        return Doing(waits=True, waits_for=frozenset(members[other] for other in state.waits_for))
+    if state.plan in plans and not state.calls.mixed:
+        part = plans[state.plan].get(worker, Needs())
+        missing = missing_of(part, state, states)
+        found = (missing.absent, missing.pending, tuple(part.talks))
+        waits_for = next((others for others in found if _besides(worker, others)), ())
+        return Doing(waits=True, waits_for=frozenset(members[other] for other in waits_for))
+    # It may wait for anybody, or be in a program of its own that does not end.
+    return Doing(waits=True, perhaps=frozenset(members))

@@ -13,7 +13,7 @@ import jax
 
 from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
-from distdl_jax.watchdog.carrier import Carrier
+from distdl_jax.watchdog.carrier import Carrier, Worlds
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock
 from distdl_jax.watchdog.exit_hooks import has_raised, how_it_ended
 from distdl_jax.watchdog.log import log
@@ -30,7 +30,7 @@ class WatchdogThread:
     """Watches the program of one worker, from the first world that is opened to the end."""
 
     def __init__(self) -> None:
-        self._carriers: list[Carrier] = []
+        self._worlds = Worlds()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._limit = 0.0
@@ -39,7 +39,7 @@ class WatchdogThread:
 
     def add(self, carrier: Carrier) -> None:
         """Give one more carrier its turns, from now on."""
-        self._carriers = [*self._carriers, carrier]
+        self._worlds.carriers = [*self._worlds.carriers, carrier]
         say_elsewhere.append(carrier.say_elsewhere)
 
     def begin(self, limit: float) -> None:
@@ -76,8 +76,8 @@ class WatchdogThread:
             sample = sampler.look(now)
         finally:
             with mpi_lock:
-                for carrier in self._carriers:
-                    carrier.turn(sample, now, self._carriers)
+                for carrier in self._worlds.carriers:
+                    carrier.turn(sample, now, self._worlds)
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
         """That of a worker that waits for others to open a world."""
@@ -99,9 +99,9 @@ class WatchdogThread:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
-        for carrier in self._carriers:
+        for carrier in self._worlds.carriers:
             carrier.leave(status.exit_status or int(has_raised()), how_it_ended())
-        while not all(carrier.all_have_left() for carrier in self._carriers):
+        while not all(carrier.all_have_left() for carrier in self._worlds.carriers):
             time.sleep(0.005)
         self._stop.set()
         if self._thread is not None:

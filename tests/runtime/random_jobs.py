@@ -108,17 +108,22 @@ def team_of(random: Random, size: int) -> tuple[int, ...]:
 
 
 def overlapping_worlds(random: Random, size: int) -> list[tuple[int, ...]]:
-    """Communicators that have workers in common, but none of which has all."""
+    """Communicators none of which has all workers: most have workers in common, some none, some lie within another."""
     worlds: list[tuple[int, ...]] = []
+    longest, least = random.choice((2, 3, size)), random.choice((0, 1, 1, 1))  # a chain, say
     while set().union(*worlds) != set(range(size)):
         others = [w for w in range(size) if not any(w in world for world in worlds)]
         known = [w for w in range(size) if w not in others]
-        team = random.sample(others, random.randint(1, len(others))) + random.sample(known, min(len(known), 2))
+        common = min(len(known), random.randint(least, 2))
+        team = random.sample(others, random.randint(1, min(longest, len(others)))) + random.sample(known, common)
         if 1 < len(team) < size:
             worlds.append(tuple(random.sample(team, len(team))))
         elif len(others) < 2:
             worlds.append((*others, random.choice(known)))
-    return worlds
+    while random.random() < 0.2:
+        world = random.choice(worlds)
+        worlds.append(tuple(random.sample(world, random.randint(2, len(world)))))
+    return random.sample(worlds, len(worlds))
 
 
 def function_of(random: Random, world: int, size: int, name: str, longest: float) -> Function:
@@ -156,13 +161,16 @@ def drawn(seed: int, faulty: bool) -> Draw:
         for n in range(random.randint(1, 3))
     ]
     traced: set[str] = set()
+    compiles = random.choice((3, 200)) * longest if overlapping else 3 * longest
     some_skip = random.random() < 0.3  # calls in which they have no part: then nothing is said of cleared caches
     steps: list[Step] = []
     for _ in range(random.randint(2, 8)):
         before = {worker: duration(random, longest) for worker in some(random, size, 3)}
         kind = random.choice(("agree", "call", "call", "call", "plain", "local"))
         if kind == "call":
-            steps.append(call_of(random, worlds, random.choice(functions), before, longest, traced, some_skip))
+            steps.append(
+                call_of(random, worlds, random.choice(functions), before, longest, compiles, traced, some_skip)
+            )
             continue
         world = random.randrange(len(worlds)) if kind == "agree" or overlapping else 0
         step = Step(kind, world, team_of(random, len(worlds[world])), before, overlaps=random.random() < 0.3)
@@ -179,8 +187,6 @@ def drawn(seed: int, faulty: bool) -> Draw:
     waits += len(steps) * sum(step.computes() for step in steps)
     # No wait of a healthy job is longer than all it computes, sends and stands still for; compilation doesn't count.
     waits += 6 * size * len(steps) * draw.slowest + 3 * draw.still_seconds
-    if overlapping:  # nobody knows of all who compile
-        waits += draw.compile_seconds + sum(sum(step.before.values()) for step in steps if step.kind == "local")
     if faulty:
         choose_fault(random, draw)
         draw.limit = max(10 + 2 * waits, draw.compile_seconds * size / 100)
@@ -195,6 +201,7 @@ def call_of(
     function: Function,
     before: dict[int, float],
     longest: float,
+    compiles: float,
     traced: set[str],
     some_skip: bool,
 ) -> Step:
@@ -211,7 +218,7 @@ def call_of(
         step.known = True
     elif some_skip and random.random() < 0.4:  # nobody calls it who has no part in it
         step.team = tuple(rank for rank in everyone if any(kind != "compute" for kind, _ in function.parts[rank]))
-    step.compiles = {worker: duration(random, 3 * longest) for worker in sorted(step.traces)}
+    step.compiles = {worker: duration(random, compiles) for worker in sorted(step.traces)}
     if random.random() < 0.3:
         step.pauses = {worker: duration(random, longest) for worker in random.sample(members, 2)}
     if random.random() < 0.1:

@@ -34,7 +34,7 @@ class Played:
 
     def __init__(self, states, plan=None):
         self.states, self.details = states, {}
-        self.coordinator = Coordinator(len(states), LIMITS)
+        self.coordinator = Coordinator(tuple(range(len(states))), LIMITS)
         if plan is not None:
             self.coordinator = self.coordinator.remember("f", plan)
         for worker, state in states.items():
@@ -212,7 +212,7 @@ def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
 
 
 def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
-    coordinator = Coordinator(2, LIMITS)
+    coordinator = Coordinator((0, 1), LIMITS)
     for _ in range(3):
         coordinator = coordinator.remember("f", all_reduce(0, 1))
     assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].needs >= {1}
@@ -323,11 +323,11 @@ def test_equal_programs_cost_what_one_costs(monkeypatch):
     workers = tuple(range(1000))
     program = (Operation("allreduce", workers), Operation("bcast", workers, root=3))
     programs = dict.fromkeys(workers, program)
-    coordinator = Coordinator(1000, LIMITS).remember("f", programs)
+    coordinator = Coordinator(tuple(range(1000)), LIMITS).remember("f", programs)
     assert len(looked_at) == 1 and coordinator.plans["f"][7].needs == set(workers)
     assert needs.takes_all(programs) and find_mismatch(programs) is None
     reduction = (Operation("reduce", workers, root=3),)
-    reduced = Coordinator(1000, LIMITS).remember("f", dict.fromkeys(workers, reduction)).plans["f"]
+    reduced = Coordinator(tuple(range(1000)), LIMITS).remember("f", dict.fromkeys(workers, reduction)).plans["f"]
     assert len(looked_at) == 3 and reduced[3].needs == set(workers) and not reduced[4].needs
 
 

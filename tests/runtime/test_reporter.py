@@ -3,7 +3,7 @@
 import pytest
 
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.carrier import Carrier
+from distdl_jax.watchdog.carrier import Carrier, Worlds
 from distdl_jax.watchdog.main_thread import Sample
 from distdl_jax.watchdog.messages import Answer, Detail, Question, StateChanged, StillWaiting
 from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
@@ -78,7 +78,7 @@ def test_an_agreement_of_some_is_seen_in_the_world_of_all():
         with worker_status().agreeing(Talk(some), "a sum", "a.py:1", (0,)):
             for now in range(15):
                 for carrier in carriers:
-                    carrier.turn(Sample(), float(now), carriers)
+                    carrier.turn(Sample(), float(now), Worlds(carriers))
     state = next(message.state for message in everyone._mailbox.posted if isinstance(message, StateChanged))
     assert (state.kind, state.waits_for) == ("elsewhere", (2,))
     asking = [any(isinstance(message, StillWaiting) for message in c._mailbox.posted) for c in carriers]

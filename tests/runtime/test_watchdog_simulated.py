@@ -41,19 +41,17 @@ def misnamed(draw: Draw, job: Job, ended: Ended) -> str | None:
 
     The faulty worker always is. Two workers that differ are both named, for nobody can tell which of them was meant;
     so are all workers of a cycle. By the clock, nobody is named who is at work. And where a worker has just stopped, it
-    is named alone, unless somebody waits for it in a program that nobody knows, which may be stuck itself. Where
-    communicators only overlap, those of one may wait for somebody who waits for the faulty worker in another one.
+    is named alone, unless somebody waits for it in a program that one of the communicators doesn't know, which may be
+    stuck itself.
     """
     others = [job.workers[worker] for worker in ended.about if worker != draw.faulty]
-    if len(others) == len(ended.about) and not draw.overlapping:
+    if len(others) == len(ended.about):
         return "the faulty worker is not named"
     is_by_the_clock = "has waited for" in ended.text
     if not is_by_the_clock and len(others) > 1 and "in a cycle" not in ended.text and "did not:" not in ended.text:
         return "more than two are named"
     if is_by_the_clock and any(worker.is_at_work() for worker in others):
         return "a worker that is at work is named"
-    if draw.overlapping:
-        return None
     if draw.fault in STOPS and others and not any(worker.is_in_an_unknown_program() for worker in others):
         return "a worker is named besides the one that stopped"
     return None

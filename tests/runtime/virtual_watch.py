@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING, Any
 from distdl_jax.watchdog.calls import CallLog, Calls
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.deadlock import different_earlier_calls
-from distdl_jax.watchdog.messages import Allowance, Detail, EndJob, Fail, Noted, Question, Replay, Say
+from distdl_jax.watchdog.messages import (
+    Allowance,
+    Detail,
+    EndJob,
+    Fail,
+    Noted,
+    Question,
+    Replay,
+    Say,
+    SurveyAnswer,
+    SurveyAsked,
+    SurveyQuestion,
+    SurveyResult,
+)
 from distdl_jax.watchdog.needs import takes_all
 from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
+from distdl_jax.watchdog.survey import Compiled, Doing, Known, Survey, merged
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -26,7 +40,7 @@ class World:
 
     def __init__(self, job: Job, members: tuple[int, ...]) -> None:
         self.job, self.members = job, members
-        self.coordinator = Coordinator(len(members), job.limits)
+        self.coordinator = Coordinator(members, job.limits)
         self.watches = [Watch(self, job.workers[member], rank) for rank, member in enumerate(members)]
         self.counted: set[str] = set()  # the functions whose calls count
         self._agreed = 0
@@ -73,10 +87,10 @@ class Watch:
         program = worker.program if worker.program_of is self.log else 0
         calls = self.log.told(self._done)
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
-        compiles, covered = worker.compiling_since is not None, self._is_covered()
+        compiles, covered = worker.compiling_since is not None, self.is_covered()
         return Facts(calls, self._agreement(), worker.run, program, worker.function, compiles, "", worker.left, covered)
 
-    def _is_covered(self) -> bool:
+    def is_covered(self) -> bool:
         """Whether another world of the worker's has all workers of this one; of equal ones the first has the others."""
         worlds, mine = list(self.worker.watches), set(self.world.members)
         place = worlds.index(self.world)
@@ -84,6 +98,10 @@ class Watch:
             mine < set(other.members) or (mine == set(other.members) and before < place)
             for before, other in enumerate(worlds)
         )
+
+    def _beyond(self) -> dict[tuple[int, ...], Watch]:
+        others = ((world.members, watch) for world, watch in self.worker.watches.items() if world is not self.world)
+        return {members: watch for members, watch in others if not watch.is_covered()}
 
     def _agreement(self) -> Agreement | None:
         """Of another world's, one sees more that has all workers of it."""
@@ -100,7 +118,7 @@ class Watch:
     def _detail(self, in_full: bool) -> Detail:
         worker = self.worker
         if not in_full:
-            return Detail(compiled=worker.compiled_so_far(), awake=worker.awake())
+            return Detail(compiled=worker.compiled_so_far(), awake=worker.awake(), beyond=bool(self._beyond()))
         return Detail(self.log.window(), dict(self.sent), dict(self.received), worker.compiled_so_far(), worker.awake())
 
     # --- turns: only those in which there is something to do ---
@@ -126,9 +144,16 @@ class Watch:
         now = worker.awake()
         while self._inbox:
             self._hear(self._inbox.popleft(), now)
-        self.reporter, posts, orders = self.reporter.look(self._facts(), now, self._detail)
+        facts = self._facts()
+        self.reporter, posts, orders = self.reporter.look(facts, now, self._detail)
         for message in posts:
             self.post(message, COORDINATOR)
+        answers: list[tuple[Survey, Known]] = []
+        if next(watch for other, watch in worker.watches.items() if other.members == world.members) is self:
+            worker.relay, answers = worker.relay.answers(world.members, {other.members for other in worker.watches})
+        mine = {worker.rank: Doing(Compiled(worker.compiled_so_far(), now))}
+        for survey, known in answers:
+            self.post(SurveyAnswer(self.rank, survey, facts.state(), merged(known, mine)), COORDINATOR)
         if orders.finish is not None:
             job.end(orders.finish, (world.members[COORDINATOR],))
         wakes = self.reporter.wakes_at(now)
@@ -144,6 +169,15 @@ class Watch:
             case Question() | Fail() | Noted() | Allowance() | Say() | Replay() | EndJob():
                 self.reporter, _ = self.reporter.hear(message, now)
                 self.world.job.poke(self.worker, watch=True)  # it may be told to go on
+            case SurveyQuestion(survey):
+                others = self._beyond()
+                self.worker.relay, asked = self.worker.relay.asked(survey, self.world.members, others)
+                for members in asked:
+                    others[members].post(SurveyAsked(others[members].rank, survey), COORDINATOR)
+            case SurveyResult(survey, known):
+                self.worker.relay = self.worker.relay.told(survey, self.world.members, known)
+                for watch in self.worker.watches.values():  # they take turns all the time
+                    watch.look_soon()
             case _:
                 self.world.coordinator, posts = self.world.coordinator.hear(message, now)
                 self._post_all(posts)
@@ -162,7 +196,7 @@ class Watch:
     def _post_all(self, posts: Any) -> None:
         for rank, message in posts:
             if isinstance(message, EndJob | Fail):
-                self.world.job.end(message.text, tuple(self.world.members[worker] for worker in message.about))
+                self.world.job.end(message.text, message.about)
             self.post(message, rank)
 
     def tell(self, worker: int, purpose: str) -> None:

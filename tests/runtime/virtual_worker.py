@@ -15,6 +15,7 @@ from distdl_jax.watchdog.clock import LONGEST_TURN
 from distdl_jax.watchdog.coordinator import COORDINATOR
 from distdl_jax.watchdog.messages import CannotAgree
 from distdl_jax.watchdog.reporter import Agreement
+from distdl_jax.watchdog.survey import Relay
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -76,6 +77,7 @@ class Worker:
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
         self.watches: dict[World, Watch] = {}
+        self.relay = Relay()
         self.episodes = self.runs = self.run = self.program = 0
         self.program_of: CallLog | None = None
         self.function = ""
@@ -94,9 +96,9 @@ class Worker:
         return self.left is None and not self.run and not agrees
 
     def is_in_an_unknown_program(self) -> bool:
-        """Whether it is in a program of which the first world does not know what it waits for."""
-        first = self.watches.get(self.job.worlds[0])
-        knows = self.program and first is not None and self.program_of is first.log and not self.mixed
+        """Whether it is in a program of which one of its largest worlds does not know what it waits for."""
+        largest = [watch.log for watch in self.watches.values() if not watch.is_covered()]
+        knows = self.program and not self.mixed and all(self.program_of is log for log in largest)
         return bool(self.run) and not knows
 
     def compiled_so_far(self) -> float:

@@ -1,0 +1,158 @@
+"""The survey: what goes on beyond one world, asked from world to world through the workers that belong to several.
+
+Who waits in one world may wait for a worker that waits in another one, for somebody who compiles. So before a clock
+ends the job, its coordinator asks, beyond its own world, what each worker does and how long it has compiled. The
+question spreads as an echo: whoever is asked for the first time asks on, and answers once all whom it has asked have
+answered; asked again, it answers at once. So whoever began knows, in the end, of all who can be reached, as they were
+after it had begun. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from distdl_jax.plans.decomposition import Workers
+
+
+class Survey(NamedTuple):
+    """Which one: the members of the world that has begun it, and its number there."""
+
+    world: Workers
+    number: int
+
+
+class Compiled(NamedTuple):
+    """For how many seconds a worker had compiled, and its watch been awake."""
+
+    seconds: float = 0.0
+    awake: float = 0.0
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What is known of one worker; of others by their ranks in COMM_WORLD.
+
+    - `compiled`: how long it has.
+    - `waits`: whether it waits, in any of its worlds. `waits_for`: for whom; `perhaps`: for whom it may, where that is
+      not known.
+    - `what`: what it does, in words, where it does not wait.
+    """
+
+    compiled: Compiled = field(default=Compiled())
+    waits: bool = False
+    waits_for: frozenset[int] = frozenset()
+    perhaps: frozenset[int] = frozenset()
+    what: str = ""
+
+    def and_also(self, other: Doing) -> Doing:
+        """What two worlds know of it together."""
+        return Doing(
+            max(self.compiled, other.compiled, key=lambda compiled: compiled.awake),
+            self.waits or other.waits,
+            self.waits_for | other.waits_for,
+            self.perhaps | other.perhaps,
+            self.what or other.what,
+        )
+
+
+Known = Mapping[int, Doing]
+"""By rank in COMM_WORLD."""
+
+
+def merged(*known: Known) -> dict[int, Doing]:
+    """What all of them know."""
+    together: dict[int, Doing] = {}
+    for workers in known:
+        for worker, doing in workers.items():
+            together[worker] = together[worker].and_also(doing) if worker in together else doing
+    return together
+
+
+def held_up_by(asker: int, known: Known) -> tuple[int, ...]:
+    """Who does not wait, of those that the worker waits for, or that these wait for; all where nobody is left."""
+    seen: set[int] = set()
+    about: set[int] = set()
+    ahead = [asker]
+    is_certain = True
+    while ahead:
+        if (worker := ahead.pop()) in seen:
+            continue
+        seen.add(worker)
+        doing = known.get(worker, Doing())
+        if not doing.waits:
+            about.add(worker)
+        elif doing.waits_for:
+            ahead.extend(doing.waits_for)
+        elif doing.perhaps:
+            is_certain = False
+            ahead.extend(doing.perhaps)
+    return tuple(sorted(about if about and is_certain else seen))
+
+
+@dataclass(frozen=True)
+class Poll:
+    """A coordinator's part in a survey: for which of its workers (None: it has begun it itself), since when, whose
+    answers it awaits, and what is known by now."""
+
+    survey: Survey
+    asker: int | None
+    began_at: float
+    awaited: frozenset[int]
+    known: Known = field(default_factory=dict)
+
+    def with_answer(self, worker: int, known: Known) -> Poll:
+        """One of them has answered."""
+        return replace(self, awaited=self.awaited - {worker}, known=merged(self.known, known))
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A worker's part in a survey: in which world it was asked, in which others it asks, and what it was told there."""
+
+    survey: Survey
+    world: Workers
+    awaited: frozenset[Workers]
+    known: Known = field(default_factory=dict)
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Relay:
+    """What a worker of several worlds does for surveys. Worlds are known by their members.
+
+    - `errands`: the last one for each world that begins surveys. `again`: those asked for once more, and where.
+    """
+
+    errands: Mapping[Workers, Errand] = field(default_factory=dict)
+    again: tuple[tuple[Survey, Workers], ...] = ()
+
+    def asked(self, survey: Survey, world: Workers, others: Iterable[Workers]) -> tuple[Relay, frozenset[Workers]]:
+        """It was asked in `world`; in which of its `others` it is to ask."""
+        before = self.errands.get(survey.world)
+        if before is not None and before.survey.number >= survey.number:
+            return replace(self, again=(*self.again, (survey, world))), frozenset()
+        errand = Errand(survey, world, frozenset(others))
+        return replace(self, errands={**self.errands, survey.world: errand}), errand.awaited
+
+    def told(self, survey: Survey, world: Workers, known: Known) -> Relay:
+        """What is known in `world`, in which it has asked."""
+        errand = self.errands.get(survey.world)
+        if errand is None or errand.survey != survey:
+            return self
+        errand = replace(errand, awaited=errand.awaited - {world}, known=merged(errand.known, known))
+        return replace(self, errands={**self.errands, survey.world: errand})
+
+    def answers(self, world: Workers, going_on: Set[Workers]) -> tuple[Relay, list[tuple[Survey, Known]]]:
+        """What it can answer in `world` by now; `going_on`: those of its worlds whose workers have not all left."""
+        if not self.again and all(errand.is_over for errand in self.errands.values()):
+            return self, []
+        posts: list[tuple[Survey, Known]] = [(survey, {}) for survey, asked_in in self.again if asked_in == world]
+        errands = dict(self.errands)
+        for began, errand in self.errands.items():
+            if errand.world == world and not errand.is_over and not errand.awaited & going_on:
+                posts.append((errand.survey, errand.known))
+                errands[began] = replace(errand, known={}, is_over=True)
+        again = tuple((survey, asked_in) for survey, asked_in in self.again if asked_in != world)
+        return replace(self, errands=errands, again=again), posts

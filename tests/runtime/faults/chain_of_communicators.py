@@ -1,0 +1,34 @@
+"""Nothing is wrong: three communicators that overlap in one worker each, a compilation longer than the clock's limit at
+the far end, and workers that wait for it in one communicator while others wait for them in the next.
+
+workers: 4
+timeout: 2
+status: 0
+says: worker 0 is done: 2.0
+says: worker 3 is done: 2.0
+"""
+
+import os
+import time
+
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+import distdl_jax as dj
+from distdl_jax.functional import all_sum_reduce
+
+limit = float(os.environ["DISTDL_JAX_TIMEOUT"])
+rank, group = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.group
+pairs = [(first, first + 1) for first in range(3)]
+P = {pair[0]: dj.Partition(MPI.COMM_WORLD.Create_group(group.Incl(pair))) for pair in pairs if rank in pair}
+
+if rank == 3:
+    began, factor = time.monotonic(), 0.0
+    while time.monotonic() - began < 1.3 * limit:
+        factor += 1
+        function = jax.jit(lambda x, factor=factor: [x := jnp.sin(factor * x) @ x for _ in range(40)][-1])
+        function.lower(jnp.ones((2, 2))).compile()
+for first in sorted(P, reverse=True):  # who waits for the far end comes late to the next pair
+    total = dj.jit(lambda x, P=P[first]: all_sum_reduce(x, P, axes_keep=()))(jnp.ones(()))
+print(f"worker {rank} is done: {float(total)}", flush=True)
