@@ -3,13 +3,14 @@
 mpiexec -n 2 python benchmarks/networks.py [words: rows whose title has one of them]
 
 "one thread" runs on worker 0 alone; NPROC=1 gives every worker one thread. A step is value, gradient and adam.
-"JAX sharding" is the sequential network jitted over all workers, with x (and the perceptron's weights) cut as ours are.
-"PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it: `make bench-peers`.
+"JAX sharding" is the sequential network jitted over all workers, with x (and the perceptron's and the transformer's
+weights) cut as ours are. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it:
+`make bench-peers`.
 """
 
-import os
 import sys
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,71 +19,26 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from distdl_jax import nn
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
+import beside
+import digits
 import digits_mlp
+import fno
 import lenet5
+import super_resolution
+import transformer
 import unet3d
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as Spec
+import vgg
 from training import Data, loss
 
 from harness import Table, Way, jax_sharding
-from harness.asked import Asked
+from harness.steps import by_jax, by_pytorch, everywhere, shared, step
 
 jax_sharding.start()
 P_all = dj.Partition()
-PYTORCH = os.environ.get("BENCH_PYTORCH")
-OPTIMISER = optax.adam(1e-3)
-
-
-def step(name: str, jit: Callable, value_and_grad: Callable, params: Any, *batch: Any, here: bool = True) -> Way:
-    """One step, again and again from the parameters that the last one left."""
-    if not here:
-        return Way(name, lambda: None)
-
-    @jit
-    def stepped(params: Any, state: Any, *batch: Any) -> tuple[Any, Any, jax.Array]:
-        value, gradient = value_and_grad(params, *batch)
-        updates, state = OPTIMISER.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    state = jit(OPTIMISER.init)(params)
-    batch = jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), batch)
-
-    def run() -> None:
-        nonlocal params, state
-        params, state, _ = jax.block_until_ready(stepped(params, state, *batch))
-
-    return Way(name, run)
-
-
-def everywhere(tree: Any) -> Any:
-    """What worker 0 has, on all workers, as numpy arrays."""
-    return P_all.broadcast_data(jax.tree.map(np.asarray, tree), root=0)
-
-
-def shared(array: np.ndarray, grid: Sequence[int] = ()) -> jax.Array:
-    """As JAX shares it between all workers, cut as `grid` says, which has a number for each dimension; or copied."""
-    sharding = jax_sharding.sharding(grid or (1,) * (array.ndim - 1) + (P_all.size,))
-    where = sharding if grid else NamedSharding(sharding.mesh, Spec())
-    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
-
-
-def by_jax(value_and_grad: Callable, params: Any, *batch: Any) -> list[Way]:
-    """The step over all workers by JAX alone; nothing on one worker."""
-    return [step("JAX sharding", jax.jit, value_and_grad, params, *batch)] if P_all.size > 1 else []
-
-
-def by_pytorch(name: str, shape: Sequence[int], widths: Sequence[int]) -> list[Way]:
-    """The step in PyTorch, in a process that worker 0 starts; nothing where there is no PyTorch."""
-    if not PYTORCH:
-        return []
-    program = Path(__file__).with_name("harness") / "pytorch.py"
-    run = Asked([PYTORCH, str(program)], [name, [*shape], [*widths]]).run if P_all.rank == 0 else lambda: None
-    return [Way("PyTorch", run)]
 
 
 def classifier(
@@ -124,6 +80,48 @@ def cut_in_features(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
             layer = {"weight": shared(layer["weight"], grid), "bias": bias}
         cut.append(layer)
     return tuple(cut), shared(images, (1, P_all.size))
+
+
+def example(
+    title: str, network: Any, plain: Callable, losses: tuple, data: tuple, partitions: tuple, torch: list
+) -> None:
+    """A row for a network as examples/beside.py has them, of x and its target, which are whole, on two partitions."""
+    state = network.init_state("float32")
+    params, (x, target) = network.init(jax.random.key(0), "float32"), data
+    whole = dj.gather((params, state), (network.param_specs(), network.state_specs()))
+
+    def part(network: Callable, loss: Callable, params: Any, state: Any, x: jax.Array, target: jax.Array) -> jax.Array:
+        return loss(network(params, state, x, True)[0], target)
+
+    def ours(params: Any, state: Any, x: jax.Array, training: bool) -> tuple[jax.Array, Any]:
+        return network(params, x, state=state, training=training)
+
+    alone = jax.value_and_grad(partial(part, plain, losses[1]))
+    held = (beside.block(whole, P) for whole, P in zip(data, partitions, strict=True))
+    cut = (shared(whole, P.shape if P.size == P_all.size else ()) for whole, P in zip(data, partitions, strict=True))
+    ways = [
+        step("one thread", jax.jit, alone, *whole, x, target, here=P_all.rank == 0),
+        step("distdl_jax", dj.jit, dj.value_and_grad(partial(part, ours, losses[0])), params, state, *held),
+        *by_jax(alone, *jax.tree.map(shared, everywhere(whole)), *cut),
+        *torch,
+    ]
+    table.row(title, ways)
+
+
+def cut_in_heads(params: Any) -> Any:
+    """The transformer's weights along heads and inner features, as ours; copies of the others."""
+    axes = {"qkv": 0, "out": 1, "up/weight": 0, "up/bias": 0, "down/weight": 1}
+
+    def cut(path: Any, array: np.ndarray) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        axis = next((axis for end, axis in axes.items() if name.endswith(end)), None)
+        return shared(array, () if axis is None else [P_all.size if d == axis else 1 for d in range(array.ndim)])
+
+    return jax.tree_util.tree_map_with_path(cut, params)
+
+
+def squares(y: jax.Array, target: jax.Array) -> jax.Array:
+    return jnp.mean((y - target) ** 2)
 
 
 def wanted(title: str) -> bool:
@@ -168,4 +166,44 @@ if wanted("3-D U-Net, 48³"):
         ],
         rounds=5,
     )
+title = "VGG-11, 32², batch 32"
+if wanted(title):
+    P_x, width = beside.partition(P_all, None, 4), 16
+    network = vgg.vgg((P_x, P_x), width)
+    images, labels = draw.random((32, 1, 32, 32), np.float32), np.eye(10, dtype=np.float32)[np.arange(32) % 10]
+    P_y = network[-1].P_y
+    torch = by_pytorch("vgg", images.shape, [width * times for times in vgg.CHANNELS])
+    example(title, network, vgg.plain_vgg, digits.losses(P_y), (images, labels), (P_x, P_y), torch)
+title = "super-resolution, 48² to 96², batch 8"
+if wanted(title):
+    P_x = beside.partition(P_all, None, 4)
+    small, large = draw.random((8, 3, 48, 48), np.float32), draw.random((8, 3, 96, 96), np.float32)
+    network, losses = super_resolution.SuperResolution(P_x, 32), (nn.DistributedMSELoss(P_x), squares)
+    torch = by_pytorch("super_resolution", small.shape, (32,))
+    plain = super_resolution.plain_super_resolution
+    example(title, network, plain, losses, (small, large), (P_x, P_x), torch)
+title = "Fourier neural operator, 64², batch 8"
+if wanted(title):
+    P_x = beside.partition(P_all, None, 4)
+    rock, flow = draw.random((8, 3, 64, 64), np.float32), draw.random((8, 1, 64, 64), np.float32)
+    network, losses = fno.operator(P_x, 3, 32, 12), (nn.DistributedMSELoss(P_x), squares)
+    torch = by_pytorch("fno", rock.shape, (3, 32, 12))
+    example(title, network, partial(fno.plain_operator, 12), losses, (rock, flow), (P_x, P_x), torch)
+for kind in ("tensor", "ring"):
+    title = f"transformer, {kind}, 8 x 256 of 256"
+    if not wanted(title):
+        continue
+    size = Namespace(layers=2, width=256, heads=8)
+    network, text = transformer.Transformer(P_all, 96, size, kind), draw.integers(0, 96, (8, 257))
+    params = network.init(jax.random.key(0), "float32")
+    whole = dj.gather(params, network.param_specs())
+    alone, both = jax.value_and_grad(transformer.plain_loss), (text[:, :-1], text[:, 1:])
+    sharded = (cut_in_heads if kind == "tensor" else partial(jax.tree.map, shared))(everywhere(whole))
+    along = (1, P_all.size)
+    ways = [
+        step("one thread", jax.jit, alone, whole, both, here=P_all.rank == 0),
+        step("distdl_jax", dj.jit, dj.value_and_grad(network.part_of_loss), params, network.batch(text)),
+        *by_jax(alone, sharded, tuple(shared(each, along) for each in both)),
+    ]
+    table.row(title, ways)
 table.write()

@@ -67,6 +67,70 @@ class UNet3d(nn.Module):
         return self.last(x)
 
 
+def vgg(widths: Sequence[int]) -> nn.Module:
+    """VGG-11 as examples/vgg.py has it."""
+    layers: list[nn.Module] = []
+    for n, (before, after) in enumerate(pairwise((1, *widths))):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if n in (0, 1, 3, 5, 7) else []
+    last = widths[-1]
+    linear = [nn.Linear(last, last), nn.ReLU(), nn.Linear(last, last), nn.ReLU(), nn.Linear(last, 10)]
+    return nn.Sequential(*layers, nn.Flatten(), *linear)
+
+
+class SuperResolution(nn.Module):
+    """As examples/super_resolution.py has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        shapes = ((3, width, 5), (width, width, 3), (width, width, 3), (width, 3, 3))
+        convs = [nn.Conv2d(a, b, kernel, padding="same") for a, b, kernel in shapes]
+        before, after = [nn.ReLU(), convs[1], nn.ReLU(), nn.Upsample(scale_factor=2)], [nn.ReLU(), convs[3]]
+        self.details = nn.Sequential(convs[0], *before, convs[2], *after)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The large images."""
+        return self.details(x) + F.interpolate(x, scale_factor=2, mode="bilinear")
+
+
+class FourierOperator(nn.Module):
+    """As examples/fno.py has it, in two dimensions."""
+
+    def __init__(self, blocks: int, width: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.weights = nn.ParameterList(
+            torch.randn(width, width, 2 * modes, modes, dtype=torch.cfloat) / width**2 for _ in range(blocks)
+        )
+        self.pointwise = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(blocks))
+        self.lift = nn.Conv2d(3, width, 1)
+        self.project = nn.Sequential(nn.Conv2d(width, 2 * width, 1), nn.GELU(), nn.Conv2d(2 * width, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What flows."""
+        x, k = self.lift(x), self.modes
+        for n, (weight, pointwise) in enumerate(zip(self.weights, self.pointwise, strict=True)):
+            spectrum = torch.fft.rfft2(x)
+            low = torch.cat([spectrum[:, :, :k, :k], spectrum[:, :, -k:, :k]], 2)
+            product = torch.einsum("bikl,iokl->bokl", low, weight)
+            kept = torch.zeros_like(spectrum)
+            kept[:, :, :k, :k], kept[:, :, -k:, :k] = product[:, :, :k], product[:, :, k:]
+            x = torch.fft.irfft2(kept, x.shape[2:]) + pointwise(x)
+            x = F.gelu(x) if n < len(self.weights) - 1 else x
+        return self.project(x)
+
+
+NETWORKS: dict[str, Callable[[Sequence[int], Sequence[int]], nn.Module]] = {
+    "lenet5": lambda shape, widths: lenet5(),
+    "perceptron": lambda shape, widths: perceptron(widths),
+    "unet3d": lambda shape, widths: UNet3d(shape[1], widths),
+    "vgg": lambda shape, widths: vgg(widths),
+    "super_resolution": lambda shape, widths: SuperResolution(*widths),
+    "fno": lambda shape, widths: FourierOperator(*widths),
+}
+"""Each from the shape of x, and widths."""
+
+
 def prepared(description: tuple[str, list[int], list[int]]) -> Callable[[], object]:
     """A step of the network: value, gradient and adam; `widths` where it has some, x of `shape`."""
     if hasattr(os, "sched_setaffinity"):
@@ -75,17 +139,16 @@ def prepared(description: tuple[str, list[int], list[int]]) -> Callable[[], obje
     torch.manual_seed(0)
     name, shape, widths = description
     x = torch.rand(shape)
-    labels = torch.arange(shape[0]) % 10
-    if name == "unet3d":
-        network: nn.Module = UNet3d(shape[1], widths)
-    else:
-        network = lenet5() if name == "lenet5" else perceptron(widths)
+    network = NETWORKS[name](shape, widths)
+    with torch.no_grad():
+        y = network(x)
+    target = torch.arange(shape[0]) % 10 if y.dim() == 2 else torch.rand(y.shape)
+    of = F.cross_entropy if y.dim() == 2 else F.mse_loss
     optimiser = torch.optim.Adam(network.parameters(), 1e-3)
 
     def step() -> float:
         optimiser.zero_grad()
-        y = network(x)
-        loss = F.mse_loss(y, x[:, :1]) if name == "unet3d" else F.cross_entropy(y, labels)
+        loss = of(network(x), target)
         loss.backward()
         optimiser.step()
         return float(loss.detach())

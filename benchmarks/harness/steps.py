@@ -1,0 +1,68 @@
+"""Training steps as ways to do the same work: of ours, of plain JAX, of JAX's own sharding, of PyTorch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import distdl_jax as dj
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+from harness import Way, jax_sharding
+from harness.asked import Asked
+
+OPTIMISER = optax.adam(1e-3)
+
+
+def step(name: str, jit: Callable, value_and_grad: Callable, params: Any, *batch: Any, here: bool = True) -> Way:
+    """One step, again and again from the parameters that the last one left."""
+    if not here:
+        return Way(name, lambda: None)
+
+    @jit
+    def stepped(params: Any, state: Any, *batch: Any) -> tuple[Any, Any, jax.Array]:
+        value, gradient = value_and_grad(params, *batch)
+        updates, state = OPTIMISER.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state = jit(OPTIMISER.init)(params)
+    batch = jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), batch)
+
+    def run() -> None:
+        nonlocal params, state
+        params, state, _ = jax.block_until_ready(stepped(params, state, *batch))
+
+    return Way(name, run)
+
+
+def everywhere(tree: Any) -> Any:
+    """What worker 0 has, on all workers, as numpy arrays."""
+    return dj.Partition().broadcast_data(jax.tree.map(np.asarray, tree), root=0)
+
+
+def shared(array: np.ndarray, grid: Sequence[int] = ()) -> jax.Array:
+    """As JAX shares it between all workers, cut as `grid` says, which has a number for each dimension; or copied."""
+    sharding = jax_sharding.sharding(grid or (1,) * (array.ndim - 1) + (dj.Partition().size,))
+    where = sharding if grid else NamedSharding(sharding.mesh, Spec())
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def by_jax(value_and_grad: Callable, params: Any, *batch: Any) -> list[Way]:
+    """The step over all workers by JAX alone; nothing on one worker."""
+    return [step("JAX sharding", jax.jit, value_and_grad, params, *batch)] if dj.Partition().size > 1 else []
+
+
+def by_pytorch(name: str, shape: Sequence[int], widths: Sequence[int]) -> list[Way]:
+    """The step in PyTorch, in a process that worker 0 starts; nothing where there is no PyTorch."""
+    python = os.environ.get("BENCH_PYTORCH")
+    if not python:
+        return []
+    program = Path(__file__).with_name("pytorch.py")
+    run = Asked([python, str(program)], [name, [*shape], [*widths]]).run if dj.Partition().rank == 0 else lambda: None
+    return [Way("PyTorch", run)]
