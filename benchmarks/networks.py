@@ -28,6 +28,7 @@ import digits
 import digits_mlp
 import fno
 import lenet5
+import resnet
 import super_resolution
 import transformer
 import unet3d
@@ -174,6 +175,14 @@ if wanted(title):
     P_y = network[-1].P_y
     torch = by_pytorch("vgg", images.shape, [width * times for times in vgg.CHANNELS])
     example(title, network, vgg.plain_vgg, digits.losses(P_y), (images, labels), (P_x, P_y), torch)
+title = "ResNet-18, 64², batch 32"
+if wanted(title):
+    P_x, width = beside.partition(P_all, None, 4), 16
+    network = resnet.resnet(P_x, width)
+    images, labels = draw.random((32, 1, 64, 64), np.float32), np.eye(10, dtype=np.float32)[np.arange(32) % 10]
+    P_y, plain = network[-1].P_y, partial(resnet.plain_resnet, resnet.LAYERS)
+    torch = by_pytorch("resnet", images.shape, (width,))
+    example(title, network, plain, digits.losses(P_y), (images, labels), (P_x, P_y), torch)
 title = "super-resolution, 48² to 96², batch 8"
 if wanted(title):
     P_x = beside.partition(P_all, None, 4)

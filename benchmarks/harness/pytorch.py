@@ -78,6 +78,31 @@ def vgg(widths: Sequence[int]) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), *linear)
 
 
+class Block(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        first = (nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+        self.body = nn.Sequential(*first, nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after))
+        convolution = nn.Conv2d(before, after, 1, stride, bias=False)
+        self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(after)) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """With the last activation."""
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet(width: int) -> nn.Module:
+    """ResNet-18 as examples/resnet.py has it."""
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    layers, before = [*layers, nn.MaxPool2d(3, 2, 1)], width
+    for times, stride in ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1)):
+        layers.append(Block(before, times * width, stride))
+        before = times * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
 class SuperResolution(nn.Module):
     """As examples/super_resolution.py has it."""
 
@@ -125,6 +150,7 @@ NETWORKS: dict[str, Callable[[Sequence[int], Sequence[int]], nn.Module]] = {
     "perceptron": lambda shape, widths: perceptron(widths),
     "unet3d": lambda shape, widths: UNet3d(shape[1], widths),
     "vgg": lambda shape, widths: vgg(widths),
+    "resnet": lambda shape, widths: resnet(*widths),
     "super_resolution": lambda shape, widths: SuperResolution(*widths),
     "fno": lambda shape, widths: FourierOperator(*widths),
 }
