@@ -13,6 +13,7 @@ from distdl_jax.primitives import (
     halo_exchange,
     reduce_scatter,
     repartition,
+    reshape,
     sum_reduce,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
@@ -33,6 +34,7 @@ __all__ = [
     "irfftn",
     "reduce_scatter",
     "repartition",
+    "reshape",
     "rfft",
     "rfftn",
     "sum_reduce",

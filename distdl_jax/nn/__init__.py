@@ -56,7 +56,7 @@ from distdl_jax.nn.pooling import (
 from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.nn.shaping.concatenate import Concatenate
-from distdl_jax.nn.shaping.flatten import Flatten, Unflatten
+from distdl_jax.nn.shaping.flatten import Flatten, Reshape, Unflatten
 from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool, DistributedGlobalMaxPool
 from distdl_jax.nn.shaping.resample import (
     DistributedAdaptiveAvgPool,
@@ -137,6 +137,7 @@ __all__ = [
     "ReduceScatter",
     "Remat",
     "Repartition",
+    "Reshape",
     "Residual",
     "Sequential",
     "SumReduce",

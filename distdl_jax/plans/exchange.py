@@ -8,7 +8,7 @@ others.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -28,7 +28,7 @@ class _Segment(NamedTuple):
     offset: int
 
 
-class _Overlap(NamedTuple):
+class Overlap(NamedTuple):
     """A one-dimensional piece."""
 
     source: int
@@ -87,16 +87,19 @@ def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
 
 
 _Corners = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # source start, dest start, shape
-_Line = dict[int, list[_Overlap]]  # along one dimension: from the other grid's index to what the two share
+Pieces = dict[int, tuple[Piece, ...]]  # by world rank of the other worker
+_Line = dict[int, list[Overlap]]  # along one dimension: from the other grid's index to what the two share
 
 
-def _pieces(lines: Sequence[_Line], other: ProductGrid) -> dict[int, tuple[Piece, ...]]:
+def product_pieces(lines: Sequence[_Line], shape: Sequence[int], ranks: Sequence[int]) -> Pieces:
     """The pieces shared with each worker of the other grid: all products of one-dimensional overlaps.
+
+    `shape`, `ranks`: of the other grid, whose cells the lines name dimension by dimension.
 
     The order of a worker's pieces is that of the receiver's block, row-major, whoever asks.
     """
     found: list[tuple[int, list[_Corners]]] = [(0, [((), (), ())])]
-    for line, p in zip(lines, other.shape, strict=True):
+    for line, p in zip(lines, shape, strict=True):
         found = [
             (
                 cell * p + index,  # row-major
@@ -109,7 +112,17 @@ def _pieces(lines: Sequence[_Line], other: ProductGrid) -> dict[int, tuple[Piece
             for cell, corners in found
             for index, overlaps in line.items()
         ]
-    return {other.ranks[cell]: tuple(Piece(*corners) for corners in pieces) for cell, pieces in found}
+    return {ranks[cell]: tuple(Piece(*corners) for corners in pieces) for cell, pieces in found}
+
+
+def shift_schedule(position: Mapping[int, int], rank: int, sends: Pieces, recvs: Pieces) -> tuple[Round, ...]:
+    """A worker's messages in the order that `Exchange` describes; `position` numbers the team by ascending rank."""
+    if not sends and not recvs:
+        return ()
+    n, here = len(position), position[rank]
+    send_in = {(position[peer] - here) % n: Message(peer, pieces) for peer, pieces in sends.items()}
+    recv_in = {(here - position[peer]) % n: Message(peer, pieces) for peer, pieces in recvs.items()}
+    return tuple(Round(send_in.get(k), recv_in.get(k)) for k in sorted(send_in.keys() | recv_in.keys()))
 
 
 def _sources_disjoint(lines: Sequence[_Line]) -> bool:
@@ -184,33 +197,22 @@ class Exchange:
         Its cost grows with the number of this worker's messages, not with the number of workers.
         """
         in_shape = out_shape = (0,) * len(self.periodic)
-        sends: dict[int, tuple[Piece, ...]] = {}
-        recvs: dict[int, tuple[Piece, ...]] = {}
+        sends: Pieces = {}
+        recvs: Pieces = {}
         in_disjoint = True
         if (cell := self.owned.cell_of.get(rank)) is not None:
             in_shape = box_shape(self.owned.box(cell))
             lines = [self._overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
-            sends, in_disjoint = _pieces(lines, self.needed), _sources_disjoint(lines)
+            sends = product_pieces(lines, self.needed.shape, self.needed.ranks)
+            in_disjoint = _sources_disjoint(lines)
         if (cell := self.needed.cell_of.get(rank)) is not None:
             out_shape = box_shape(self.needed.box(cell))
             lines = [self._overlaps_of_needed(d, j) for d, j in enumerate(self.needed.index(cell))]
-            recvs = _pieces(lines, self.owned)
+            recvs = product_pieces(lines, self.owned.shape, self.owned.ranks)
         copies = sends.pop(rank, ())
         recvs.pop(rank, None)
-        rounds = self._rounds(rank, sends, recvs)
+        rounds = shift_schedule(self._position, rank, sends, recvs)
         return ExchangePlan(in_shape, out_shape, copies, rounds, in_disjoint)
-
-    def _rounds(
-        self, rank: int, sends: dict[int, tuple[Piece, ...]], recvs: dict[int, tuple[Piece, ...]]
-    ) -> tuple[Round, ...]:
-        """This worker's messages in the order of the shift schedule."""
-        if not sends and not recvs:
-            return ()
-        position, n = self._position, len(self._position)
-        here = position[rank]
-        send_in = {(position[peer] - here) % n: Message(peer, pieces) for peer, pieces in sends.items()}
-        recv_in = {(here - position[peer]) % n: Message(peer, pieces) for peer, pieces in recvs.items()}
-        return tuple(Round(send_in.get(k), recv_in.get(k)) for k in sorted(send_in.keys() | recv_in.keys()))
 
     @cached_property
     def team(self) -> tuple[int, ...]:
@@ -240,24 +242,24 @@ class Exchange:
             for ranges, n, wraps in zip(self.needed.ranges, self.owned.extent, self.periodic, strict=True)
         )
 
-    def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[_Overlap]]:
+    def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
         """For each index j of the needed grid along dimension d: what of owned range i it needs."""
         start, stop = self.owned.ranges[d][i]
-        overlaps: dict[int, list[_Overlap]] = {}
+        overlaps: dict[int, list[Overlap]] = {}
         for part in self._needed_segments[d].overlapping(start, stop):
             low, high = max(start, part.start), min(stop, part.stop)
-            overlap = _Overlap(low - start, low - part.start + part.offset, high - low)
+            overlap = Overlap(low - start, low - part.start + part.offset, high - low)
             overlaps.setdefault(part.cell, []).append(overlap)
         for peer in overlaps.values():
             peer.sort(key=lambda overlap: overlap.dest)  # the order in which the receiver finds them
         return overlaps
 
-    def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[_Overlap]]:
+    def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
         """For each index i of the owned grid along dimension d: what of needed range j it owns."""
-        overlaps: dict[int, list[_Overlap]] = {}
+        overlaps: dict[int, list[Overlap]] = {}
         for part in _folded(self.needed.ranges[d][j], j, self.owned.extent[d], self.periodic[d]):
             for start, stop, i, _ in self._owned_segments[d].overlapping(part.start, part.stop):
                 low, high = max(start, part.start), min(stop, part.stop)
-                overlap = _Overlap(low - start, low - part.start + part.offset, high - low)
+                overlap = Overlap(low - start, low - part.start + part.offset, high - low)
                 overlaps.setdefault(i, []).append(overlap)
         return overlaps

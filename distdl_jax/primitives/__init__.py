@@ -10,3 +10,4 @@ from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.replication import broadcast as broadcast
 from distdl_jax.primitives.replication import sum_reduce as sum_reduce
+from distdl_jax.primitives.reshape import reshape as reshape

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.plans.messages import ExchangePlan, Message, Piece
+from distdl_jax.plans.messages import ExchangePlan, Piece
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.channel import Channel
 from distdl_jax.primitives.team_operations import accumulation_dtype
@@ -21,9 +21,9 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
     Where pieces of the output overlap they are added; where no piece arrives it is zero.
     """
     dtype = np.dtype(x.dtype)
-    arrived = [(piece, _cut(x, piece, lead)) for piece in plan.copies]
+    arrived: list[tuple[Sequence[Piece], Array]] = []
     for step in plan.rounds:
-        packed = None if step.send is None else _packed(x, step.send, lead)
+        packed = None if step.send is None else _packed(x, step.send.pieces, lead)
         if step.recv is None:
             assert packed is not None and step.send is not None  # a round has at least one of the two
             channel.send(packed, step.send.partner)
@@ -33,8 +33,18 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
             received = channel.receive(coming, step.recv.partner)
         else:
             received = channel.sendrecv(packed, step.send.partner, coming, step.recv.partner)
-        arrived += _unpacked(received, step.recv, lead)
-    return _assembled(plan, arrived, lead, dtype)
+        arrived.append((step.recv.pieces, received))
+    if any(len(pieces) > FEW for pieces in (plan.copies, *(its for its, _ in arrived))):
+        if plan.copies:
+            arrived.append((plan.copies, _packed(x, plan.copies, lead)))
+        return _placed(plan, arrived, lead, dtype)
+    blocks = [(piece, _cut(x, piece, lead)) for piece in plan.copies]
+    blocks += [block for pieces, packed in arrived for block in _unpacked(packed, pieces, lead)]
+    return _assembled(plan, blocks, lead, dtype)
+
+
+FEW = 32
+"""Where there are more pieces in one, they go element by element: a program with a slice of each is slow to compile."""
 
 
 def _whole(lead: tuple[int, ...]) -> tuple[slice, ...]:
@@ -45,17 +55,55 @@ def _cut(x: Array, piece: Piece, lead: tuple[int, ...]) -> Array:
     return x[_whole(lead) + piece.source]
 
 
-def _packed(x: Array, message: Message, lead: tuple[int, ...]) -> Array:
-    parts = [_cut(x, piece, lead) for piece in message.pieces]
-    return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
+def _packed(x: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Array:
+    """Pieces one after the other, for each index of `lead`; one alone in its own shape."""
+    if len(pieces) == 1:
+        return _cut(x, pieces[0], lead)
+    if len(pieces) > FEW:
+        places = _places([(piece.source_start, piece.shape) for piece in pieces], x.shape[len(lead) :])
+        return _elements(x, places, lead)
+    return jnp.concatenate([_cut(x, piece, lead).reshape(*lead, -1) for piece in pieces], axis=-1)
 
 
-def _unpacked(received: Array, message: Message, lead: tuple[int, ...]) -> Iterable[tuple[Piece, Array]]:
-    start, copies = 0, math.prod(lead)
-    for piece in message.pieces:
-        stop = start + copies * piece.size
-        yield piece, received[start:stop].reshape(lead + piece.shape)
+def _unpacked(packed: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Iterable[tuple[Piece, Array]]:
+    if len(pieces) == 1:
+        yield pieces[0], packed.reshape(lead + pieces[0].shape)
+        return
+    start, packed = 0, packed.reshape(*lead, -1)
+    for piece in pieces:
+        stop = start + piece.size
+        yield piece, packed[..., start:stop].reshape(lead + piece.shape)
         start = stop
+
+
+def _places(boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> np.ndarray:
+    """The flat numbers, in a block of `shape`, of the elements of boxes (start, shape), one box after the other."""
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    within: dict[tuple[int, ...], np.ndarray] = {}
+    for _, lengths in boxes:
+        if lengths not in within:
+            within[lengths] = np.tensordot(strides, np.indices(lengths), 1).ravel()
+    places = [within[lengths] + int(np.dot(start, strides)) for start, lengths in boxes]
+    return np.concatenate(places).astype(np.int32 if math.prod(shape) < 2**31 else np.int64)
+
+
+def _elements(x: Array, places: np.ndarray, lead: tuple[int, ...]) -> Array:
+    flat = x.reshape(*lead, -1)
+    return flat.at[..., places].get(mode="promise_in_bounds", unique_indices=True)
+
+
+def _placed(
+    plan: ExchangePlan, arrived: Sequence[tuple[Sequence[Piece], Array]], lead: tuple[int, ...], dtype: np.dtype
+) -> Array:
+    """As `_assembled`, of what came packed."""
+    flat = jnp.concatenate([packed.reshape(*lead, -1) for _, packed in arrived], axis=-1)
+    places = _places([(piece.dest_start, piece.shape) for pieces, _ in arrived for piece in pieces], plan.out_shape)
+    if plan.covers_output:
+        return _elements(flat, np.argsort(places).astype(places.dtype), lead).reshape(lead + plan.out_shape)
+    wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
+    place = jnp.zeros((*lead, math.prod(plan.out_shape)), wide).at[..., places]
+    y = place.max(flat) if wide == jnp.bool_ else place.add(flat.astype(wide))
+    return y.reshape(lead + plan.out_shape).astype(dtype)
 
 
 def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tuple[int, ...], dtype: np.dtype) -> Array:

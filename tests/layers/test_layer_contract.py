@@ -69,6 +69,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedPad": lambda P: nn.DistributedPad(P_x=on(P, 2, 2), padding=[(1, 2)], mode="reflect"),
     "DistributedCrop": lambda P: nn.DistributedCrop(P_x=on(P, 2, 2), cropping=[(1, 2)]),
     "Flatten": lambda P: nn.Flatten(P_x=on(P, 1, 2, 2), P_y=on(P, 2, 2)),
+    "Reshape": lambda P: nn.Reshape(P_x=on(P, 2, 2), P_y=on(P, 1, 2, 2), shape=[3, -1, 4]),
     "Unflatten": lambda P: nn.Unflatten(P_x=on(P, 2, 2), P_y=on(P, 1, 2, 2), shape=[3, 4]),
     "Dropout": lambda P: nn.Dropout(P_x=on(P, 2, 2), p=0.3),
     "DistributedEmbedding": lambda P: nn.DistributedEmbedding(

@@ -76,6 +76,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "unflatten": lambda P: (
         nn.Unflatten(part(P, 1, 3), part(P, 2, 1, 2), (4, 5)), (2, 20), (2, 4, 5), part(P, 2, 1, 2), ()
     ),
+    "reshape": lambda P: (
+        nn.Reshape(part(P, 1, 3), part(P, 2, 1, 2), (5, -1, 4)), (2, 20), (5, 2, 4), part(P, 2, 1, 2), ()
+    ),
     "fno block": lambda P: (
         nn.DistributedFNOBlock(part(P, 2, 1, 2), 4, 3, 2), (3, 4, 5), (3, 3, 5), part(P, 2, 1, 2), ()
     ),

@@ -139,6 +139,13 @@ def unflatten(sizes: Any, P_x: On, P_y: On, *shape: int) -> Beside:
     return other(f"unflatten {shape}", sizes, P_x, layer, lambda x: x.reshape(len(x), *shape), P_y)
 
 
+def reshape(sizes: Any, P_x: On, P_y: On, *shape: int) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Reshape(P_x.partition(P), P_y.partition(P), shape)
+
+    return other(f"reshape {shape}", sizes, P_x, layer, lambda x: x.reshape(shape), P_y)
+
+
 def global_pool(kind: str, sizes: Any, P_x: On) -> Beside:
     def layer(P: dj.Partition) -> Any:
         return getattr(nn, f"DistributedGlobal{kind}Pool")(P_x.partition(P))
@@ -161,6 +168,8 @@ CASES = (
     pad((3, 5), on(1, 3, ranks=(2, 0, 3)), (2, 4), mode="circular"),
     flatten((4, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2)),
     unflatten((4, 15), on(1, 3), on(2, 1, 2), 3, 5),
+    reshape((3, 5, 4), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2), 4, -1),
+    reshape((2, [0, 3], 70), on(1, 2, 2), on(3, ranks=(3, 1, 0)), 420),
     global_pool("Avg", (2, 3, 4, 3), on(1, 2, 2, 1)),
 )
 MORE = (
@@ -184,6 +193,9 @@ MORE = (
     pad((4, 4), on(2, 2), (1, -1), (0, 2)),
     flatten((3, 2, 3, 2), on(1, 1, 2, 2), on(1, 4)),
     unflatten((4, 6), on(2, 2), on(1, 2, 1, 2), 3, 1, 2),
+    reshape((7,), on(4), on(1, 4), 1, 7),
+    reshape((6, 1, 4), on(2, 1, 2), on(1, 2, 2, 1), 2, 3, 4, 1),
+    reshape((50, 12), on(1, 4), on(1, 3, ranks=(0, 3, 2)), 40, 15),
     global_pool("Avg", (2, 3, 5), on(1, 1, 4)),
     global_pool("Max", (2, 3, [2, 0, 3]), on(1, 1, 3)),
 )
@@ -289,6 +301,10 @@ def test_refusals() -> None:
         "`p` (=1) must be a probability, from 0 to below 1.": lambda P: nn.Dropout(P, 1),
         "`P_y` (1 x 1 x 4) must have 2 dimensions: batch, and features.": lambda P: nn.Flatten(P_x(P), P_x(P)),
         "`shape` (=(3,)) must be channels and features": lambda P: nn.Unflatten(on(2, 2).partition(P), P_x(P), [3]),
+        "`shape` (=(-1, -1)) must hold a length, 0 or more, for each dimension of `P_y` (2 x 2)": lambda P: nn.Reshape(
+            P_x(P), on(2, 2).partition(P), (-1, -1)
+        ),
+        "`shape` (=(4,)) must hold a length": lambda P: nn.Reshape(P_x(P), on(2, 2).partition(P), 4),
         "`axis` (=(3,)) names dimension 3": lambda P: nn.Concatenate(P_x(P), 3),
     }.items():
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence

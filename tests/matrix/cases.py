@@ -132,6 +132,14 @@ PRIMITIVES = (
         on(2, 1),
     ),
     layer(
+        "reshape",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 4),
+        lambda P: nn.Reshape(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), on(1, 3).partition(P), (2, 6)),
+        lambda p, x: x.reshape(2, 6),
+        on(1, 3),
+    ),
+    layer(
         "attention",
         on(1, 2, 2, ranks=(3, 1, 2, 0)),
         (2, 3, 4),
