@@ -10,7 +10,6 @@ something on a loaded machine, too.
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
+from distdl_jax.tuning.timing import processor_time
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
@@ -50,7 +50,7 @@ def rows(title: str, layer: Any, plain: Callable[..., Any], shape: Sequence[int]
         ]
         ways += [called("JAX sharding", wrap(plain), *shared(whole, x, partition))] if N > 1 else []
         table.row(f"{title}, {direction}, {N} workers", ways)
-        seconds = [statistics.median(processor_time(way) for _ in range(9)) for way in ways[:2]]
+        seconds = [statistics.median(measured(way) for _ in range(9)) for way in ways[:2]]
         of_all = [max(each) for each in zip(*P_all.allgather_data(seconds), strict=True)]
         if P_all.rank == 0:
             print(f"{'':<44}processor time: {of_all[0] * 1e3:.2f} ms, and ours {of_all[1] * 1e3:.2f} ms", flush=True)
@@ -70,12 +70,10 @@ def called(name: str, function: Callable[..., Any], params: Any, x: jax.Array, h
     return Way(name, (lambda: jax.block_until_ready(jitted(params, x))) if here else lambda: None)
 
 
-def processor_time(way: Way) -> float:
+def measured(way: Way) -> float:
     """The seconds for which this process works in a call; a wait for a message that spins is work, too."""
     P_all.allgather_data(None)
-    start = time.process_time()
-    way.run()
-    return time.process_time() - start
+    return processor_time(way.run)
 
 
 def on(*shape: int) -> dj.CartesianPartition:
