@@ -16,7 +16,10 @@ from distdl_jax.tuning.processor import threads
 from distdl_jax.watchdog.log import log
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
-"""How often each way is timed."""
+"""How often each way is timed, after the first time."""
+
+HOPELESS = 4.0
+"""A way that takes so many times as long as another one is timed once."""
 
 LONG_ENOUGH = 0.02
 """Seconds for which it is timed if the fewest rounds take less."""
@@ -108,18 +111,25 @@ def _measure(
     # Other programs' turns on this core do not count, as far as that can be told.
     seconds_of = processor_time if threads() == 1 else _passed
 
-    def duration(program: Callable[..., Any]) -> float:
-        return seconds_of(lambda: jax.block_until_ready(program(*arguments)))
+    def timed(program: Callable[..., Any]) -> Callable[[], float]:
+        return lambda: seconds_of(lambda: jax.block_until_ready(program(*arguments)))
 
-    for program in programs.values():
-        duration(program)  # touches the buffers
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(MOST_ROUNDS):
-        best = min((min(before) for before in times.values() if before), default=0.0)
-        for name, before in times.items():
-            if turn < FEWEST_ROUNDS or (sum(before) < LONG_ENOUGH and min(before) < 2 * best):
-                before.append(duration(programs[name]))
+    times = in_turns({name: timed(program) for name, program in programs.items()})
     return {name: Measurement(min(took), _temporaries(programs[name])) for name, took in times.items()}
+
+
+def in_turns(ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """The seconds that each way took, each time; those that are far behind are not asked again."""
+    # The first time buffers are touched, which takes longer: it counts only where a way is far behind all the same.
+    times = {name: [way()] for name, way in ways.items()}
+    best = float("inf")
+    for turn in range(MOST_ROUNDS):
+        for name, took in sorted(times.items(), key=lambda way: min(way[1])):
+            hopeless = len(took) == 1 and took[0] >= HOPELESS * best
+            if not hopeless and (turn < FEWEST_ROUNDS or (sum(took) < LONG_ENOUGH and min(took) < 2 * best)):
+                took.append(ways[name]())
+                best = min(best, took[-1])
+    return times
 
 
 def _temporaries(program: Any) -> int:

@@ -145,12 +145,16 @@ def test_measured_while_a_function_is_traced():
         assert timing.measure({"one": jnp.sin}, [(3,)], "float32").keys() <= {"one"}
 
 
-def test_fewer_samples_but_never_few_in_place_of_many():
+def test_fewer_samples_and_rows_but_never_few_in_place_of_many():
     assert SMALL.smaller(10**9) == SMALL
-    assert LARGE.smaller(1).x == (1, 8, 256, 256)
-    assert replace(LARGE, x=(64, 8, 256, 256)).smaller(1).x[0] == 17
-    half = replace(LARGE, x=(4, 8, 256, 256))
-    assert half.smaller(half.products // 2).x[0] == 2
+    assert LARGE.smaller(LARGE.products // 2).x == (1, 8, 256, 256)
+    assert LARGE.smaller(LARGE.products // 8).x == (1, 8, 64, 256)
+    assert LARGE.smaller(1).x == (1, 8, 10, 256)
+    assert replace(LARGE, x=(64, 8, 256, 256)).smaller(1).x == (17, 8, 10, 256)
+    strided = replace(LARGE, window=Placement((2, 1), ((0, 3), (1, 1)), (4, 1)))
+    assert strided.smaller(1).y[2] >= 8
+    line = Problem((1, 8, 2**20), (8, 8, 3), Placement((1,), ((1, 1),), (1,)), 1, "float32")
+    assert line.smaller(1) == line
 
 
 def layer_and_data(P):

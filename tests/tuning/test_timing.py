@@ -3,10 +3,11 @@
 import hashlib
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from distdl_jax.tuning.timing import processor_time
+from distdl_jax.tuning.timing import MOST_ROUNDS, in_turns, processor_time
 
 DATA = bytes(2**16)
 
@@ -35,3 +36,15 @@ def test_time_of_other_threads_counts_to_the_last(request: pytest.FixtureRequest
         told.wait()
 
     assert processor_time(work) >= said[0]
+
+
+def test_a_way_that_is_far_behind_is_timed_once() -> None:
+    """Not where only its first time is long, in which buffers are touched; nor one of two that are alike."""
+    seconds = {"far": iter([2.5]), "quick": iter([2.0, *[0.5] * 9])}
+    times = in_turns({name: partial(next, its) for name, its in seconds.items()})
+    assert {name: len(took) for name, took in times.items()} == {"far": 1, "quick": 4}
+    seconds = {"slow at first": iter([4.5, *[1.5] * 9]), "quick": iter([2.0, *[1.2] * 9])}
+    times = in_turns({name: partial(next, its) for name, its in seconds.items()})
+    assert {name: len(took) for name, took in times.items()} == {"slow at first": 4, "quick": 4}
+    short = in_turns({"short": lambda: 1e-6})
+    assert len(short["short"]) == 1 + MOST_ROUNDS

@@ -64,6 +64,9 @@ _FORMS: dict[Direction, dict[str, Callable[..., Array]]] = {
 MOST_COPIES = 256
 """The most copies, counting channels and taps, of which a product's matrix is made."""
 
+FEWEST_ROWS = 8
+"""So many rows of results, at least, are what is measured in place of more."""
+
 MANY_SAMPLES = 17
 """From so many samples on, XLA and the rewritten form take another way to the weight's gradient."""
 
@@ -95,10 +98,16 @@ class Problem:
         return fast and self.dtype in ("float32", "float64") and 0 not in (*self.x, *self.weight, *self.y)
 
     def smaller(self, products: int) -> Problem:
-        """The same with fewer samples, so that no more numbers are multiplied, but not with few in place of many."""
+        """The same with fewer samples, but not with few in place of many, and then with fewer rows, but not along the
+        last dimension, so that no more numbers are multiplied."""
         fewest = min(self.x[0], MANY_SAMPLES) if self.x[0] >= MANY_SAMPLES else 1
-        samples = max(fewest, self.x[0] * products // max(self.products, 1))
-        return replace(self, x=(min(samples, self.x[0]), *self.x[1:]))
+        samples = min(self.x[0], max(fewest, self.x[0] * products // max(self.products, 1)))
+        fewer = replace(self, x=(samples, *self.x[1:]))
+        if len(self.x) == 3 or fewer.products <= products:
+            return fewer
+        least = self.window.reach(self.weight[2:])[0] + FEWEST_ROWS * self.window.stride[0]
+        rows = min(self.x[2], max(least, self.x[2] * products // fewer.products))
+        return replace(fewer, x=(*fewer.x[:2], rows, *self.x[3:]))
 
     def forms(self, direction: Direction) -> tuple[str, ...]:
         """The forms that can compute it, "plain" first."""
