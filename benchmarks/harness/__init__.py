@@ -1,7 +1,8 @@
 """Times several ways to do the same work in one run, and reports ratios.
 
 The ways take turns, so that a change in the machine's speed meets all of them; a round's time is that of the slowest
-worker, and a result is the median of the rounds. Absolute times move from hour to hour: compare within a row.
+worker, and a result is the median of the rounds. Ratios are those of the rounds: their median, and their quartiles.
+Absolute times move from hour to hour: compare within a row.
 
 Each worker is bound to a core, in turn: with more workers than cores the system would move them about, and a round
 would take up to twice as long where three workers share a core and the fourth has one alone.
@@ -83,10 +84,10 @@ class Table:
                 _sleep_until_all_are_here()
                 times[way.name].append(_comm.allreduce(seconds, op=MPI.MAX))
         medians = {name: statistics.median(values) for name, values in times.items()}
-        base = medians[ways[0].name]
-        self.rows.append({"work": work, "seconds": medians, "all_seconds": times})
+        ratios = {name: quartiles(values, times[ways[0].name]) for name, values in times.items()}
+        self.rows.append({"work": work, "seconds": medians, "ratios": ratios, "all_seconds": times})
         if _comm.rank == 0:
-            cells = [f"{name} {1e6 * t:9.1f} us ({t / base:5.2f}x)" for name, t in medians.items()]
+            cells = [f"{name} {1e6 * t:9.1f} us {spread_text(ratios[name])}" for name, t in medians.items()]
             print(f"{work:<44}" + "  ".join(cells), flush=True)
 
     def write(self) -> None:
@@ -102,6 +103,19 @@ class Table:
             }
             path.write_text(json.dumps({**about, "rows": self.rows}, indent=1))
             print(f"wrote {path}", flush=True)
+
+
+def quartiles(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """The quartiles of the ratios to the first way, round by round: a change in the machine's speed is in both."""
+    ratios = [a / b for a, b in zip(seconds, base, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return low, middle, high
+
+
+def spread_text(ratios: tuple[float, float, float]) -> str:
+    """The median of ratios, and its quartiles."""
+    low, middle, high = ratios
+    return f"({middle:5.2f}x, {low:.2f} to {high:.2f})"
 
 
 def in_one_program(
