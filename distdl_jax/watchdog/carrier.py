@@ -243,15 +243,21 @@ class Carrier:
     def _agreement(self) -> Agreement | None:
         """That which the worker is in, of this world or another."""
         waiting = self._status.waiting
-        theirs = None if waiting is None or waiting.channel is None else waiting.channel.monitor
-        if waiting is None or not isinstance(theirs, Carrier):
+        if waiting is None:
             return None
-        waits_for, elsewhere = waiting.waits_for, theirs is not self
-        if elsewhere:
-            here = {member: worker for worker, member in enumerate(self.members)}
-            all_are_here = here.keys() >= set(theirs.members)
-            waits_for = tuple(here[theirs.members[worker]] for worker in waits_for) if all_are_here else ()
+        channel, waits_for, elsewhere = waiting.channel, waiting.waits_for, True
+        if channel is None:  # they open a world
+            waits_for = tuple(map(self.members.index, waits_for)) if self.has_all(waits_for) else ()
+        elif not isinstance(theirs := channel.monitor, Carrier):
+            return None
+        elif elsewhere := theirs is not self:
+            waited_for = tuple(theirs.members[worker] for worker in waits_for)
+            waits_for = tuple(map(self.members.index, waited_for)) if self.has_all(theirs.members) else ()
         return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for, elsewhere)
+
+    def has_all(self, workers: Workers) -> bool:
+        """Whether these, by their ranks in COMM_WORLD, are all of this world."""
+        return set(self.members) >= set(workers)
 
     def _is_covered(self, carriers: Sequence[Carrier]) -> bool:
         """Whether another world has all workers of this one; of equal ones the first covers the others."""

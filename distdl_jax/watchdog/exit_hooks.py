@@ -53,7 +53,8 @@ class _Ticket:
         self._status = status
 
     def __del__(self) -> None:
-        if sys._getframe().f_back is None and not is_forked():
+        is_main = threading.get_ident() == threading.main_thread().ident  # it ends no more than another thread
+        if is_main and sys._getframe().f_back is None and not is_forked():
             worker_status().exit_status = self._status
 
 

@@ -1,4 +1,4 @@
-"""What the thread that calls is doing, seen from another one: whether it is in a compiled program, or compiles one.
+"""What the threads that call are doing, seen from another one: whether one is in a compiled program, or compiles one.
 
 The frames of a thread that runs must not be followed from another: it may leave them at any moment, and CPython 3.11
 then crashes. So only the innermost one is looked at; a whole stack is written by `faulthandler`, in one go.
@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -60,60 +61,82 @@ class _Mark:
         return None
 
 
+class InCall(NamedTuple):
+    """A thread's call of XLA: the number of that run, since when it has been seen, and the mark of its frame."""
+
+    run: int
+    began: float
+    mark: Any
+
+
 class Sampler:
-    """Looks from time to time at the thread that calls, or at the main one as long as none has."""
+    """Looks from time to time at the threads that have called, or at the main one where there is none."""
 
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
-        self._pending: dict[int, tuple[Any, int, float]] = {}
+        self._pending: dict[int, tuple[Any, int, float, int]] = {}
         self._runs = 0
-        self._in_call_of_xla: tuple[int, float] | None = None
-        self._mark: Any = None
+        self._in_calls: dict[int, InCall] = {}
         self._compiled = 0.0
         self._looked_at = 0.0
 
     def look(self, now: float) -> Sample:
-        """What it does `now`, in seconds in which the watch was awake."""
+        """What the worker does `now`, in seconds in which the watch was awake."""
         since, self._looked_at = self._looked_at, now
-        frame = sys._current_frames().get(self._status.thread or threading.main_thread().ident or 0)
-        kind = None if frame is None else activity(frame)
-        if kind == "compiling":
+        frames = sys._current_frames()
+        callers = self._status.callers
+        for thread in [thread for thread in list(callers) if thread not in frames]:
+            callers.pop(thread)
+        compiles = False
+        for thread in list(callers) or [threading.main_thread().ident or 0]:
+            kind = activity(frames[thread]) if thread in frames else None
+            compiles = compiles or kind == "compiling"
+            self._look_at_call(thread, frames[thread] if kind == "executing" else None, now)
+        self._in_calls = {thread: call for thread, call in self._in_calls.items() if thread in frames}
+        if compiles:
             self._compiled += now - since
-        if kind != "executing" or frame is None:
-            self._in_call_of_xla = None
-        elif self._in_call_of_xla is None or not self._is_marked(frame):
-            self._runs += 1
-            self._in_call_of_xla = (self._runs, now)
-            self._put_mark(frame)
-        run, began, token = 0, now, None
-        if self._in_call_of_xla is not None:
-            run, began = self._in_call_of_xla
+        run, began, token, thread = 0, now, None, self._status.home
+        if self._in_calls:
+            thread, (run, began, _) = min(self._in_calls.items(), key=lambda call: call[1].run)
         if (pending := self._oldest_pending(now)) is not None:
-            token, run, began = pending
-        return Sample(run, now - began, token, kind == "compiling", self._compiled)
+            token, run, began, thread = pending
+        self._status.shown = thread
+        return Sample(run, now - began, token, compiles, self._compiled)
 
-    def _oldest_pending(self, now: float) -> tuple[Any, int, float] | None:
-        """The token, the number and the beginning of a program that communicates and goes on beside the thread."""
-        for buffer in self._status.tokens():
-            if id(buffer) not in self._pending:
-                self._runs += 1
-                self._pending[id(buffer)] = (buffer, self._runs, now)
+    def _look_at_call(self, thread: int, frame: FrameType | None, now: float) -> None:
+        """Whether the thread is in a call of XLA (then that is its frame), and in which."""
+        if frame is None:
+            self._in_calls.pop(thread, None)
+        elif (call := self._in_calls.get(thread)) is None or not _is_marked(frame, call.mark):
+            self._runs += 1
+            self._in_calls[thread] = InCall(self._runs, now, _put_mark(frame))
+
+    def _oldest_pending(self, now: float) -> tuple[Any, int, float, int] | None:
+        """The token, the number and the beginning of a program that communicates and goes on beside a thread; and that
+        thread."""
+        for thread, tokens in list(self._status.callers.items()):
+            for buffer in tokens():
+                if id(buffer) not in self._pending:
+                    self._runs += 1
+                    self._pending[id(buffer)] = (buffer, self._runs, now, thread)
         self._pending = {
-            key: (buffer, run, began)
-            for key, (buffer, run, began) in self._pending.items()
-            if not buffer.is_deleted() and not buffer.is_ready()
+            key: pending
+            for key, pending in self._pending.items()
+            if not pending[0].is_deleted() and not pending[0].is_ready()
         }
         return min(self._pending.values(), key=lambda pending: pending[1], default=None)
 
-    def _put_mark(self, frame: FrameType) -> None:
-        # To hold the frame itself would hold the arrays of its call; its address says little, for it is used again.
-        if frame.f_trace is None or isinstance(frame.f_trace, _Mark):
-            self._mark = frame.f_trace = _Mark()
-        else:
-            self._mark = id(frame)  # a debugger has it
 
-    def _is_marked(self, frame: FrameType) -> bool:
-        return frame.f_trace is self._mark or self._mark == id(frame)
+def _put_mark(frame: FrameType) -> Any:
+    # To hold the frame itself would hold the arrays of its call; its address says little, for it is used again.
+    if frame.f_trace is None or isinstance(frame.f_trace, _Mark):
+        mark = frame.f_trace = _Mark()
+        return mark
+    return id(frame)  # a debugger has it
+
+
+def _is_marked(frame: FrameType, mark: Any) -> bool:
+    return frame.f_trace is mark or mark == id(frame)
 
 
 @cache
@@ -151,8 +174,17 @@ def main_stack() -> list[Line]:
             return []
     threads = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\n", text, flags=re.M)
     stacks = {int(ident, 16): lines for ident, lines in zip(threads[1::2], threads[2::2], strict=False)}
-    lines = stacks.get(worker_status().thread) or stacks.get(threading.main_thread().ident or 0, "")
-    return [Line(*found) for found in re.findall(r'^  File "(.*)", line (\S+) in (.*)$', lines, re.M)]
+    idents = (worker_status().shown, threading.main_thread().ident or 0)
+    lines = next((stacks[ident] for ident in idents if ident in stacks), "")
+    found = [Line(*found) for found in re.findall(r'^  File "(.*)", line (\S+) in (.*)$', lines, re.M)]
+    return found or _innermost_line(idents)
+
+
+def _innermost_line(idents: Iterable[int]) -> list[Line]:
+    """That of the first of these threads which runs Python: `faulthandler` writes the stacks of 100 threads at most."""
+    frames = sys._current_frames()
+    frame = next((frames[ident] for ident in idents if ident in frames), None)
+    return [] if frame is None else [Line(frame.f_code.co_filename, str(frame.f_lineno), frame.f_code.co_name)]
 
 
 def runs_its_call(stack: list[Line]) -> bool:

@@ -3,7 +3,7 @@ whether that worker waits, and whether it has waited too long."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -277,17 +277,19 @@ def _by_the_data(name: str) -> str:
     )
 
 
-def known_here(members: Workers, states: Mapping[int, State], plans: Plans, unheard: Container[int] = ()) -> Known:
+def known_here(members: Workers, states: Mapping[int, State], plans: Plans, unheard: Collection[int] = ()) -> Known:
     """What each worker of a world does, by what is known there."""
-    return {member: _doing(worker, members, states, plans, worker in unheard) for worker, member in enumerate(members)}
+    return {member: _doing(worker, members, states, plans, unheard) for worker, member in enumerate(members)}
 
 
-def _doing(worker: int, members: Workers, states: Mapping[int, State], plans: Plans, is_unheard: bool) -> Doing:
-    state = states.get(worker, RUNNING)
+def _doing(worker: int, members: Workers, states: Mapping[int, State], plans: Plans, unheard: Collection[int]) -> Doing:
+    state, is_unheard = states.get(worker, RUNNING), worker in unheard
     if is_unheard or not (state.waits or state.kind == "elsewhere"):
         return Doing(what="was not heard from" if is_unheard else state.describe())
     if state.kind in ("agreeing", "elsewhere"):
-        return Doing(waits=True, waits_for=frozenset(members[other] for other in state.waits_for))
+        # Where somebody is silent nobody was asked for whom those elsewhere wait.
+        waits_for = state.waits_for or (tuple(unheard) if state.kind == "elsewhere" else ())
+        return Doing(waits=True, waits_for=frozenset(members[other] for other in waits_for))
     if state.plan in plans and not state.calls.mixed:
         part = plans[state.plan].get(worker, Needs())
         missing = missing_of(part, state, states)

@@ -39,6 +39,7 @@ def end_the_job_on_sigterm() -> None:
         return
     signal.signal(signal.SIGTERM, _on_sigterm)
     _record_changes_of_handlers()
+    _keep_the_pipe()
     if not _wakeup:
         # A signal that comes between the fork and `_step_back` waits: the child would write into the parent's pipe.
         os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_step_back)
@@ -90,6 +91,23 @@ def _record_changes_of_handlers() -> None:
 
     install_and_record.records_changes = True  # type: ignore[attr-defined]
     signal.signal = install_and_record  # type: ignore[assignment]
+
+
+def _keep_the_pipe() -> None:
+    """`signal.set_wakeup_fd`: who takes away a descriptor of its own (as asyncio does) leaves the pipe in its place."""
+    install = signal.set_wakeup_fd
+    if getattr(install, "keeps_the_pipe", False):
+        return
+
+    @functools.wraps(install)
+    def install_or_restore(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
+        if fd == -1 and _wakeup and not is_forked():
+            fd, warn_on_full_buffer = _wakeup[-1][1], False
+        before = install(fd, warn_on_full_buffer=warn_on_full_buffer)
+        return -1 if any(before == writing for _, writing in _wakeup) else before
+
+    install_or_restore.keeps_the_pipe = True  # type: ignore[attr-defined]
+    signal.set_wakeup_fd = install_or_restore
 
 
 def _what_came() -> bytes:

@@ -40,7 +40,8 @@ class Channel(Protocol):
 @dataclass(frozen=True)
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
-    purpose, from which source line, for which workers it still waits, since when."""
+    purpose, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
+    yet), since when."""
 
     number: int
     channel: Channel | None
@@ -69,7 +70,9 @@ class WorkerStatus:
     - `calls`: the last calls of checked functions that it has begun, as number and name.
     - `in_call`, `tracing`: whether it is in such a call now, and whether it traces it.
     - `log`: where that call counts; None where that is not known yet.
-    - `thread`: the one that calls: agreements, and checked functions. `tokens`: what tells how far its programs are.
+    - `thread`: the one that has called last: agreements, and checked functions. `tokens`: what tells how far its
+      programs are. `callers`: the same of all threads that have called. `home`: the one that has agreed with others
+      last, or made a call that counts. `shown`: whose stack is reported.
     - `agreements`: how the checked function is traced that it traces. `traces`: of all functions, and those before.
     - `worlds`: where somebody wants to know them, the worlds whose partitions it has used.
     - `mixed`: whether it has run programs that communicate outside calls that count.
@@ -86,8 +89,9 @@ class WorkerStatus:
         self.in_call = False
         self.tracing = False
         self.log: CallLog | None = None
-        self.thread = 0
+        self.thread = self.home = self.shown = 0
         self.tokens: Callable[[], list[Any]] = list
+        self.callers: dict[int, Callable[[], list[Any]]] = {}
         self.mixed = False
         self.agreements: Agreements | None = None
         self.traces = Traces()
@@ -96,6 +100,7 @@ class WorkerStatus:
         self.exit_status: int | None = None
         self.thread_error = ""
         self._agreements = 0
+        self._call: object = None
 
     @property
     def rank(self) -> int:
@@ -111,6 +116,7 @@ class WorkerStatus:
     def agreeing(self, channel: Channel | None, purpose: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
         """Record that the worker waits for others to agree on something."""
         self.is_called_here()
+        self.home = self.thread
         self._agreements += 1
         self.waiting = Waiting(self._agreements, channel, purpose, where, waits_for, monotonic())
         try:
@@ -129,9 +135,12 @@ class WorkerStatus:
             self.worlds.append(world)
 
     def is_called_here(self) -> None:
-        """From now on this thread is the one that is looked at."""
-        if self.thread != threading.get_ident():
-            self.thread, self.tokens = threading.get_ident(), dispatched_by_this_thread()
+        """From now on this thread is looked at, too."""
+        if self.thread != (thread := threading.get_ident()) or thread not in self.callers:
+            if thread not in self.callers:
+                self.callers[thread] = dispatched_by_this_thread()
+            self.thread = thread
+            self.tokens = self.callers[thread]
 
     def run_of(self, token: Any) -> Dispatched | None:
         """The run of a call's program that has this token; None where that is not known."""
@@ -139,8 +148,9 @@ class WorkerStatus:
         return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
 
     def tokens_pending(self) -> bool:
-        """Whether a program that communicates goes on beside the thread that calls."""
-        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in self.tokens())
+        """Whether a program that communicates goes on beside the threads that call."""
+        buffers = (buffer for tokens in list(self.callers.values()) for buffer in tokens())
+        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in buffers)
 
     @contextmanager
     def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
@@ -148,10 +158,13 @@ class WorkerStatus:
 
         `log`: that of the world in which the function is known to communicate.
         """
-        if self.in_call:
-            yield
+        thread = threading.get_ident()
+        if self.in_call and (thread == self.thread or log is None or self.log is not None):
+            yield  # a part of it; or beside it, in another thread: one of the two needs nobody
             return
         self.is_called_here()
+        self.home = self.thread if log is not None else self.home
+        self._call = call = object()
         # In this order: who sees the call in the list sees that the worker is in it, or that it has been.
         self.in_call = True
         self.calls.append((self.calls[-1][0] + 1, name))
@@ -165,17 +178,21 @@ class WorkerStatus:
             yield
             completed = True
         finally:
-            if self.log is None:  # others may have skipped it
-                before = self.dispatched[-1].buffers if self.dispatched else []
-                self.mixed = self.mixed or any(all(token is not other for other in before) for token in self.tokens())
-            self.dispatched.append(Dispatched(self.tokens(), self.log, self.log.number if self.log else 0, name))
-            if self.log is not None:
-                if completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, self.tokens())):
-                    self.log.end(completed)
-                else:
-                    self.log.undo()
-            self.log = None
-            self.in_call = self.tracing = False
+            if self._call is call:
+                self._end_call(name, completed, agreements, tokens)
+
+    def _end_call(self, name: str, completed: bool, agreements: int, tokens: list[Any]) -> None:
+        if self.log is None:  # others may have skipped it
+            before = self.dispatched[-1].buffers if self.dispatched else []
+            self.mixed = self.mixed or any(all(token is not other for other in before) for token in self.tokens())
+        self.dispatched.append(Dispatched(self.tokens(), self.log, self.log.number if self.log else 0, name))
+        if self.log is not None:
+            if completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, self.tokens())):
+                self.log.end(completed)
+            else:
+                self.log.undo()
+        self.log = None
+        self.in_call = self.tracing = False
 
     def agreed_on(self, log: CallLog, number: int, name: str) -> None:
         """All workers of a world have agreed on the plan of the call that this one is in."""

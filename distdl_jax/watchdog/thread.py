@@ -80,9 +80,11 @@ class WatchdogThread:
                     carrier.turn(sample, now, self._worlds)
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """That of a worker that waits for others to open a world."""
+        """That of a worker that waits for others to open a world, where no other one has them all."""
         waiting = status.waiting
         if not self._limit or waiting is None or waiting.channel is not None:
+            return
+        if any(carrier.has_all(waiting.waits_for) for carrier in self._worlds.carriers):
             return
         if self._waits_since[0] != waiting.number:
             self._waits_since = (waiting.number, now)
@@ -91,6 +93,11 @@ class WatchdogThread:
                 f"A worker has waited for {self._limit:.0f} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
                 f"{waiting.where}, for others to come to {waiting.purpose}. {ONE_PROGRAM}\n"
             )
+
+    def leave(self) -> None:
+        """Tell the others that this worker's program has ended, and wait until theirs have, too."""
+        if self._thread is not None:
+            self._leave(worker_status())
 
     def _leave(self, status: WorkerStatus) -> None:
         if is_forked() or mpi_has_ended() or self._stop.is_set():

@@ -10,13 +10,11 @@ from programs import run
 
 PROGRAM = """
 import ctypes, signal, sys
-before = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+before = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd
 import distdl_jax as dj
 
 def changed():
-    woken = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(woken)
-    after = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), woken
+    after = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd
     return [a is not b and a != b for a, b in zip(after, before)]
 
 mpi = sys.modules.get("mpi4py.MPI")

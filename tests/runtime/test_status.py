@@ -42,6 +42,26 @@ def test_threads_may_be_workers_of_their_own(caplog):
     assert not before.in_call and len(before.calls) == calls
 
 
+def test_a_call_that_counts_nowhere_hides_none_of_another_thread():
+    """A loader that calls a function of its own, say, while the program's thread calls its step."""
+    status, log, inside, goes_on = WorkerStatus(0, 1), CallLog(), threading.Event(), threading.Event()
+
+    def load():
+        with status.call("augment"):
+            inside.set()
+            goes_on.wait(10)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    inside.wait(10)
+    with status.call("step", log):
+        goes_on.set()
+        thread.join(10)
+        assert status.in_call and status.log is log and log.inside
+    assert (log.number, log.passed, log.inside, status.in_call) == (1, 1, False, False)
+    assert set(status.callers) == {thread.ident, threading.get_ident()}
+
+
 def test_the_room_needs_no_mpi():
     """The watchdog can be imported, and knows one worker, where mpi4py and mpi4jax are missing."""
     program = """

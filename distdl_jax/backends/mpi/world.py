@@ -43,7 +43,7 @@ class MPIWorld:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.may_measure = True
-        self.members = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
+        self.members = _members(comm)
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
         self._carrier = Carrier(Mailbox(comm.Dup()), self.rank, self.members, current_settings().timeout)
@@ -76,6 +76,11 @@ class MPIWorld:
         check_devices()
 
 
+def _members(comm: MPI.Intracomm) -> Workers:
+    """Its workers, by their ranks in COMM_WORLD."""
+    return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
+
+
 opened: list[MPIWorld] = []
 """The worlds of this process, in the order in which they were opened."""
 
@@ -85,6 +90,13 @@ def _world_attribute() -> int:
     """Under which key a communicator carries its world. MPI drops it when the communicator is freed, so that a new one
     that happens to get the same handle does not inherit it."""
     return MPI.Comm.Create_keyval()
+
+
+@cache
+def _leave_before_mpi_ends() -> None:
+    """A program may call MPI.Finalize itself: that is its end. MPI first drops what COMM_SELF carries."""
+    key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: watchdog_thread.leave())
+    MPI.COMM_SELF.Set_attr(key, None)
 
 
 def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
@@ -102,8 +114,9 @@ def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
     limits = current_settings().timeout
     if comm.Get_size() > 1:
         watchdog_thread.begin(limits.waiting)
-    everyone = tuple(range(comm.Get_size()))
-    with worker_status().agreeing(None, "the first partition of a communicator", user_line(), everyone):
+        _leave_before_mpi_ends()
+    others = tuple(worker for worker in _members(comm) if worker != MPI.COMM_WORLD.Get_rank())
+    with worker_status().agreeing(None, "the first partition of a communicator", user_line(), others):
         check_workers_agree(comm)
         world = MPIWorld(comm)
     comm.Set_attr(_world_attribute(), world)

@@ -1,5 +1,6 @@
 """Nothing is wrong: three communicators that overlap in one worker each, a compilation longer than the clock's limit at
-the far end, and workers that wait for it in one communicator while others wait for them in the next.
+the far end, and workers that wait for it in one communicator while others wait for them in the next. The last two wait
+at the first partition of one more communicator.
 
 workers: 4
 timeout: 2
@@ -21,7 +22,9 @@ from distdl_jax.functional import all_sum_reduce
 limit = float(os.environ["DISTDL_JAX_TIMEOUT"])
 rank, group = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.group
 pairs = [(first, first + 1) for first in range(3)]
-P = {pair[0]: dj.Partition(MPI.COMM_WORLD.Create_group(group.Incl(pair))) for pair in pairs if rank in pair}
+comms = {pair[0]: MPI.COMM_WORLD.Create_group(group.Incl(pair)) for pair in pairs if rank in pair}
+P = {first: dj.Partition(comm) for first, comm in comms.items()}
+again = comms[2].Dup() if rank >= 2 else None
 
 if rank == 3:
     began, factor = time.monotonic(), 0.0
@@ -29,6 +32,8 @@ if rank == 3:
         factor += 1
         function = jax.jit(lambda x, factor=factor: [x := jnp.sin(factor * x) @ x for _ in range(40)][-1])
         function.lower(jnp.ones((2, 2))).compile()
+if again is not None:
+    P[2] = dj.Partition(again)
 for first in sorted(P, reverse=True):  # who waits for the far end comes late to the next pair
     total = dj.jit(lambda x, P=P[first]: all_sum_reduce(x, P, axes_keep=()))(jnp.ones(()))
 print(f"worker {rank} is done: {float(total)}", flush=True)

@@ -1,4 +1,5 @@
-"""Nothing is wrong: exits that are caught, errors that all handle, and workers that end at different times.
+"""Nothing is wrong: exits that are caught, errors that all handle, and workers that end at different times, each in its
+own way.
 
 workers: 2
 status: 0
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 
+from mpi4py import MPI
 from parts import dj, jnp, on_root, rank, scatter, spread
 
 with contextlib.suppress(SystemExit):
@@ -23,3 +25,4 @@ time.sleep(3 - 3 * rank)
 print(f"worker {rank} is done", flush=rank == 1)
 if rank == 1:
     os._exit(0)
+MPI.Finalize()

@@ -1,13 +1,15 @@
-"""One worker never comes: it hangs in something of its own.
+"""One worker never comes: it hangs in something of its own, beside many threads. Each has one that calls functions.
 
 workers: 3
 timeout: 3
 says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: Worker 2 did not come to call 2, of total
 says: of its plan
-says: wait_for_a_file
+says: Worker 2 is at sleeps_forever.py:
+says: in wait_for_a_file, outside any operation
 """
 
+import threading
 import time
 
 from parts import P_all, dj, jnp, rank
@@ -20,11 +22,26 @@ def total(x):
     return all_sum_reduce(x, P_all, axes_keep=())
 
 
+@dj.jit
+def augment(x):
+    return x + 1
+
+
+def load():
+    while True:
+        augment(batch)
+        time.sleep(0.01)
+
+
 def wait_for_a_file():
     time.sleep(10_000)
 
 
 total(jnp.ones(1_000_000))
+augment(batch := jnp.ones(3))
+threading.Thread(target=load, daemon=True).start()
 if rank == 2:
+    for _ in range(120):  # more than faulthandler writes the stacks of
+        threading.Thread(target=time.sleep, args=(10_000,), daemon=True).start()
     wait_for_a_file()
 total(jnp.ones(1_000_000))

@@ -1,10 +1,11 @@
-"""One worker gets SIGTERM while it waits in a compiled program.
+"""One worker gets SIGTERM while it waits in a compiled program, after asyncio has heard of signals in its own way.
 
 workers: 2
 says: Worker 0 got SIGTERM; the job ends. It was at:
 says: terminated.py
 """
 
+import asyncio
 import os
 import signal
 import threading
@@ -16,6 +17,15 @@ from distdl_jax.functional import all_sum_reduce
 
 total = dj.jit(lambda x: all_sum_reduce(x, P_all, axes_keep=()))
 total(jnp.ones(1_000_000))
+
+
+async def hear_of_signals():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
+asyncio.run(hear_of_signals())
 if rank == 0:
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
 else:
