@@ -29,5 +29,5 @@ def threads() -> int:
 
 def machine() -> str:
     """The processor, XLA's threads and flags, and jaxlib, as one name."""
-    flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
+    flags = " ".join(sorted(set(os.environ.get("XLA_FLAGS", "").split())))
     return f"{processor()}, threads {threads()}, jaxlib {jaxlib.__version__}{f', {flags}' if flags else ''}"
