@@ -73,10 +73,11 @@ def rfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> 
 def irfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, n: int | None = None) -> Array:
     """The inverse of `rfft`, real: `jnp.fft.irfftn`.
 
-    `n` is the length of the result along the last of `axes`: 2 (m - 1) or 2 m - 1, where x has m frequencies there.
-    Default: the former. Blocks are balanced along it; along all other dimensions they are those of x.
+    `n` is the length of the result along the last of `axes`, any: of the frequencies there the n // 2 + 1 lowest count,
+    and those that are missing are 0, as in `jnp.fft`. Default: 2 (m - 1), where x has m. Blocks are balanced along it;
+    along all other dimensions they are those of x.
 
-    **Raises:** as `fft`; `PlanError` also for another n. (`nn.DistributedPad` makes x longer or shorter.)
+    **Raises:** as `fft`.
     """
     return _transform("irfft", x, P_x, axes, norm, n)
 
@@ -151,12 +152,7 @@ def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np
                 f"`x` must hold real numbers for a transform that keeps half of the frequencies, not {dtype}."
             )
         return length // 2 + 1
-    n = max(2 * (length - 1), 1) if n is None else n
-    if n // 2 + 1 != length:
-        raise PlanError(
-            f"`n` (={n}) must be {2 * (length - 1)} or {2 * length - 1}, where `x` has {length} frequencies, from 0 on."
-        )
-    return n
+    return max(2 * (length - 1), 1) if n is None else n
 
 
 def _checked(

@@ -71,6 +71,7 @@ class Inverse:
 
     - `sizes`: pairs of a dimension, and its length.
     - `halved`: the dimension, here or on another grid, of which there are frequencies from 0 on; the result is real.
+      Of these its length may take fewer than there are.
     - `last`: whether all other dimensions have been transformed when these are.
     """
 
@@ -98,7 +99,9 @@ class Inverse:
             return real
         if self.halved in sizes:
             # Re(sum over all frequencies) = Re(f_0 + 2 f_1 + 2 f_2 + ...), f_{n/2} once, whatever else is transformed.
-            n, kept = sizes[self.halved], x.shape[self.halved]
+            n = sizes[self.halved]
+            x = lowest(x, self.halved, min(x.shape[self.halved], n // 2 + 1), from_0=True)
+            kept = x.shape[self.halved]
             times = np.full(kept, 2, x.real.dtype)
             times[0] = 1
             if n % 2 == 0 and kept == n // 2 + 1:
