@@ -1,4 +1,4 @@
-"""Self-attention with the batch, the sequence and the heads split."""
+"""Attention with the batch, the sequence and the heads split."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from distdl_jax.nn.layer import purpose_of
 from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs, told_with_params, unboxed
 from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_ranges, checked_integer
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replicated import plan_replicated
 from distdl_jax.primitives.tie import tie
-from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, ring_steps
+from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, checked_key, is_padded, memory_of
+from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, regions_of, ring_steps
 from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, remembered
+from distdl_jax.sequence.ring import Extras, block_of
 from distdl_jax.sequence.softmax import rotated
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 
 Exchange = Literal["ring", "heads", "gather"]
-MASK = "key_padding_mask"
 
 
 @dataclass(frozen=True)
 class DistributedMultiHeadAttention(Static):
-    r"""Self-attention over a sequence, of which batch, sequence and heads may be split at the same time.
+    r"""Attention over a sequence, of which batch, sequence and heads may be split at the same time.
 
     | tensor | global shape | partition |
     |---|---|---|
     | x, y | n_b x n_s x n_e | P_x: P_n x P_s x P_h |
+    | `memory`, from which keys and values are; default: x | n_b x n_t x n_e | P_x |
     | `query`; `key`, `value` | n_h x d x n_e; n_kv x d x n_e | heads over P_h; copies along P_n and P_s |
     | `out` | n_e x n_h x d | heads over P_h; copies along P_n and P_s |
     | `query_bias`, `key_bias`, `value_bias`; `out_bias` | heads x d; n_e | over P_h; copies along P_n and P_s |
@@ -71,6 +73,7 @@ class DistributedMultiHeadAttention(Static):
     - `exchange`: "ring", "heads" or "gather", where the sequence is split. With "gather" P_h is 1.
     - `fused`: whether queries, keys and values are one product: a key head, its value head and the heads that they
       serve are one block of the weight (queries first).
+    - `dropout`: with which probability weights are dropped in training, the same ones whatever the partition.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError`.
 
@@ -93,6 +96,7 @@ class DistributedMultiHeadAttention(Static):
     bias: bool = True
     exchange: Exchange = "ring"
     fused: bool = False
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
@@ -125,11 +129,18 @@ class DistributedMultiHeadAttention(Static):
                     f"`num_heads` (={self.num_heads}) and `num_key_heads` (={self.num_key_heads}) must be divisible by "
                     f"the {p_h} workers along the heads where they differ, so that each has whole groups."
                 )
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise InvalidArgumentError(f"`dropout` (={self.dropout!r}) must be a probability, from 0 to below 1.")
         if self.rotary is not None and (not self.rotary > 1 or self._features % 2):
             raise InvalidArgumentError(
                 f"`rotary` (={self.rotary!r}) must be a base above 1, and the features of a head ({self._features}) an "
                 "even number; or None."
             )
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training."""
+        return self.dropout > 0
 
     @property
     def _key_heads(self) -> int:
@@ -215,19 +226,13 @@ class DistributedMultiHeadAttention(Static):
         **Raises:** `PlanError` where x or a parameter does not fit.
         """
         x, specs, ranks = taking_part(x, self.P_x.ranks), self.param_specs(), self.P_x.ranks
-        dtype = common_dtype("x", x, ranks)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise PlanError(f"`x` must hold real floating-point numbers, but is {dtype}.")
-        grid = owned_grid("x", self.P_x, x)
-        for d, n in ((1, grid.extent[1]), (2, self.embed_dim)):
-            if grid.ranges[d] != balanced_ranges(n, self.P_x.shape[d]):
-                lengths = [stop - start for start, stop in grid.ranges[d]]
-                raise PlanError(
-                    f"`x` must have length {n} in dimension {d}, balanced over {self.P_x.shape[d]} workers, but its "
-                    f"blocks have lengths {lengths} there."
-                )
+        grid, dtype = self._checked_input("x", x)
         held = held_by_specs(specs, ranks, dtype) if params is None else params
         check_params(held, specs)
+        memory = memory_of(held, ranks)
+        key_grid = grid if memory is None else self._checked_input(MEMORY, memory)[0]
+        if key_grid.ranges[0] != grid.ranges[0]:
+            raise PlanError(f"`{MEMORY}` (of shape {key_grid.extent}) must have the samples of `x` ({grid.extent}).")
         of_params = {
             name: plan_replicated(
                 {worker: its[name] for worker, its in held.items()}, spec.partition, (0, 1), f'params["{name}"]'
@@ -236,40 +241,91 @@ class DistributedMultiHeadAttention(Static):
         }
         out = np.dtype(jnp.promote_types(dtype, held[ranks[0]]["out"].dtype))
         gather = plan_all_gather(x, self.P_x, self._gathered)
-        whole = {w: ShapeDtype((*its.shape[:2], self.embed_dim), out) for w, its in gather.outputs.items()}
+        gather_memory = None if memory is None else plan_all_gather(memory, self.P_x, self._gathered)
+        whole, keys = (
+            {w: ShapeDtype((*its.shape[:2], self.embed_dim), out) for w, its in plan.outputs.items()}
+            for plan in (gather, gather_memory or gather)
+        )
         scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
-        heads = Heads(self.num_heads, self._key_heads, self._features, out, self._padded(held, whole))
+        heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(held, keys))
         split = self._work.shape[1] > 1
-        steps = ring_steps(heads, whole, self._work) if split and self.exchange == "ring" else ()
-        to_heads = plan_to_heads(heads, x, self._work) if split and self.exchange == "heads" else None
+        steps = ring_steps(heads, keys, self._work) if split and self.exchange == "ring" else ()
+        to_heads = None
+        if split and self.exchange == "heads":
+            to_heads = plan_to_heads(heads, x, x if memory is None else memory, self._work)
+        regions, n_t = regions_of(self.num_heads, self._work, grid, to_heads), key_grid.extent[1]
         if any(name.startswith(PREFIX) for its in held.values() for name in its):
             plain = Heads(heads.queries, heads.keys, heads.features, out, False)
             check_cache(held, whole, plain.held(whole, self._work, heads.keys, heads.features))
-        places = places_of(self._work, grid)
-        return AttentionPlan(x, out, gather, scatter, of_params, places, steps, to_heads, heads.padded)
+            n_t = held[ranks[0]][f"{PREFIX}key"].shape[1]
+        check_mask(held, regions, n_t)
+        return AttentionPlan(
+            inputs=x,
+            dtype=out,
+            gather=gather,
+            gather_memory=gather_memory,
+            scatter=scatter,
+            of_params=of_params,
+            regions=regions,
+            places=places_of(self._work, grid),
+            key_places=places_of(self._work, key_grid),
+            shape=(grid.extent[0], self.num_heads, grid.extent[1], n_t),
+            steps=steps,
+            to_heads=to_heads,
+            padded=heads.padded,
+        )
 
-    def _padded(self, held: ParamShapeDtypes, whole: ShapeDtypes) -> bool:
-        """Whether the workers say which keys are padding."""
-        masks = {worker: its.get(MASK) for worker, its in held.items()}
-        if all(mask is None for mask in masks.values()):
-            return False
-        for worker, mask in masks.items():
-            shape = whole[worker].shape[:2]
-            if mask is None or mask.shape != shape or mask.dtype != np.bool_:
+    def _checked_input(self, name: str, x: ShapeDtypes) -> tuple[ProductGrid, np.dtype]:
+        """The blocks of x, or of the memory, and their dtype."""
+        dtype = common_dtype(name, x, self.P_x.ranks)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise PlanError(f"`{name}` must hold real floating-point numbers, but is {dtype}.")
+        grid = owned_grid(name, self.P_x, x)
+        for d, n in ((1, grid.extent[1]), (2, self.embed_dim)):
+            if grid.ranges[d] != balanced_ranges(n, self.P_x.shape[d]):
+                lengths = [stop - start for start, stop in grid.ranges[d]]
                 raise PlanError(
-                    f"On worker {worker}: `{MASK}` must be an array of bool, {shape_text(shape)}, on all workers where "
-                    f"it is on one, but is {mask}."
+                    f"`{name}` must have length {n} in dimension {d}, balanced over {self.P_x.shape[d]} workers, but "
+                    f"its blocks have lengths {lengths} there."
                 )
-        return True
+        return grid, dtype
 
     @overload
     def __call__(
-        self, params: Params, x: Array, *, key_padding_mask: Array | None = None, cache: None = None
+        self,
+        params: Params,
+        x: Array,
+        *,
+        memory: Array | None = None,
+        attn_mask: Array | None = None,
+        key_padding_mask: Array | None = None,
+        cache: None = None,
+        key: Array | None = None,
+        training: bool = True,
     ) -> Array: ...
     @overload
-    def __call__(self, params: Params, x: Array, *, cache: Cache) -> tuple[Array, Cache]: ...
     def __call__(
-        self, params: Params, x: Array, *, key_padding_mask: Array | None = None, cache: Cache | None = None
+        self,
+        params: Params,
+        x: Array,
+        *,
+        cache: Cache,
+        attn_mask: Array | None = None,
+        key_padding_mask: Array | None = None,
+        key: Array | None = None,
+        training: bool = True,
+    ) -> tuple[Array, Cache]: ...
+    def __call__(
+        self,
+        params: Params,
+        x: Array,
+        *,
+        memory: Array | None = None,
+        attn_mask: Array | None = None,
+        key_padding_mask: Array | None = None,
+        cache: Cache | None = None,
+        key: Array | None = None,
+        training: bool = True,
     ) -> Any:
         """Apply the layer.
 
@@ -277,35 +333,52 @@ class DistributedMultiHeadAttention(Static):
 
         - `params`: this worker's parameters, from `init`.
         - `x`: this worker's block on P_x; outside P_x a zero-volume array.
-        - `key_padding_mask`: as PyTorch's: of bool, True for those elements of the sequence that nobody attends to. Of
+        - `memory`: what keys and values are made of (cross-attention), this worker's block on P_x: of x's samples, of
+          any length. Not where the layer is causal, and not with a cache. Default: x.
+        - `attn_mask`: as PyTorch's: of bool, True where a query does not see a key; or numbers that are added to the
+          scores, with a derivative. Queries x keys, or samples x heads x queries x keys, where the first two may be 1:
+          this worker's samples, heads and queries (with "gather" and "heads": its share of the heads, and all queries),
+          and all keys (with a cache: its places). A mask of which workers hold copies, and which has a gradient, goes
+          through `dj.replicated`. Outside P_x anything.
+        - `key_padding_mask`: as PyTorch's: of bool, True for those elements of the memory that nobody attends to. Of
           this worker's samples and of its part of the sequence (with "gather": of all), the same along P_h. An element
-          that sees nothing gets 0 from all heads. Outside P_x anything.
-        - `cache`: from `init_cache`, or the last call.
+          that sees nothing gets 0 from all heads. A cache remembers it. Outside P_x anything.
+        - `cache`: from `init_cache`, or the last call. Nothing is dropped then.
+        - `key`, `training`: where there is `dropout`, a JAX random key, the same on every worker; and whether it drops.
 
         **Returns:** this worker's block of y, of x's shape; outside P_x, `x`. With a cache the pair of it and of the
         cache after x; where x goes beyond the cache's places, y is NaN.
 
-        **Raises:** `PlanError`, on every worker of P_x, where x, a parameter or another argument does not fit.
+        **Raises:** `InvalidArgumentError`, on every worker, for arguments that exclude each other, or where there is no
+        key in training; `PlanError`, on every worker of P_x, where x, a parameter or another argument does not fit.
         """
-        if cache is not None and key_padding_mask is not None:
-            raise InvalidArgumentError("`key_padding_mask` can't be given together with a `cache`.")
+        if memory is not None and (cache is not None or self.causal):
+            raise InvalidArgumentError("`memory` takes a layer that is not `causal`, and no `cache`.")
+        key = checked_key(key) if training and self.draws and cache is None else None
         if self.P_x.rank is None:
             return x if cache is None else (x, cache)
         world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = unboxed(params)
+            if attn_mask is not None and attn_mask.ndim == 2:
+                attn_mask = attn_mask[None, None]
             told = params | {PREFIX + name: its for name, its in (cache or {}).items()}
-            told |= {} if key_padding_mask is None else {MASK: key_padding_mask}
+            others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}
+            told |= {name: its for name, its in others.items() if its is not None}
             plan = self.plan(*told_with_params(world, team, purpose_of(self), self.param_specs(), told, x))
             own = {name: its.run(world, params[name]).astype(plan.dtype) for name, its in plan.of_params.items()}
-            q, k, v = self._projected(own, plan.gather.run(world, x).astype(plan.dtype))
+            x = plan.gather.run(world, x).astype(plan.dtype)
+            q, k, v = self._projected(own, x)
+            if plan.gather_memory is not None and memory is not None:
+                _, k, v = self._projected(own, plan.gather_memory.run(world, memory).astype(plan.dtype))
             if self.rotary is not None:
-                first = plan.places[world.rank][0] if cache is None else cache["length"]
-                q, k = (rotated(each, first, self.rotary) if each.size else each for each in (q, k))
+                firsts = [its[world.rank][0] if cache is None else cache["length"] for its in plan.query_and_key_places]
+                q, k = (rotated(a, b, self.rotary) if a.size else a for a, b in zip((q, k), firsts, strict=True))
             if cache is not None:
-                heads, cache = remembered(cache, q, k, v)
+                heads, cache = remembered(cache, q, k, v, key_padding_mask, attn_mask)
             else:
-                heads = plan.run(world, q, self._together(k, v, key_padding_mask), self.causal)
+                block = block_of(k, v, key_padding_mask)
+                heads = plan.run(world, q, block, Extras(attn_mask, key), self.causal, self.dropout)
             y = plan.scatter.run(world, tie(jnp.einsum("nshd,ehd->nse", heads, own["out"]), heads, own["out"]))
             y = y + own["out_bias"] if self.bias else y
             return y if cache is None else (y, cache)
@@ -324,10 +397,3 @@ class DistributedMultiHeadAttention(Static):
             y = jnp.einsum("nse,hde->nshd", x, own[name])
             parts.append(tie(y + own[f"{name}_bias"] if self.bias else y, x, own[name]))
         return parts[0], parts[1], parts[2]
-
-    def _together(self, k: Array, v: Array, padding: Array | None) -> Array:
-        """Keys and values side by side, and the flags of those that are padding."""
-        if padding is None:
-            return jnp.concatenate([k, v], axis=-1)
-        flags = jnp.broadcast_to(padding[:, :, None, None], (*k.shape[:3], 1)).astype(k.dtype)
-        return jnp.concatenate([k, v, flags], axis=-1)

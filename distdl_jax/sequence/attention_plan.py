@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax.numpy as jnp
@@ -21,7 +21,11 @@ from distdl_jax.primitives.held import owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.primitives.replicated import ReplicatedPlan
-from distdl_jax.sequence.ring import Ring, attended
+from distdl_jax.sequence.dropping import Dropping
+from distdl_jax.sequence.ring import Extras, Ring, attended
+
+Region = tuple[Range, Range, Range]
+"""Samples, heads, queries."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,20 @@ class ToHeads:
     """Heads for sequence, and back.
 
     - `there`: of queries, keys and values side by side, or of queries, and of keys and values.
-    - `back`: of the outputs. - `extent`: of the sequence. - `repeated`: how often each key head is.
+    - `back`: of the outputs. - `queries`, `keys`: how many there are. - `repeated`: how often each key head is.
     """
 
     there: tuple[RepartitionPlan, ...]
     back: RepartitionPlan
-    extent: int
+    queries: int
+    keys: int
     repeated: int
 
-    def run(self, world: World, q: Array, block: Array, causal: bool, padded: bool) -> Array:
-        """The heads' outputs for this worker's part of the sequence; `block` as in `attended`."""
+    def run(self, world: World, q: Array, block: Array, extras: Extras, of_ring: Ring) -> Array:
+        """The heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`.
+
+        `of_ring` has what is the same for all keys.
+        """
         block = jnp.repeat(block, self.repeated, axis=2)
         if len(self.there) == 1:
             d, together = q.shape[-1], self.there[0].run(world, jnp.concatenate([q, block], axis=-1))
@@ -75,8 +83,8 @@ class ToHeads:
         else:
             of_queries, of_keys = self.there
             q, block = of_queries.run(world, q), of_keys.run(world, block)
-        everywhere = (0, self.extent)
-        return self.back.run(world, attended(world, Ring(everywhere, everywhere, (), causal, padded), q, block))
+        ring = replace(of_ring, queries=(0, self.queries), own=(0, self.keys), steps=())
+        return self.back.run(world, attended(world, ring, q, block, extras))
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,12 @@ class AttentionPlan(Plan):
     """The plan of an attention.
 
     - `inputs`: what the workers hold of x; `dtype`: of the output.
-    - `gather`: x to all workers that share its heads; `scatter`: sums of their outputs back.
+    - `gather`: x to all workers that share its heads, `gather_memory`: the memory, where there is one; `scatter`: sums
+      of the heads' outputs back.
     - `of_params`: for each parameter, who holds copies of it.
-    - `places`: by world rank, where this worker's queries are in the sequence.
+    - `regions`: by world rank, the samples, the heads and the queries that a worker attends with.
+    - `places`, `key_places`: by world rank, where the queries and keys that it has projected are in the sequence.
+    - `shape`: of all weights: samples, heads, queries and keys.
     - `steps`: by world rank, how it gets the keys and values of further blocks, and where these are.
     - `to_heads`: heads for sequence.
     - `padded`: whether it is told which keys are padding.
@@ -95,9 +106,13 @@ class AttentionPlan(Plan):
     inputs: ShapeDtypes = field(hash=False)
     dtype: np.dtype
     gather: GatherPlan
+    gather_memory: GatherPlan | None
     scatter: GatherPlan
     of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
+    regions: Mapping[int, Region] = field(hash=False)
     places: Mapping[int, Range] = field(hash=False)
+    key_places: Mapping[int, Range] = field(hash=False)
+    shape: tuple[int, int, int, int]
     steps: tuple[RangesPlan, ...]
     to_heads: ToHeads | None
     padded: bool
@@ -109,15 +124,21 @@ class AttentionPlan(Plan):
     def output(self, worker: int) -> ShapeDtype:
         return ShapeDtype(self.inputs[worker].shape, self.dtype)
 
-    def run(self, world: World, q: Array, block: Array, causal: bool) -> Array:
-        """The heads' outputs for this worker's part of the sequence; `block` as in `attended`."""
-        if self.to_heads is not None:
-            return self.to_heads.run(world, q, block, causal, self.padded)
-        own, ways = self.places[world.rank], []
+    @property
+    def query_and_key_places(self) -> tuple[Mapping[int, Range], Mapping[int, Range]]:
+        return self.places, self.key_places
+
+    def run(self, world: World, q: Array, block: Array, extras: Extras, causal: bool, dropout: float) -> Array:
+        """The heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
+        own, keys, ways = self.places[world.rank], self.key_places[world.rank], []
         for step in self.steps:
             needed = step.halos.needed[1][step.halos.owned.index(step.halos.owned.cell_of[world.rank])[1]]
             ways.append((step, needed))
-        return attended(world, Ring(own, own, tuple(ways), causal, self.padded), q, block)
+        dropping = Dropping(dropout, self.shape, *self.regions[world.rank])
+        ring = Ring(own, keys, tuple(ways), causal, self.padded, dropping if extras.key is not None else None)
+        if self.to_heads is not None:
+            return self.to_heads.run(world, q, block, extras, ring)
+        return attended(world, ring, q, block, extras)
 
 
 def ring_steps(heads: Heads, x: ShapeDtypes, work: Partition) -> tuple[RangesPlan, ...]:
@@ -134,19 +155,19 @@ def ring_steps(heads: Heads, x: ShapeDtypes, work: Partition) -> tuple[RangesPla
     return tuple(steps)
 
 
-def plan_to_heads(heads: Heads, x: ShapeDtypes, work: Partition) -> ToHeads:
-    """How heads are exchanged for sequence, and their outputs back."""
+def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Partition) -> ToHeads:
+    """How heads are exchanged for sequence, and their outputs back; keys are those of `memory`, which may be x."""
     d, repeated = heads.features, heads.copies(work.shape[1] * work.shape[2])
     split, whole = _exchanged(work)
-    widths = ((heads.queries, 3 * d),) if heads.keys * repeated == heads.queries else (
-        (heads.queries, d), (heads.keys * repeated, 2 * d))  # fmt: skip
+    together = heads.keys * repeated == heads.queries and memory is x
+    of_queries, of_keys = (x, heads.queries, d), (memory, heads.keys * repeated, 2 * d)
     there = []
-    for number, width in widths:
+    for held_of, number, width in ((x, heads.queries, 3 * d),) if together else (of_queries, of_keys):
         its = heads if width > d else Heads(heads.queries, heads.keys, d, heads.dtype, False)
-        there.append(plan_repartition(its.held(x, work, number, width), split, whole))
+        there.append(plan_repartition(its.held(held_of, work, number, width), split, whole))
     held = {w: ShapeDtype((*its.shape[:3], d), heads.dtype) for w, its in there[0].outputs.items()}
-    extent = owned_grid("x", work, x).extent[1]
-    return ToHeads(tuple(there), plan_repartition(held, whole, split), extent, repeated)
+    queries, keys = (owned_grid("x", work, its).extent[1] for its in (x, memory))
+    return ToHeads(tuple(there), plan_repartition(held, whole, split), queries, keys, repeated)
 
 
 def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]:
@@ -156,6 +177,20 @@ def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]
     order = np.arange(split.size).reshape(p_n, p_s, p_h).transpose(0, 2, 1).ravel().tolist()
     team = split.create_partition_inclusive(order)
     return split, team.create_cartesian_topology_partition([p_n, 1, p_h * p_s, 1])
+
+
+def regions_of(heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads | None) -> dict[int, Region]:
+    """What each worker attends with; x has the blocks `grid`."""
+    if to_heads is not None:
+        whole = to_heads.there[0].exchange.needed
+        boxes = {worker: whole.box(cell) for worker, cell in whole.cell_of.items()}
+        return {worker: (samples, its, queries) for worker, (samples, queries, its, _) in boxes.items()}
+    _, p_s, p_h = work.shape
+    places, along = places_of(work, grid), balanced_ranges(heads, p_h)
+    return {
+        worker: (grid.ranges[0][rank // (p_s * p_h)], along[rank % p_h], places[worker])
+        for rank, worker in enumerate(work.ranks)
+    }
 
 
 def places_of(work: Partition, grid: ProductGrid) -> dict[int, Range]:

@@ -15,7 +15,7 @@ from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.tie import tie
-from distdl_jax.sequence.softmax import Places, added, finished, start
+from distdl_jax.sequence.softmax import Hidden, Places, added, finished, start
 from distdl_jax.tensors import TensorSpec, device_array
 
 Cache = dict[str, Array]
@@ -27,42 +27,48 @@ def cache_specs(work: Partition, batch: int, length: int, heads: int, features: 
     p_n, _, p_h = work.shape
     shape = (checked_integer("batch", batch, 1), checked_integer("length", length, 1), heads, features)
     blocks = TensorSpec(shape, work.create_cartesian_topology_partition([p_n, 1, p_h, 1]))
-    return {"key": blocks, "value": blocks, "length": TensorSpec((), work, replicated=True)}
+    samples = TensorSpec(shape[:2], work.create_cartesian_topology_partition([p_n, p_h, 1]), replicated=(1,))
+    return {"key": blocks, "value": blocks, "padding": samples, "length": TensorSpec((), work, replicated=True)}
 
 
 def empty(specs: Mapping[str, TensorSpec], dtype: DTypeLike) -> Cache:
     """This worker's part of a cache that has seen nothing; zero-volume where it holds none."""
-    return {
-        name: device_array(np.zeros(spec.local_shape, jnp.int32 if name == "length" else dtype))
-        for name, spec in specs.items()
-    }
+    dtypes = {"length": jnp.int32, "padding": np.bool_}
+    return {name: device_array(np.zeros(spec.local_shape, dtypes.get(name, dtype))) for name, spec in specs.items()}
 
 
 def check_cache(held: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes, local: ShapeDtypes) -> None:
     """Refuse caches that are not their workers' parts of one; `local` are the keys that the workers have of x."""
     lengths = {its[f"{PREFIX}key"].shape[1:2] for its in held.values() if f"{PREFIX}key" in its}
     for worker, its in held.items():
-        for name in ("key", "value"):
-            n, _, heads, d = local[worker].shape
+        for name in ("key", "value", "padding"):
+            n, _, *rest = local[worker].shape
+            rest = [] if name == "padding" else rest
             shape = its[PREFIX + name].shape if PREFIX + name in its else None
-            if shape is None or len(lengths) != 1 or shape != (n, *next(iter(lengths)), heads, d):
+            if shape is None or len(lengths) != 1 or shape != (n, *next(iter(lengths)), *rest):
                 raise PlanError(
-                    f'On worker {worker}: `cache["{name}"]` must be {n} x length x {heads} x {d}, of one length on all '
-                    f"workers, as `init_cache` makes it, but is {'not there' if shape is None else shape}."
+                    f'On worker {worker}: `cache["{name}"]` must be {" x ".join(map(str, (n, "length", *rest)))}, of '
+                    f"one length on all workers, as `init_cache` makes it, but is "
+                    f"{'not there' if shape is None else shape}."
                 )
 
 
-def remembered(cache: Cache, q: Array, k: Array, v: Array) -> tuple[Array, Cache]:
+def remembered(
+    cache: Cache, q: Array, k: Array, v: Array, padding: Array | None, mask: Array | None
+) -> tuple[Array, Cache]:
     """The heads' outputs for queries that follow what the cache has seen, and the cache with their keys and values.
 
-    Where there are more than it has places for, outputs are NaN.
+    `padding`: which of them are; `mask`: for the queries, and all places of the cache. Where there are more than it has
+    places for, outputs are NaN.
     """
     seen, more = cache["length"], k.shape[1]
+    padding = jnp.zeros(k.shape[:2], bool) if padding is None else padding
     after = {
         name: lax.dynamic_update_slice_in_dim(cache[name], its.astype(cache[name].dtype), seen, 1)
-        for name, its in (("key", k), ("value", v))
+        for name, its in (("key", k), ("value", v), ("padding", padding))
     } | {"length": seen + more}
     if not q.size:
         return tie(jnp.zeros(q.shape, q.dtype), q, k, v), after
-    y, _ = finished(added(start(q), q, after["key"], after["value"], None, Places(seen, 0, True)), np.dtype(q.dtype))
+    hidden = Hidden(after["padding"], mask)
+    y, _ = finished(added(start(q), q, after["key"], after["value"], hidden, Places(seen, 0, True)), np.dtype(q.dtype))
     return jnp.where(after["length"] > after["key"].shape[1], jnp.nan, y), after

@@ -6,6 +6,8 @@ block. Source: Milakov and Gimelshein (2018), arXiv:1805.02867 (running sums); D
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -29,6 +31,21 @@ class Places(NamedTuple):
     causal: bool
 
 
+class Hidden(NamedTuple):
+    """What keeps queries from keys, of one block of keys; None for what there is not.
+
+    - `padding`: n x t, of bool: which keys are seen by nobody.
+    - `mask`: (n or 1) x (heads or 1) x queries x t: of bool, True where a query doesn't see a key; or added to scores.
+    """
+
+    padding: Array | None = None
+    mask: Array | None = None
+
+
+Factors = Callable[[int, int], Array]
+"""What the weights of some keys (from the first one on, so many) are multiplied with: n x heads x queries x keys."""
+
+
 class Running(NamedTuple):
     """What is known after some keys: per query and head the largest score, and sums relative to it.
 
@@ -50,22 +67,32 @@ def start(q: Array) -> Running:
     )
 
 
-def added(running: Running, q: Array, k: Array, v: Array, padding: Array | None, places: Places) -> Running:
+def added(
+    running: Running,
+    q: Array,
+    k: Array,
+    v: Array,
+    hidden: Hidden,
+    places: Places,
+    factors: Factors | None = None,
+) -> Running:
     """What is known after one block of keys and values more, n x t x (key heads) x d.
 
-    Each key head serves the heads of one group of neighbours. `padding`, n x t: which keys are seen by nobody.
+    Each key head serves the heads of one group of neighbours. `factors`: what weights are multiplied with, by the
+    numbers of keys within the block.
     """
     whole, t = _pieces(k)
 
-    def step(running: Running, i: Array) -> tuple[Running, None]:
-        return _added(running, q, *_cut(i * PIECE, PIECE, k, v, padding), _from(places, i * PIECE)), None
+    def of_piece(running: Running, first: int | Array, n: int) -> Running:
+        its = None if factors is None else factors(int(first), n)  # their pieces are not in a loop
+        return _added(running, q, *_cut(first, n, k, v, hidden), _from(places, first), its)
 
-    if whole:
-        running, _ = lax.scan(step, running, jnp.arange(whole))
-    if whole * PIECE == t:
-        return running
-    rest = _cut(whole * PIECE, t - whole * PIECE, k, v, padding)
-    return _added(running, q, *rest, _from(places, whole * PIECE))
+    if factors is not None:
+        for i in range(whole):
+            running = of_piece(running, i * PIECE, PIECE)
+    elif whole:
+        running, _ = lax.scan(lambda r, i: (of_piece(r, i * PIECE, PIECE), None), running, jnp.arange(whole))
+    return running if whole * PIECE == t else of_piece(running, whole * PIECE, t - whole * PIECE)
 
 
 def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
@@ -80,30 +107,55 @@ def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
 
 
 def gradients(
-    q: Array, k: Array, v: Array, padding: Array | None, places: Places, dy: Array, log_sum: Array, delta: Array
-) -> tuple[Array, Array, Array]:
-    """The gradients of queries, keys and values that one block of keys makes, in the dtype of sums.
+    q: Array,
+    k: Array,
+    v: Array,
+    hidden: Hidden,
+    places: Places,
+    dy: Array,
+    log_sum: Array,
+    delta: Array,
+    factors: Factors | None = None,
+) -> tuple[Array, Array, Array, Array | None]:
+    """The gradients of queries, keys, values and an added mask that one block of keys makes, in the dtype of sums.
 
     - `dy`: of the output. - `log_sum`: from `finished`.
     - `delta`, like it: the sum over a head's features of dy * y, less the gradient of `log_sum`.
     """
     whole, t = _pieces(k)
 
-    def step(dq: Array, i: Array) -> tuple[Array, tuple[Array, Array]]:
-        more, dk, dv = of_piece(i * PIECE, PIECE)
-        return dq + more, (dk, dv)
+    def of_piece(first: int | Array, n: int) -> tuple[Array, Array, Array, Array | None]:
+        its = None if factors is None else factors(int(first), n)
+        return _gradients(q, *_cut(first, n, k, v, hidden), _from(places, first), dy, log_sum, delta, its)
 
-    def of_piece(first: int | Array, n: int) -> tuple[Array, Array, Array]:
-        return _gradients(q, *_cut(first, n, k, v, padding), _from(places, first), dy, log_sum, delta)
+    def step(dq: Array, i: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
+        more, *rest = of_piece(i * PIECE, PIECE)
+        return dq + more, tuple(rest)  # type: ignore[return-value]
 
     if not whole:
         return of_piece(0, t)
-    dq, (dk, dv) = lax.scan(step, jnp.zeros(q.shape, log_sum.dtype), jnp.arange(whole))
-    dk, dv = (jnp.moveaxis(each, 0, 1).reshape(each.shape[1], whole * PIECE, *each.shape[3:]) for each in (dk, dv))
-    if whole * PIECE == t:
-        return dq, dk, dv
-    more, *last = of_piece(whole * PIECE, t - whole * PIECE)
-    return dq + more, jnp.concatenate([dk, last[0]], 1), jnp.concatenate([dv, last[1]], 1)
+    dq, parts = jnp.zeros(q.shape, log_sum.dtype), []
+    if factors is None:
+        dq, stacked = lax.scan(step, dq, jnp.arange(whole))
+        parts.append(
+            tuple(its if its is None else _side_by_side(its, a) for its, a in zip(stacked, (1, 1, 3), strict=True))
+        )
+    else:
+        for i in range(whole):
+            more, *rest = of_piece(i * PIECE, PIECE)
+            dq, parts = dq + more, [*parts, tuple(rest)]
+    if whole * PIECE < t:
+        more, *rest = of_piece(whole * PIECE, t - whole * PIECE)
+        dq, parts = dq + more, [*parts, tuple(rest)]
+    dk, dv, of_mask = zip(*parts, strict=True)
+    joined = None if of_mask[0] is None else jnp.concatenate(of_mask, 3)
+    return dq, jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), joined
+
+
+def _side_by_side(stacked: Array, axis: int) -> Array:
+    """Pieces in front of the other dimensions, as one along `axis` of these."""
+    moved = jnp.moveaxis(stacked, 0, axis)
+    return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
 
 
 def _pieces(k: Array) -> tuple[int, int]:
@@ -112,53 +164,86 @@ def _pieces(k: Array) -> tuple[int, int]:
     return (t // PIECE if t > PIECE else 0), t
 
 
-def _cut(first: int | Array, n: int, k: Array, v: Array, padding: Array | None) -> tuple[Array, Array, Array | None]:
+def _cut(first: int | Array, n: int, k: Array, v: Array, hidden: Hidden) -> tuple[Array, Array, Hidden]:
+    padding, mask = hidden
     k, v = (lax.dynamic_slice_in_dim(x, first, n, 1) for x in (k, v))
-    return k, v, None if padding is None else lax.dynamic_slice_in_dim(padding, first, n, 1)
+    padding = None if padding is None else lax.dynamic_slice_in_dim(padding, first, n, 1)
+    return k, v, Hidden(padding, None if mask is None else lax.dynamic_slice_in_dim(mask, first, n, 3))
 
 
 def _from(places: Places, first: int | Array) -> Places:
     return places._replace(keys=places.keys + first)
 
 
-def _scores(q: Array, k: Array, padding: Array | None, places: Places) -> Array:
+def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> Array:
     """n x key heads x heads of each x queries x keys; -inf where a query doesn't see a key."""
     (n, s, heads, d), (_, t, groups, _) = q.shape, k.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
     grouped = q.astype(wide).reshape(n, s, groups, heads // groups, d)
     scores = _dot("nsgrd,ntgd->ngrst", grouped, k.astype(wide)) / np.sqrt(d).astype(wide)
-    hidden = None if padding is None else padding[:, None, None, None, :]
+    unseen = [] if hidden.padding is None else [hidden.padding[:, None, None, None, :]]
+    if hidden.mask is not None:
+        mask = _in_groups(hidden.mask, groups)
+        if mask.dtype == jnp.bool_:
+            unseen.append(mask)
+        else:
+            scores = scores + mask.astype(wide)
     if places.causal:
-        ahead = places.keys + jnp.arange(t)[None, :] > places.queries + jnp.arange(s)[:, None]
-        hidden = ahead if hidden is None else hidden | ahead
-    return scores if hidden is None else jnp.where(hidden, -jnp.inf, scores)
+        unseen.append(places.keys + jnp.arange(t)[None, :] > places.queries + jnp.arange(s)[:, None])
+    return jnp.where(reduce(jnp.logical_or, unseen), -jnp.inf, scores) if unseen else scores
 
 
-def _added(running: Running, q: Array, k: Array, v: Array, padding: Array | None, places: Places) -> Running:
+def _in_groups(x: Array, groups: int) -> Array:
+    """n x heads (or 1) x queries x keys, as n x key heads (or 1) x heads of each (or 1) x queries x keys."""
+    n, heads, *rest = x.shape
+    return x.reshape(n, 1, 1, *rest) if heads == 1 else x.reshape(n, groups, heads // groups, *rest)
+
+
+def _added(
+    running: Running, q: Array, k: Array, v: Array, hidden: Hidden, places: Places, factors: Array | None
+) -> Running:
     (n, s, heads, d), wide = q.shape, running.top.dtype
-    scores = _scores(q, k, padding, places)
+    scores = _scores(q, k, hidden, places)
     top = jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s))
     base = jnp.where(jnp.isneginf(top), 0, top)
     weights = jnp.exp(scores - base.reshape(scores.shape[:-1])[..., None])
     shrunk = jnp.exp(running.top - base)
-    values = _dot("ngrst,ntgd->ngrsd", weights, v.astype(wide)).reshape(n, heads, s, d)
     total = jnp.sum(weights, axis=-1).reshape(n, heads, s)
+    if factors is not None:
+        weights = weights * _in_groups(factors, k.shape[2])
+    values = _dot("ngrst,ntgd->ngrsd", weights, v.astype(wide)).reshape(n, heads, s, d)
     return Running(top, running.total * shrunk + total, running.values * shrunk[..., None] + values)
 
 
 def _gradients(
-    q: Array, k: Array, v: Array, padding: Array | None, places: Places, dy: Array, log_sum: Array, delta: Array
-) -> tuple[Array, Array, Array]:
+    q: Array,
+    k: Array,
+    v: Array,
+    hidden: Hidden,
+    places: Places,
+    dy: Array,
+    log_sum: Array,
+    delta: Array,
+    factors: Array | None,
+) -> tuple[Array, Array, Array, Array | None]:
     (n, s, heads, d), groups, wide = q.shape, k.shape[2], log_sum.dtype
-    scores = _scores(q, k, padding, places)
+    scores = _scores(q, k, hidden, places)
     by_group = (*scores.shape[:-1], 1)
     weights = jnp.exp(scores - log_sum.reshape(by_group))
     dy = dy.astype(wide).reshape(n, s, groups, heads // groups, d)
-    dv = _dot("ngrst,nsgrd->ntgd", weights, dy)
-    of_weights = _dot("nsgrd,ntgd->ngrst", dy, v.astype(wide))
-    of_scores = weights * (of_weights - delta.reshape(by_group)) / np.sqrt(d).astype(wide)
+    of_weights, used = _dot("nsgrd,ntgd->ngrst", dy, v.astype(wide)), weights
+    if factors is not None:
+        its = _in_groups(factors, groups)
+        of_weights, used = of_weights * its, weights * its
+    dv = _dot("ngrst,nsgrd->ntgd", used, dy)
+    of_scores = weights * (of_weights - delta.reshape(by_group))
+    of_mask, mask = None, hidden.mask
+    if mask is not None and mask.dtype != jnp.bool_:
+        by_head = of_scores.reshape(n, heads, s, -1)
+        of_mask = jnp.sum(by_head, [a for a in (0, 1) if mask.shape[a] != by_head.shape[a]], keepdims=True)
+    of_scores = of_scores / np.sqrt(d).astype(wide)
     dq = _dot("ngrst,ntgd->nsgrd", of_scores, k.astype(wide)).reshape(q.shape)
-    return dq, _dot("ngrst,nsgrd->ntgd", of_scores, q.astype(wide).reshape(dy.shape)), dv
+    return dq, _dot("ngrst,nsgrd->ntgd", of_scores, q.astype(wide).reshape(dy.shape)), dv, of_mask
 
 
 def _dot(subscripts: str, a: Array, b: Array) -> Array:

@@ -16,7 +16,7 @@ from sequential import Beside, block_of, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.sequence.softmax import PIECE, Places, added, finished, gradients, start
+from distdl_jax.sequence.softmax import PIECE, Hidden, Places, added, finished, gradients, start
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:
@@ -215,34 +215,41 @@ def test_a_ring_keeps_neither_blocks_nor_scores() -> None:
     assert P.rank > 1 or kept[0] == kept[1] < 8 * x.size, kept
 
 
-@pytest.mark.parametrize("causal", [True] if LONG == 1 else [False, True])
-def test_pieces_of_keys(causal: bool) -> None:
-    """More keys than are looked at together, of which some are padding; the first query sees nothing but padding."""
+@pytest.mark.parametrize("causal, dropped", [(True, False)] if LONG == 1 else [(False, False), (True, True)])
+def test_pieces_of_keys(causal: bool, dropped: bool) -> None:
+    """More keys than are looked at together, of which some are padding; the first query sees nothing but padding.
+
+    With an added mask, and weights that are dropped.
+    """
     rng = np.random.default_rng(0)
     s, t = 3, 2 * PIECE + 5
     q, k, v = (jnp.asarray(rng.normal(size=(2, n, heads, 2))) for n, heads in ((s, 4), (t, 2), (t, 2)))
     dy, d_log = rng.normal(size=(2, s, 4, 2)), rng.normal(size=(2, 4, s))
     padding = (rng.random((2, t)) < 0.5) | (np.arange(t) < 3)
     padding[1] = True
-    places = Places(2, 0, causal)
+    places, mask = Places(2, 0, causal), rng.normal(size=(1, 4, s, t))
+    factors = rng.integers(0, 2, (2, 4, s, t)) * 2 if dropped else np.ones((2, 4, s, t))
 
-    def whole(q: Any, k: Any, v: Any) -> Any:
+    def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
         k, v = (each.repeat(2, 2) for each in (k, v))
-        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2)
+        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2) + mask
         seen = ~padding[:, None, None, :] & ((np.arange(t) <= 2 + np.arange(s)[:, None]) | (not causal))
         scores = jnp.where(seen, scores, -1e30)
         log_sum = jax.nn.logsumexp(scores, -1, where=seen)
         log_sum = jnp.where(seen.any(-1), log_sum, 0)
-        return jnp.einsum("nhst,nthd->nshd", jnp.where(seen, jnp.exp(scores - log_sum[..., None]), 0), v), log_sum
+        weights = jnp.where(seen, jnp.exp(scores - log_sum[..., None]), 0) * factors
+        return jnp.einsum("nhst,nthd->nshd", weights, v), log_sum
 
-    y, log_sum = finished(added(start(q), q, k, v, jnp.asarray(padding), places), np.dtype(float))
-    (want, want_log), pullback = jax.vjp(whole, q, k, v)
+    hidden = Hidden(jnp.asarray(padding), jnp.asarray(mask))
+    its = (lambda first, n: jnp.asarray(factors[..., first : first + n])) if dropped else None
+    y, log_sum = finished(added(start(q), q, k, v, hidden, places, its), np.dtype(float))
+    (want, want_log), pullback = jax.vjp(whole, q, k, v, mask)
     close(y, want, 1e-12, "y")
     close(log_sum, want_log, 1e-12, "log of the sum")
     assert not np.any(y[1]) and np.all(np.isfinite(log_sum))
     delta = jnp.moveaxis(jnp.sum(dy * y, -1), 2, 1) - d_log
-    got = gradients(q, k, v, jnp.asarray(padding), places, jnp.asarray(dy), log_sum, delta)
-    for name, its, wanted in zip("qkv", got, pullback((dy, d_log)), strict=True):
+    got = gradients(q, k, v, hidden, places, jnp.asarray(dy), log_sum, delta, its)
+    for name, its, wanted in zip("qkvm", got, pullback((dy, d_log)), strict=True):
         close(its, wanted, 1e-12, name)
 
 
