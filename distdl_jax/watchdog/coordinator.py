@@ -299,9 +299,9 @@ class Coordinator:
                 text = time_is_up(asker, limit, self.states, self.programs, unheard, self.size)
                 doings = merged(beyond, known_here(self.members, self.states, self.plans, unheard))
                 about = held_up_by(self.members[asker.worker], doings)
-                others = [(worker, doings[worker].what) for worker in about if worker not in self.members]
-                for worker, what in others[:LISTED]:
-                    text += f"\nOf MPI.COMM_WORLD, worker {worker} {what or 'waits for others'}."
+                if not set(about) <= set(self.members):
+                    lines = (f"worker {worker} {doings[worker].describe()}" for worker in about[:LISTED])
+                    text += f"\nOf MPI.COMM_WORLD, {'; '.join(lines)}."
                 return known._end(text, about)
             posts.append((asker.worker, Allowance(asker.kind, asker.episode, seconds, limit)))
         return known, posts

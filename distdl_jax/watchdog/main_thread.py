@@ -87,11 +87,10 @@ class Sampler:
         callers = self._status.callers
         for thread in [thread for thread in list(callers) if thread not in frames]:
             callers.pop(thread)
-        compiles = False
+        activities = {thread: activity(frame) for thread, frame in frames.items()}
+        compiles = "compiling" in activities.values()  # in any thread: the others may wait for it
         for thread in list(callers) or [threading.main_thread().ident or 0]:
-            kind = activity(frames[thread]) if thread in frames else None
-            compiles = compiles or kind == "compiling"
-            self._look_at_call(thread, frames[thread] if kind == "executing" else None, now)
+            self._look_at_call(thread, frames[thread] if activities.get(thread) == "executing" else None, now)
         self._in_calls = {thread: call for thread, call in self._in_calls.items() if thread in frames}
         if compiles:
             self._compiled += now - since

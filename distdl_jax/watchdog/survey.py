@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from distdl_jax.plans.decomposition import Workers
+from distdl_jax.watchdog.deadlock import workers_text
 
 
 class Survey(NamedTuple):
@@ -45,6 +46,12 @@ class Doing:
     waits_for: frozenset[int] = frozenset()
     perhaps: frozenset[int] = frozenset()
     what: str = ""
+
+    def describe(self) -> str:
+        """What it is doing, after "worker 3 "."""
+        if not self.waits:
+            return self.what
+        return f"waits for {workers_text(tuple(sorted(self.waits_for))) if self.waits_for else 'others'}"
 
     def and_also(self, other: Doing) -> Doing:
         """What two worlds know of it together."""
