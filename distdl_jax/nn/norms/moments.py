@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -125,14 +127,15 @@ class Moments:
     def run(self, world: World, x: Array) -> tuple[Array, Array]:
         """Mean and biased variance over this worker's team, in the shape of the sums."""
         x, team, counts = x.astype(self.dtype), self.team(world.rank), self.counts(world.rank)
-        mine = counts[team.index(world.rank)]
         total = np.maximum(counts.sum(axis=0), 1).astype(self.dtype)
         if not self.centred:
             squares = self._sums(world.rank, x, jnp.square)
             held = dict.fromkeys(team, ShapeDtype(squares.shape, self.dtype))
             return jnp.zeros_like(squares), AllSumPlan((team,), held).run(world, squares) / total
-        mean = self._sums(world.rank, x) / np.maximum(mine, 1).astype(self.dtype)
-        squares = self._sums(world.rank, x - self.spread(world.rank, mean), jnp.square)
+        if x.size:
+            mean, squares = _mean_and_squares(x, self.entries, self.box(world.rank))
+        else:
+            mean = squares = self._sums(world.rank, x)
         if len(team) == 1:
             return mean, squares / total
         row = jnp.stack([mean, squares]).reshape(1, -1)
@@ -152,3 +155,26 @@ class Moments:
         grid = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, size),)))
         row = ShapeDtype((1, size), self.dtype)
         return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _mean_and_squares(x: Array, entries: Entries, box: Box) -> tuple[Array, Array]:
+    """The mean of each statistic's entries in a block that has some, and the sum of their squared deviations."""
+    mean = entries.sums(box, x) / np.maximum(entries.counts(box), 1).astype(x.dtype)
+    return mean, entries.sums(box, jnp.square(x - entries.spread(box, mean)))
+
+
+def _forward(x: Array, entries: Entries, box: Box) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    mean, squares = _mean_and_squares(x, entries, box)
+    return (mean, squares), (x, mean)
+
+
+def _backward(entries: Entries, box: Box, kept: tuple[Array, Array], cotangents: tuple[Array, Array]) -> tuple[Array]:
+    """In one pass over x: through the mean the squares do not depend on it, since deviations sum to 0."""
+    (x, mean), (of_mean, of_squares) = kept, cotangents
+    of_mean = of_mean / np.maximum(entries.counts(box), 1).astype(x.dtype)
+    deviation = x - entries.spread(box, mean)
+    return (entries.spread(box, of_mean) + 2 * entries.spread(box, of_squares) * deviation,)
+
+
+_mean_and_squares.defvjp(_forward, _backward)

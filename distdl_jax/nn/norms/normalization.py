@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import purpose_of
 from distdl_jax.nn.norms.moments import Entries, Moments
+from distdl_jax.nn.norms.scaling import scaled
 from distdl_jax.nn.parameters import (
     Params,
     ParamShapeDtypes,
@@ -75,13 +77,17 @@ class NormPlan(Plan):
         own = {name: plan.run(world, params[name]) for name, plan in self.of_params.items()}
         if x.size == 0:  # JAX drops what empty arrays depend on
             return tie(jnp.zeros(x.shape, self.dtype), x, mean, variance, *own.values())
-        wide, spread = self.moments.dtype, self.moments.spread
-        y = x.astype(wide)
-        if self.moments.centred:
-            y = y - spread(world.rank, mean)
-        y = y * spread(world.rank, lax.rsqrt(variance + np.asarray(self.eps, wide)))
-        of_y = {name: p if self.shape is None else p.reshape(self.shape) for name, p in own.items()}
-        y = y * of_y["weight"] if "weight" in of_y else y
+        wide = self.moments.dtype
+        of_y = {
+            name: p.astype(wide) if self.shape is None else p.astype(wide).reshape(self.shape)
+            for name, p in own.items()
+        }
+        scale = self.moments.spread(world.rank, lax.rsqrt(variance + np.asarray(self.eps, wide)))
+        mean = self.moments.spread(world.rank, mean) if self.moments.centred else jnp.zeros((1,) * x.ndim, wide)
+        weight = of_y.get("weight", jnp.ones((1,) * x.ndim, wide))
+        if math.prod(np.broadcast_shapes(scale.shape, weight.shape)) < x.size:
+            scale, weight = scale * weight, jnp.ones((1,) * x.ndim, wide)
+        y = scaled(x.astype(wide), mean, scale, weight)
         return (y + of_y["bias"] if "bias" in of_y else y).astype(self.dtype)
 
 
