@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import jax
@@ -41,9 +42,21 @@ def checked_dtype(name: str, value: DTypeLike | None) -> np.dtype:
     raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, as jnp.float32.")
 
 
+def is_integer(value: Any, least: int | None = None) -> bool:
+    """Whether it is an integer, Python's or numpy's, that is not below `least`; True is none."""
+    return (
+        isinstance(value, int | np.integer) and not isinstance(value, bool) and (least is None or bool(value >= least))
+    )
+
+
+def is_real(value: Any) -> bool:
+    """Whether it is a real number, Python's or numpy's; True is none, and neither is a NaN."""
+    return not isinstance(value, bool) and isinstance(value, Real) and bool(value == value)
+
+
 def check_number(name: str, value: Any) -> None:
     """Refuse what is no real number: a Python one, or a scalar array."""
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return
     dtype = getattr(value, "dtype", None)
     real = dtype is not None and jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from jax import Array
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
+from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
@@ -271,10 +271,7 @@ def checked_spec(path: Any, spec: Any) -> TensorSpec | None:
 
 
 def _checked_root(root: Any, world: World) -> int:
-    try:
-        number = operator.index(root)
-    except TypeError:
-        raise InvalidTypeError(f"`root` (={root!r}) must be an integer, a rank of the world.") from None
+    number = checked_integer("root", root)
     if not 0 <= number < world.size:
         raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
     return number

@@ -23,7 +23,7 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from distdl_jax.arguments import check_key, checked_dtype
-from distdl_jax.errors import InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.origins import remember_origin
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
@@ -37,6 +37,8 @@ _ELEMENTWISE = frozenset(
     | {"rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sqrt"}
     | {"square", "stop_gradient", "sub", "tan", "tanh", "xor"}
 )
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
+"""What runs an inner program once, on its operands as they are: no loop, no branch."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,13 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     check_key("key", key)
     its_dtype = checked_dtype("dtype", dtype)
     check_spec(spec)
+    # On all workers, so that all raise what it raises.
+    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, its_dtype), key)
+    if getattr(made, "shape", None) != spec.global_shape:
+        raise InvalidArgumentError(
+            f"`initializer` (={initializer!r}) must return an array of the shape that it is given, "
+            f"{spec.global_shape}, but returns {made}."
+        )
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
     return initialize_block(initializer, key, spec.global_shape, spec.box, its_dtype)
@@ -137,11 +146,11 @@ class _BlockEvaluation:
     def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
         name, params = equation.primitive.name, equation.params
         inner = params.get("jaxpr", params.get("call_jaxpr"))
-        if isinstance(inner, ClosedJaxpr):
+        if name in _CALLS and isinstance(inner, ClosedJaxpr):
             return self.run(inner.jaxpr, inner.consts, operands)
         if any(isinstance(operand, _Cut) for operand in operands):
             return [_Cut(self._elementwise(equation, operands))]
-        if name == "random_bits" and params["shape"] == self.global_shape:
+        if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(operands[0]):
             return [_Cut(_random_bits(operands[0], params["bit_width"], self.global_shape, self.box))]
         if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(operands[0]) == 1:
             return [_Cut(jnp.broadcast_to(jnp.reshape(operands[0], ()), box_shape(self.box)))]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
@@ -94,7 +95,7 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
     **Arguments:**
 
     - `key`: a JAX random key, the same on every worker.
-    - `p`: the probability, a number or an array that broadcasts with the block. May be left out.
+    - `p`: the probability, a number or a floating array that broadcasts with the block. May be left out.
     - `spec`: the tensor. Copies of a block get the same booleans.
 
     **Returns:** the block; zero-volume where this worker holds none. Exactly the same for every partition.
@@ -111,9 +112,9 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
     check_spec(spec)
     assert spec is not None
     check_key("key", key)
-    if not (isinstance(p, int | float) or hasattr(p, "dtype")) or not jnp.issubdtype(jnp.result_type(p), jnp.number):
-        raise InvalidTypeError(f"`p` (={p!r}) must be a probability, a number or an array.")
-    if isinstance(p, int | float) and not 0 <= p <= 1:
+    if not (isinstance(p, int | float) or jnp.issubdtype(getattr(p, "dtype", bool), jnp.floating)):
+        raise InvalidTypeError(f"`p` (={p!r}) must be a probability, a number or a floating array.")
+    if isinstance(p, int | float | np.number) and not 0 <= p <= 1:
         raise InvalidArgumentError(f"`p` (={p}) must be a probability, 0 to 1.")
     if spec.box is None:
         return zero_volume_tensor(dtype=bool)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.arguments import is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
 from distdl_jax.partition import Partition
@@ -119,9 +120,9 @@ class DistributedCrossEntropyLoss(OverClasses):
         vars(self).update(P_x=P_x, reduction=reduction, weight=weights, ignore_index=ignore_index)
         vars(self).update(label_smoothing=label_smoothing)
         self.__post_init__()
-        if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing <= 1:
+        if not is_real(label_smoothing) or not 0 <= label_smoothing <= 1:
             raise InvalidArgumentError(f"`label_smoothing` (={label_smoothing!r}) must be a number from 0 to 1.")
-        if ignore_index is not None and not isinstance(ignore_index, int | np.integer):
+        if ignore_index is not None and not is_integer(ignore_index):
             raise InvalidArgumentError(f"`ignore_index` (={ignore_index!r}) must be an integer, or None.")
 
     def __call__(self, prediction: Array, target: Array) -> Array:
@@ -131,8 +132,9 @@ class DistributedCrossEntropyLoss(OverClasses):
 
         - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
         - `target`: integer labels, 0 to n_c - 1: those of the samples and features of the block, a copy on all workers
-          along the classes, or on the first of them alone (the others pass a zero-volume array of integers). Or
-          probabilities, floating, one for each logit of the block.
+          along the classes, or on the first of them alone (the others pass a zero-volume array of integers). A label
+          that is no class, nor `ignore_index`, makes the loss NaN. Or probabilities, floating, one for each logit of
+          the block.
 
         **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 where there is
         nothing. With "none" the losses, on the workers that have the first classes; elsewhere a zero-volume array.
@@ -176,7 +178,10 @@ class DistributedCrossEntropyLoss(OverClasses):
         if self.weight is not None:
             known = jnp.asarray(self.weight, x.dtype)
             weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size else weights)
-        is_here = (labels >= box[1][0]) & (labels < box[1][1])
+        # A label that is no class has no loss: NaN, as what JAX takes from where nothing is. Of what doesn't count
+        # nothing is read, not even an infinity.
+        weights = weights * jnp.where(counts & ((labels < 0) | (labels >= classes)), jnp.nan, 1).astype(weights.dtype)
+        is_here = counts & (labels >= box[1][0]) & (labels < box[1][1])
         terms = (1 - smoothing) * weights * jnp.where(is_here, log_sum - _picked(x, labels - box[1][0], x.shape), 0)
         if smoothing:
             spread = jnp.sum((jnp.expand_dims(log_sum, 1) - x) * self._class_weights(box, x.dtype), axis=1)

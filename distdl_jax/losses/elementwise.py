@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.arguments import is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
 
@@ -51,7 +52,7 @@ class DistributedHuberLoss(DistributedLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.delta, int | float) or not self.delta > 0:
+        if not is_real(self.delta) or not self.delta > 0:
             raise InvalidArgumentError(f"`delta` (={self.delta!r}) must be a number above 0.")
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:

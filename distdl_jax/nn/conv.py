@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
@@ -131,7 +131,7 @@ class DistributedConv(Static):
         )
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
-            if not isinstance(number, int | np.integer) or number < 1:
+            if not is_integer(number, least=1):
                 raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
             if number % groups:
                 raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={groups}).")

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv import DistributedConv
@@ -98,8 +99,7 @@ class DistributedConvTranspose(DistributedConv):
         given = output_padding if isinstance(output_padding, Sequence | np.ndarray) else (output_padding,) * self.dims
         limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
         if len(given) != self.dims or not all(
-            isinstance(extra, int | np.integer) and 0 <= extra < limit
-            for extra, limit in zip(given, limits, strict=False)
+            is_integer(extra, least=0) and extra < limit for extra, limit in zip(given, limits, strict=False)
         ):
             raise InvalidArgumentError(
                 f"`output_padding` (={output_padding!r}) must be an integer of 0 or more, below stride or dilation "

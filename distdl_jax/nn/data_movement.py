@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from jax import Array
 
 from distdl_jax import functional
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
-from distdl_jax.primitives.all_gather import checked_axes, plan_all_gather, plan_reduce_scatter
+from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
+from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, plan_halo_exchange
@@ -239,7 +241,7 @@ class HaloExchange(ParameterFreeLayer):
 
     - `P_x`: the partition.
     - `halo`: this worker's ((left, right), ...), in elements, a pair per dimension. Not read outside P_x.
-    - `periodic`: per dimension, whether it wraps around. Default: none does.
+    - `periodic`: per dimension, whether it wraps around; the same on all workers. Default: none does.
 
     It is called with this worker's block; outside P_x with anything, which comes back.
 
@@ -255,9 +257,8 @@ class HaloExchange(ParameterFreeLayer):
 
     def __init__(self, P_x: Partition, halo: Sequence[Sequence[int]], periodic: Sequence[bool] = ()) -> None:
         check_partitions(P_x=P_x)
-        pairs = tuple(tuple(widths) for widths in halo) if P_x.active else ()
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(P_x=P_x, halo=pairs, periodic=tuple(periodic))
+        # The fields, in the form in which equal ones are equal. Widths are refused by all workers, when it is called.
+        vars(self).update(P_x=P_x, halo=_hashable(halo) if P_x.active else (), periodic=_hashable(periodic))
 
     def _apply(self, x: Array) -> Array:
         """The block with its halo; outside P_x, `x`."""
@@ -275,6 +276,11 @@ class HaloExchange(ParameterFreeLayer):
             )
         pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
+
+
+def _hashable(values: Any) -> Any:
+    """Sequences as tuples, those in them too; what is none as it is."""
+    return tuple(map(_hashable, values)) if isinstance(values, Sequence | np.ndarray) else values
 
 
 @dataclass(frozen=True)
@@ -309,7 +315,7 @@ class AllGather(ParameterFreeLayer):
 
     @property
     def _copied(self) -> tuple[int, ...]:
-        return checked_axes(self.axes, self.P_x.dim)
+        return checked_axes("axes", self.axes, self.P_x.shape)
 
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""

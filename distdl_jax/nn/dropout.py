@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_key
+from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
 from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
@@ -55,7 +55,7 @@ class Dropout(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
-        if not isinstance(self.p, int | float) or not 0 <= self.p < 1:
+        if not is_real(self.p) or not 0 <= self.p < 1:
             raise InvalidArgumentError(f"`p` (={self.p!r}) must be a probability, from 0 to below 1.")
         if self.channels and self.P_x.dim < 2:
             raise InvalidArgumentError("`channels` (=True) must be False where `P_x` has one dimension.")

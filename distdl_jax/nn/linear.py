@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.backends.base import Workers
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.parameters import (
     ParameterPartitions,
@@ -26,7 +26,7 @@ from distdl_jax.nn.parameters import (
 from distdl_jax.nn.product import ProductPlan, products
 from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_sizes, index_of
+from distdl_jax.plans.decomposition import balanced_sizes, checked_integer, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -118,11 +118,7 @@ class DistributedLinear(Static):
     def __post_init__(self) -> None:
         check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
         for name in ("in_features", "out_features"):
-            features = getattr(self, name)
-            if not isinstance(features, int | np.integer):
-                raise InvalidTypeError(f"`{name}` (={features!r}) must be an integer.")
-            if features < 1:
-                raise InvalidArgumentError(f"`{name}` (={features}) must be 1 or more.")
+            checked_integer(name, getattr(self, name), 1)
         if self.P_W.dim not in (2, 3):
             raise InvalidArgumentError(
                 f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "

@@ -18,6 +18,7 @@ from distdl_jax.origins import Origins, check_origins, origins_of
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import concluded, shape_dtype_of
+from distdl_jax.primitives.held import common_dtype
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import tie
@@ -62,35 +63,44 @@ class ParameterPartitions:
         return first.create_cartesian_topology_partition([p_out])
 
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
-        """How the parameters get to the workers of `work`, from what all workers of the layer hold of them."""
-        names = ("weight", "bias") if has_bias else ("weight",)
-        if self.stored.ranks == self.work.ranks:
-            return ParameterPlan(names, params, None, frozenset(self.work.ranks))
-        packed = {worker: _packed([held[name] for name in names]) for worker, held in params.items()}
-        movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
-        return ParameterPlan(names, params, movement, frozenset(self.work.ranks))
+        """How the parameters get to the workers of `work`, from what all workers of the layer hold of them.
+
+        **Raises:** `PlanError` where those who hold a parameter hold it in different dtypes, or placeholders elsewhere
+        are of another kind.
+        """
+        owners = {"weight": self.stored.ranks} | ({"bias": self.bias.ranks} if has_bias else {})
+        dtypes = {
+            name: common_dtype(f'params["{name}"]', {worker: held[name] for worker, held in params.items()}, ranks)
+            for name, ranks in owners.items()
+        }
+        movement = None
+        if self.stored.ranks != self.work.ranks:
+            together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
+            packed = {
+                worker: ShapeDtype((sum(held[name].size for name in dtypes),), together)
+                for worker, held in params.items()
+            }
+            movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
+        return ParameterPlan(dtypes, movement, frozenset(self.work.ranks))
 
 
 @dataclass(frozen=True)
 class ParameterPlan:
     """How weight and bias get from where they live to the workers that multiply with them.
 
-    - `names`: "weight", and "bias" where there is one.
-    - `params`: what all workers of the layer hold of them.
+    - `dtypes`: of "weight", and of "bias" where there is one, where they live. Placeholders may be of another.
     - `movement`: of both in one message; None where they live on all workers that multiply.
     - `multiply`: the world ranks of those.
     """
 
-    names: tuple[str, ...]
-    params: ParamShapeDtypes = field(hash=False)
+    dtypes: Mapping[str, np.dtype] = field(hash=False)
     movement: MovementPlan | None
     multiply: frozenset[int]
 
-    def dtype(self, worker: int) -> np.dtype:
-        """The dtype of the copy of the weight, or of what stands for it, on `worker`."""
-        if self.movement is None or worker in self.multiply:
-            return self.params[worker]["weight"].dtype
-        return _packed([self.params[worker][name] for name in self.names]).dtype
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the copies of the weight, and of what stands for them."""
+        return self.dtypes["weight"]
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """This worker's copy of its weight, of `shape`, and of its bias.
@@ -99,19 +109,15 @@ class ParameterPlan:
         zero-volume arrays.
         """
         if self.movement is None:
-            return params["weight"], params["bias"] if "bias" in self.names else None
-        packed = jnp.concatenate([params[name].reshape(-1) for name in self.names])
+            return params["weight"], params["bias"] if "bias" in self.dtypes else None
+        together = reduce(jnp.promote_types, self.dtypes.values())
+        packed = jnp.concatenate([params[name].reshape(-1).astype(together) for name in self.dtypes])
         packed = self.movement.run(world, tie(packed, *params.values()))
         if world.rank not in self.multiply:
             return packed, packed
         size = math.prod(shape)
-        copies = packed[:size].reshape(shape).astype(params["weight"].dtype)
-        return copies, packed[size:].astype(params["bias"].dtype) if "bias" in self.names else None
-
-
-def _packed(held: list[ShapeDtype]) -> ShapeDtype:
-    dtype = reduce(jnp.promote_types, (each.dtype for each in held))
-    return ShapeDtype((sum(each.size for each in held),), np.dtype(dtype))
+        copies = packed[:size].reshape(shape).astype(self.dtypes["weight"])
+        return copies, packed[size:].astype(self.dtypes["bias"]) if "bias" in self.dtypes else None
 
 
 def unboxed(params: Any) -> Any:

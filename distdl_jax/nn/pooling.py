@@ -15,7 +15,7 @@ from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.backends.base import Workers
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.nn.local.pool import largest, total
 from distdl_jax.nn.window_arguments import Padding, Sizes, per_feature, window_spec
@@ -25,6 +25,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import Pairs, WindowSpec
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.team_operations import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.tie import tie
 
 
@@ -164,6 +165,11 @@ class DistributedMaxPool(DistributedPool):
     def _dilation(self) -> tuple[int, ...]:
         return self.dilation
 
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
+        return dtype
+
     def _pool(self, x: Array, windows: WindowSpec) -> Array:
         return largest(x, windows)
 
@@ -187,11 +193,10 @@ class DistributedAvgPool(DistributedPool):
         super().__init__(P_x, kernel_size, stride, padding)
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
-        if jnp.issubdtype(dtype, jnp.inexact):
-            return dtype
-        return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+        return mean_dtype(dtype)
 
     def _pool(self, x: Array, windows: WindowSpec) -> Array:
+        x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
         sums = total(x, windows)
         if self.count_include_pad:
             return sums / math.prod(windows.kernel)

@@ -93,6 +93,6 @@ def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, 
     result = {}
     for worker, copy in copies.items():
         shape = local[worker].output(copy.shape) if worker in local else zero_volume_shape(copy.shape, True)
-        dtype = np.dtype(jnp.promote_types(copy.dtype, of_params.dtype(worker)))
+        dtype = np.dtype(jnp.promote_types(copy.dtype, of_params.dtype))
         result[worker] = ShapeDtype(shape, dtype)
     return result

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, same_padding
 
@@ -32,7 +33,7 @@ def window_spec(
 def per_feature(name: str, value: Any, dims: int) -> tuple[int, ...]:
     """One integer, 1 or more, for each of `dims` feature dimensions, from one for all or a sequence."""
     values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,) * dims
-    if len(values) != dims or not all(_is_integer(v, least=1) for v in values):
+    if len(values) != dims or not all(is_integer(v, least=1) for v in values):
         raise InvalidArgumentError(f"`{name}` (={value!r}) must be an integer, 1 or more, or {dims} of them.")
     return tuple(map(int, values))
 
@@ -48,13 +49,9 @@ def padding_pairs(padding: Any, kernel: tuple[int, ...], stride: tuple[int, ...]
         return tuple(same_padding(k, d) for k, d in zip(kernel, dilation, strict=True))
     entries = padding if isinstance(padding, Sequence | np.ndarray) else (padding,) * dims
     pairs = [entry if isinstance(entry, Sequence | np.ndarray) else (entry, entry) for entry in entries]
-    if len(pairs) == dims and all(len(pair) == 2 and all(_is_integer(p, least=0) for p in pair) for pair in pairs):
+    if len(pairs) == dims and all(len(pair) == 2 and all(is_integer(p, least=0) for p in pair) for pair in pairs):
         return tuple((int(low), int(high)) for low, high in pairs)
     raise InvalidArgumentError(
         f"`padding` (={padding!r}) must be 'same', 'valid', an integer of 0 or more, or for each of {dims} feature "
         "dimensions an integer or a pair (low, high)."
     )
-
-
-def _is_integer(value: Any, least: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)

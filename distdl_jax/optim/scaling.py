@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.arguments import check_function
+from distdl_jax.arguments import check_function, is_real
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.plans.decomposition import checked_integer
@@ -82,10 +83,10 @@ class LossScale(Static):
     def __post_init__(self) -> None:
         check_workers("partition", self.partition)
         checked_integer("period", self.period, 1)
-        if not self.initial > 0:
-            raise InvalidArgumentError(f"`initial` (={self.initial!r}) must be above 0.")
-        if not self.factor > 1:
-            raise InvalidArgumentError(f"`factor` (={self.factor!r}) must be above 1.")
+        if not is_real(self.initial) or not 0 < self.initial < math.inf:
+            raise InvalidArgumentError(f"`initial` (={self.initial!r}) must be a number above 0.")
+        if not is_real(self.factor) or not 1 < self.factor < math.inf:
+            raise InvalidArgumentError(f"`factor` (={self.factor!r}) must be a number above 1.")
 
     def init(self) -> dict[str, Array]:
         """The state at first."""

@@ -39,7 +39,7 @@ def leaves(tree: Any, specs: Any) -> list[Leaf]:
                 f"`specs` must have a TensorSpec for each leaf of the tree, but has {spec!r} at "
                 f"{jax.tree_util.keystr(path) or 'its top'}."
             )
-        found.append(Leaf(jax.tree_util.keystr(path), block, spec))
+        found.append(Leaf(jax.tree_util.keystr(path), block if hasattr(block, "dtype") else jnp.asarray(block), spec))
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import Workers, checked_integers, index_of, rank_of
+from distdl_jax.plans.decomposition import Workers, checked_integer, checked_integers, index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
 
 Shape = tuple[int, ...]
@@ -171,6 +171,11 @@ def checked_axes(name: str, axes: object, shape: Shape) -> tuple[int, ...]:
     if len(set(positive)) < len(positive):
         raise InvalidArgumentError(f"`{name}` (={axes}) names a dimension twice; name each at most once.")
     return tuple(sorted(positive))
+
+
+def checked_axis(name: str, axis: object, shape: Shape) -> int:
+    """The argument `name`, one dimension of a partition of `shape`; a negative one counts from the end."""
+    return checked_axes(name, checked_integer(name, axis), shape)[0]
 
 
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:

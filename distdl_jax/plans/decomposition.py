@@ -25,9 +25,9 @@ Box = tuple[Range, ...]
 
 
 def checked_integer(name: str, value: Any, least: int | None = None) -> int:
-    """The argument `name`, an integer that is not below `least`."""
+    """The argument `name`, an integer (True is none) that is not below `least`."""
     try:
-        number = operator.index(value)
+        number = _integer(value)
     except TypeError:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
     if least is not None and number < least:
@@ -38,10 +38,29 @@ def checked_integer(name: str, value: Any, least: int | None = None) -> int:
 def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
     """The argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
     try:
-        return tuple(map(operator.index, (values,) if or_one and not isinstance(values, Iterable) else values))
+        return tuple(map(_integer, (values,) if or_one and not isinstance(values, Iterable) else values))
     except TypeError:
         kind = f"{'an integer or ' * or_one}a sequence of integers"
         raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
+
+
+def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
+    """The argument `name`, a sequence of booleans, as a tuple."""
+    try:
+        given = tuple(values)
+    except TypeError:
+        given = (None,)
+    if any(
+        value is not True and value is not False and type(value).__name__ not in ("bool", "bool_") for value in given
+    ):
+        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.")
+    return tuple(map(bool, given))
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def _check_balanced(n: int, p: int) -> None:

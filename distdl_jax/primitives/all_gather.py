@@ -9,9 +9,9 @@ from functools import cached_property
 from jax import Array
 
 from distdl_jax.backends.base import Workers
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import reduction_team
+from distdl_jax.plans.broadcasting import checked_axes, reduction_team
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
@@ -75,7 +75,7 @@ class GatherPlan(BoxPlan):
 
 def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
     """The plan of `all_gather`, from what the workers of P_x (and perhaps more) hold."""
-    gathered = checked_axes(axes, P_x.dim)
+    gathered = checked_axes("axes", axes, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     blocks = owned_grid("x", P_x, inputs)
     return GatherPlan("all_gather", inputs, common_dtype("x", inputs, P_x.ranks), blocks, gathered, gathers=True)
@@ -83,7 +83,7 @@ def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Seque
 
 def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
     """The plan of `reduce_scatter`, from what the workers of P_x (and perhaps more) hold."""
-    scattered = checked_axes(axes, P_x.dim)
+    scattered = checked_axes("axes", axes, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     terms = owned_grid("x", P_x, inputs)
     ranges: list[tuple[Range, ...]] = list(terms.ranges)
@@ -120,7 +120,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """
     check_partitions(P_x=P_x)
-    gathered = checked_axes(axes, P_x.dim)
+    gathered = checked_axes("axes", axes, P_x.shape)
     if not P_x.active:
         return x
     purpose = f"all_gather along {gathered} on {P_x.describe()}"
@@ -148,17 +148,9 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """
     check_partitions(P_x=P_x)
-    scattered = checked_axes(axes, P_x.dim)
+    scattered = checked_axes("axes", axes, P_x.shape)
     if not P_x.active:
         return x
     purpose = f"reduce_scatter along {scattered} on {P_x.describe()}"
     shape_dtypes = exchange_shape_dtypes(P_x.world, P_x.ranks, purpose, "x", x)
     return plan_reduce_scatter(shape_dtypes, P_x, scattered).run(P_x.world, x)
-
-
-def checked_axes(axes: int | Sequence[int], dim: int) -> tuple[int, ...]:
-    """Dimensions of a partition of `dim` dimensions, ascending, from an integer or a sequence."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
-    if any(not isinstance(axis, int) or not -dim <= axis < dim for axis in given):
-        raise InvalidArgumentError(f"`axes` (={axes!r}) must be dimensions of the partition, 0 to {dim - 1}.")
-    return tuple(sorted({axis % dim for axis in given}))

@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
@@ -34,7 +34,7 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     the blocks don't form a grid, or the tensor has no elements along `axis`.
     """
     check_partitions(P_x=P_x)
-    (axis,) = checked_axes("axis", axis, P_x.shape)
+    axis = checked_axis("axis", axis, P_x.shape)
     if not P_x.active:
         return x
     team = tuple(sorted(P_x.ranks))

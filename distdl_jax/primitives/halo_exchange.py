@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from jax import Array, lax
 
 from distdl_jax.backends.base import Workers, World
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.plans.decomposition import box_shape, checked_booleans, checked_integers
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -27,6 +27,14 @@ class RangesPlan(BoxPlan):
     """The movement that gives each worker of a grid the ranges that `halos` says it needs."""
 
     halos: Halos
+
+    def __post_init__(self) -> None:
+        halos = self.halos
+        for d, (n, ranges, wraps) in enumerate(zip(halos.owned.extent, halos.needed, halos.periodic, strict=True)):
+            if not wraps and any(start < stop and not 0 <= start <= stop <= n for start, stop in ranges):
+                raise PlanError(
+                    f"What workers need must be in the tensor, but in dimension {d}, of length {n}, they need {ranges}."
+                )
 
     @property
     def copies(self) -> bool:
@@ -125,7 +133,7 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     wraps = checked_periodic(periodic, P_x.dim)
     if not P_x.active:
         return x
-    purpose = f"halo_exchange on {P_x.describe()}"
+    purpose = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
     told = handshake(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
     shape_dtypes = {worker: held for worker, (held, _) in told.items()}
     widths = {worker: asked for worker, (_, asked) in told.items()}
@@ -134,17 +142,18 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
 
 def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
     """`periodic` as one entry for each of `dim` dimensions; () means that none is."""
-    wraps = tuple(bool(flag) for flag in periodic) or (False,) * dim
+    wraps = checked_booleans("periodic", periodic) or (False,) * dim
     if len(wraps) != dim:
-        raise InvalidArgumentError(f"`periodic` (={tuple(periodic)}) must have {dim} entries, one per dimension.")
+        raise InvalidArgumentError(f"`periodic` (={periodic!r}) must have {dim} entries, one per dimension.")
     return wraps
 
 
 def checked_halo(halo: Sequence[Sequence[int]], dim: int) -> Halo:
     """`halo` as a pair of integers for each of `dim` dimensions."""
     try:
-        widths = tuple((int(left), int(right)) for left, right in halo)
-    except (TypeError, ValueError):
+        pairs = (checked_integers("halo", pair) for pair in halo)
+        widths = tuple((left, right) for left, right in pairs)
+    except (TypeError, ValueError, InvalidTypeError):
         widths = ()
     if len(widths) != dim:
         raise InvalidArgumentError(

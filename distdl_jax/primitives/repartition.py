@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.exchange import Exchange
@@ -24,6 +24,14 @@ class RepartitionPlan(BoxPlan):
 
     exchange: Exchange
     preserve_batch: bool
+
+    def __post_init__(self) -> None:
+        owned, needed = self.exchange.owned, self.exchange.needed
+        if not needed.tiles or needed.extent != owned.extent:
+            raise PlanError(
+                f"The blocks of a repartition must cover the tensor, of shape {owned.extent}, and nothing outside, but "
+                f"have the ranges {needed.ranges}."
+            )
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
         return (self.exchange.plan(worker),)

@@ -24,6 +24,13 @@ def accumulation_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(dtype)
 
 
+def mean_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of means of data of `dtype`: of integers and booleans a floating one, as in `jnp.mean`; else itself."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.dtype(dtype)
+    return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+
+
 def broadcast_in_team(
     world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
 ) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.nn.layer import purpose_of
@@ -129,9 +130,9 @@ class DistributedMultiHeadAttention(Static):
                     f"`num_heads` (={self.num_heads}) and `num_key_heads` (={self.num_key_heads}) must be divisible by "
                     f"the {p_h} workers along the heads where they differ, so that each has whole groups."
                 )
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+        if not is_real(self.dropout) or not 0 <= self.dropout < 1:
             raise InvalidArgumentError(f"`dropout` (={self.dropout!r}) must be a probability, from 0 to below 1.")
-        if self.rotary is not None and (not self.rotary > 1 or self._features % 2):
+        if self.rotary is not None and (not is_real(self.rotary) or self.rotary <= 1 or self._features % 2):
             raise InvalidArgumentError(
                 f"`rotary` (={self.rotary!r}) must be a base above 1, and the features of a head ({self._features}) an "
                 "even number; or None."

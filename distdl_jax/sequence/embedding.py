@@ -132,7 +132,10 @@ class DistributedEmbedding(Static):
                     f"`{name}` ({shape_text(P.shape)}) must have shape {shape_text(shape)}, where `P_W` is "
                     f"{shape_text(self.P_W.shape)} and `P_x` has {self.P_x.dim} dimensions."
                 )
-        if self.padding_idx is not None and not 0 <= self.padding_idx < self.num_embeddings:
+        if (
+            self.padding_idx is not None
+            and not 0 <= checked_integer("padding_idx", self.padding_idx) < self.num_embeddings
+        ):
             raise InvalidArgumentError(
                 f"`padding_idx` (={self.padding_idx}) must be an index, 0 to {self.num_embeddings - 1}."
             )
@@ -200,7 +203,7 @@ class DistributedEmbedding(Static):
             held[worker] = (*rows[i], columns[j][1] - columns[j][0])
         for worker, copy in copies.items():
             shape = (*copy.shape, held[worker][2]) if worker in held else (*copy.shape[:1], 0)
-            products[worker] = ShapeDtype(shape, of_params.dtype(worker))
+            products[worker] = ShapeDtype(shape, of_params.dtype)
         to_y: MovementPlan
         if self._cuts_sequence:
             to_y = plan_reduce_scatter(products, self.P_y, self.P_y.dim - 2)

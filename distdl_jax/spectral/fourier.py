@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.decomposition import checked_integer, checked_integers
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid
@@ -160,21 +160,15 @@ def _checked(
 ) -> tuple[tuple[int, ...], int | None]:
     """The dimensions, ascending, and the one of which half of the frequencies are kept."""
     check_partitions(P_x=P_x)
-    given: Any = tuple(range(P_x.dim)) if axes is None else axes
+    given = tuple(range(P_x.dim)) if axes is None else checked_integers("axes", axes, or_one=True)
     along = checked_axes("axes", given, P_x.shape)
     if not along:
         raise InvalidArgumentError("`axes` (=()) must name a dimension or more.")
     if norm not in NORMS:
         raise InvalidArgumentError(f"`norm` (={norm!r}) must be None, 'backward', 'ortho' or 'forward'.")
     if n is not None:
-        try:
-            operator.index(n)
-        except TypeError:
-            raise InvalidTypeError(f"`n` (={n!r}) must be an integer, or None.") from None
-        if n < 1:
-            raise InvalidArgumentError(f"`n` (={n}) must be 1 or more.")
-    last = given[-1] if isinstance(given, Sequence) else given
-    return along, operator.index(last) % P_x.dim if kind in ("rfft", "irfft") else None
+        checked_integer("n", n, 1)
+    return along, given[-1] % P_x.dim if kind in ("rfft", "irfft") else None
 
 
 def _transform(

@@ -246,3 +246,29 @@ def test_initializers_on_request():
         params["weight"], np.split(np.asarray(whole), 2, axis=1)[MPI.COMM_WORLD.rank], rtol=1e-14
     )
     assert params["bias"].shape == ((4,) if MPI.COMM_WORLD.rank == 0 else (0,)) and not params["bias"].any()
+
+
+def of_loops(key, shape, dtype):
+    """Halved three times, in a loop."""
+    return jax.lax.fori_loop(0, 3, lambda _, x: x / 2, jax.random.normal(key, shape, dtype))
+
+
+def of_several_keys(key, shape, dtype):
+    """The sum of three random tensors."""
+    keys = jax.random.split(key, 3)
+    return jnp.sum(jax.vmap(lambda key: jax.random.normal(key, shape, dtype))(keys), 0)
+
+
+@pytest.mark.parametrize("initializer", [of_loops, of_several_keys])
+def test_initializers_of_ones_own(initializer):
+    key = jax.random.key(3)
+    expected = initializer(key, (5, 3), jnp.float32)
+    np.testing.assert_allclose(assembled(initializer, key, (5, 3), (2, 2), jnp.float32), expected, 1e-6, 1e-6)
+
+
+def test_an_initializer_of_another_shape_is_refused():
+    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    with pytest.raises(dj.InvalidArgumentError, match=r"`initializer` .* the shape that it is given, \(2, 3\), but"):
+        dj.init_block(
+            lambda key, shape, dtype: jnp.ones(shape[::-1], dtype), jax.random.key(0), dj.TensorSpec((2, 3), P)
+        )

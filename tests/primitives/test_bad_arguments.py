@@ -28,6 +28,7 @@ def values(P: dj.Partition) -> dict[str, Any]:
         "None": None,
         "text": "a",
         "integer": 3,
+        "true": True,
         "negative": -7,
         "float": 1.5,
         "list": [1.0, 2.0],
@@ -45,7 +46,7 @@ def values(P: dj.Partition) -> dict[str, Any]:
 
 def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, str]]]:
     """Each function, its good arguments, and of each one that is to be spoiled the values that it accepts."""
-    C = P.create_cartesian_topology_partition([2])
+    C, C3 = P.create_cartesian_topology_partition([2]), P.create_cartesian_topology_partition([1, 1, 2])
     spec, x, key = dj.TensorSpec((4,), C), jnp.ones(2), jax.random.key(0)
     tree, specs = {"w": x}, {"w": spec}
     arrays, anyone = "matrix integers complex", "None partition"
@@ -131,6 +132,51 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             {"memory_size": "integer", "partition": anyone},
         ),
         "optim.check": (dj.optim.check, {"optimiser": optax.identity()}, {"optimiser": ""}),
+        "halo_exchange": (
+            dj.functional.halo_exchange,
+            {"x": x, "P_x": C, "halo": ((1, 1),), "periodic": (True,)},
+            {"P_x": "partition", "halo": "", "periodic": ""},
+        ),
+        "all_gather": (dj.functional.all_gather, {"x": x, "P_x": C, "axes": 0}, {"P_x": "partition", "axes": ""}),
+        "argmax": (dj.functional.argmax, {"x": x, "P_x": C, "axis": 0}, {"P_x": "partition", "axis": ""}),
+        "rfft": (
+            dj.functional.rfft,
+            {"x": x, "P_x": C, "axes": 0},
+            {"P_x": "partition", "axes": "None", "norm": "None"},
+        ),
+        "checkpoint.save": (
+            lambda step: dj.checkpoint.save("/nowhere/at/all", tree, specs, step),
+            {"step": 0},
+            {"step": "integer"},
+        ),
+        "Concatenate": (nn.Concatenate, {"P_x": C, "axis": 0}, {"axis": ""}),
+        "DistributedLayerNorm": (
+            nn.DistributedLayerNorm,
+            {"P_x": C, "normalized_shape": 4, "eps": 1e-5},
+            {"normalized_shape": "integer tuple", "eps": "integer float"},
+        ),
+        "Dropout": (nn.Dropout, {"P_x": C, "p": 0.5}, {"p": ""}),
+        "DistributedAdaptiveAvgPool": (
+            nn.DistributedAdaptiveAvgPool,
+            {"P_x": C3, "output_size": 2},
+            {"output_size": "integer None tuple"},
+        ),
+        "DistributedPad": (
+            nn.DistributedPad,
+            {"P_x": C, "padding": [(1, 1)], "value": 0.0},
+            {"padding": "", "value": "integer negative float true"},
+        ),
+        "DistributedUpsample": (
+            nn.DistributedUpsample,
+            {"P_x": C3, "scale_factor": 2.0},
+            {"scale_factor": "integer float tuple"},
+        ),
+        "DistributedHuberLoss": (nn.DistributedHuberLoss, {"P_x": C, "delta": 1.0}, {"delta": "integer float"}),
+        "LossScale": (
+            dj.optim.LossScale,
+            {"initial": 2.0, "factor": 2.0, "period": 3},
+            {"initial": "integer float", "factor": "integer float", "period": "integer"},
+        ),
         "output_spec": (nn.AllSumReduce(C, 0).output_spec, {"x_spec": spec}, {"x_spec": "spec"}),
     }
 

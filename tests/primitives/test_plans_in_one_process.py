@@ -19,10 +19,14 @@ from matrix.drawn_cases import (
 )
 from playing import Blocks, planned, play, play_adjoint
 
-from distdl_jax import nn
+from distdl_jax import PlanError, nn
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.exchange import Exchange
+from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.halo_exchange import HaloExchangePlan
+from distdl_jax.primitives.halo_exchange import HaloExchangePlan, plan_ranges
 from distdl_jax.primitives.plan import MovementPlan, Plan
+from distdl_jax.primitives.repartition import RepartitionPlan
 
 
 @pytest.mark.parametrize("case", PRIMITIVES, ids=str)
@@ -100,3 +104,18 @@ def test_plans_of_thousands_of_workers() -> None:
     plan = move.plan({worker: ShapeDtype((4, 640), np.dtype("int8")) for worker in range(4096)})
     assert plan.output(77) == ShapeDtype((256, 10), np.dtype("int8"))
     assert len(plan.part(77).steps[0].recvs) == 63
+
+
+def test_a_plan_that_wants_what_nobody_has_is_refused() -> None:
+    """It would be zeros, in silence: what the library plans is in the tensor, but where it wraps around."""
+    owned = ProductGrid.balanced((6,), (2,), (0, 1))
+    held = {worker: ShapeDtype((3,), np.dtype("float32")) for worker in (0, 1)}
+    for ranges in (((0, 3), (3, 7)), ((0, 3), (4, 6)), ((0, 3), (3, 5)), ((0, 4), (3, 6))):
+        exchange = Exchange(owned, ProductGrid((0, 1), (ranges,)))
+        with pytest.raises(PlanError, match=r"must cover the tensor, of shape \(6,\), and nothing outside"):
+            RepartitionPlan("repartition", held, np.dtype("float32"), exchange, True)
+    P = partition_of(0, 2)
+    outside = ((-1, 3), (3, 6))
+    with pytest.raises(PlanError, match=r"in dimension 0, of length 6, they need \(\(-1, 3\), \(3, 6\)\)"):
+        plan_ranges("x", held, P, Halos(owned, (outside,)))
+    assert plan_ranges("x", held, P, Halos(owned, (outside,), (True,))).output(0).shape == (4,)

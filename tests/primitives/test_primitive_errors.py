@@ -92,8 +92,8 @@ BAD_ARGUMENTS = {
     ),
     "scatter along a name": Mistake(
         lambda P, r: F.reduce_scatter(array(2, 2), P(on(2, 2)), "rows"),
-        dj.InvalidArgumentError,
-        ("`axes` (='rows')", "0 to 1"),
+        dj.InvalidTypeError,
+        ("`axes` (='rows')", "must be an integer"),
     ),
     "a layer checks when it is made": Mistake(
         lambda P, r: nn.Broadcast(P(on(3)), P(on(2, 2))), dj.InvalidArgumentError, ("does not broadcast",)

@@ -64,6 +64,8 @@ def _in_full(windows: WindowSpec) -> dict[str, tuple[int, ...]]:
 
 def least(dtype: np.dtype) -> np.ndarray:
     """What no number of the dtype is smaller than."""
+    if dtype == np.bool_:
+        return np.zeros((), dtype)
     return np.asarray(-jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
 
 

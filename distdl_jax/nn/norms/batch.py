@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.norms.moments import Along
 from distdl_jax.nn.norms.normalization import DistributedNorm, NormPlan, check_norm, filled
@@ -72,7 +73,7 @@ class DistributedBatchNorm(DistributedNorm):
     def __post_init__(self) -> None:
         check_norm(self.P_x, self.eps, 2)
         checked_integer("num_features", self.num_features, 1)
-        if self.momentum is not None and not (isinstance(self.momentum, int | float) and 0 <= self.momentum <= 1):
+        if self.momentum is not None and not (is_real(self.momentum) and 0 <= self.momentum <= 1):
             raise InvalidArgumentError(f"`momentum` (={self.momentum!r}) must be a number from 0 to 1, or None.")
 
     @property
@@ -165,7 +166,7 @@ class DistributedBatchNorm(DistributedNorm):
         count = int(plan.moments.counts(self.P_x.world.rank).sum())
         tracked = state["num_batches_tracked"] + 1
         new = {"running_mean": mean, "running_var": variance * (count / max(count - 1, 1))}
-        weight = 1 / tracked if self.momentum is None else self.momentum
+        weight = 1 / tracked.astype(mean.dtype) if self.momentum is None else self.momentum
         for name, value in new.items():
             old = state[name].astype(mean.dtype)
             value = lax.stop_gradient(value).reshape(-1)

@@ -19,7 +19,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from distdl_jax.backends.base import World
 from distdl_jax.plans.broadcasting import reduction_team
@@ -74,19 +74,20 @@ class InGroups:
     channels: int
 
     def _members(self, box: Box) -> np.ndarray:
-        """Channels of the block x groups: 1 where the channel is in the group."""
+        """Channels of the block x groups: whether the channel is in the group."""
         group_of = np.arange(*box[1]) // (self.channels // self.groups)
-        return (group_of[:, None] == np.arange(self.groups)).astype(float)
+        return group_of[:, None] == np.arange(self.groups)
 
     def counts(self, box: Box) -> np.ndarray:
         return self._members(box).sum(axis=0, keepdims=True) * math.prod(box_shape(box)[2:])
 
     def sums(self, box: Box, x: Array) -> Array:
+        # Chosen, not multiplied with 0 and 1: what is infinite or NaN in one group is none of the others'.
         of_channels = jnp.sum(x, axis=tuple(range(2, x.ndim)))
-        return jnp.matmul(of_channels, self._members(box).astype(x.dtype), precision=lax.Precision.HIGHEST)
+        return jnp.sum(jnp.where(self._members(box), of_channels[:, :, None], 0), axis=1)
 
     def spread(self, box: Box, sums: Array) -> Array:
-        of_channels = jnp.matmul(sums, self._members(box).T.astype(sums.dtype), precision=lax.Precision.HIGHEST)
+        of_channels = jnp.sum(jnp.where(self._members(box), sums[:, None, :], 0), axis=2)
         return of_channels.reshape(*of_channels.shape, *(1,) * (len(box) - 2))
 
 

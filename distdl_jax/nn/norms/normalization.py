@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype
+from distdl_jax.arguments import checked_dtype, is_real
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import purpose_of
@@ -216,5 +216,5 @@ def check_norm(P_x: Any, eps: Any, least: int) -> None:
             f"`P_x` ({shape_text(P_x.shape)}) must have {least} dimensions or more: as many as x, those that are not "
             "split with one worker."
         )
-    if not isinstance(eps, int | float) or not eps >= 0:
+    if not is_real(eps) or eps < 0:
         raise InvalidArgumentError(f"`eps` (={eps!r}) must be a number, 0 or more.")

@@ -14,7 +14,7 @@ from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import purpose_of
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes
+from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -78,7 +78,7 @@ class Concatenate(Static):
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
-        checked_axes("axis", self.axis, self.P_x.shape)
+        checked_axis("axis", self.axis, self.P_x.shape)
 
     def __call__(self, *xs: Array) -> Array:
         """This worker's block of the output, from its blocks of the tensors; outside P_x, the first of them.
@@ -111,7 +111,7 @@ class Concatenate(Static):
         """
         held = [taking_part(x, self.P_x.ranks) for x in xs]
         grids = [owned_grid(f"xs[{k}]", self.P_x, x) for k, x in enumerate(held)]
-        (axis,) = checked_axes("axis", self.axis, self.P_x.shape)
+        axis = checked_axis("axis", self.axis, self.P_x.shape)
         first = grids[0].ranges
         for k, grid in enumerate(grids):
             if any(ranges != first[d] for d, ranges in enumerate(grid.ranges) if d != axis):

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Number, Real
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.arguments import is_integer, is_real
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.nn.shaping.moved import MovedPlan, moved_to
 from distdl_jax.nn.shaping.sampling import SamplingPlan, Taps, plan_sampling
@@ -21,6 +23,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.team_operations import mean_dtype
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
@@ -30,9 +33,13 @@ class Sampling(ParameterFreeLayer):
 
     P_x: Partition
 
-    @property
-    def _fill(self) -> float:
+    def _fill(self, dtype: np.dtype) -> float:
+        """What outputs are that read nothing, of an x of `dtype`."""
         return 0.0
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        """The dtype of the output, from that of x."""
+        return dtype
 
     @abstractmethod
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
@@ -43,7 +50,7 @@ class Sampling(ParameterFreeLayer):
 
         **Raises:** `PlanError` where x doesn't fit.
         """
-        return plan_sampling(x, self.P_x, self._taps, self._fill)
+        return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
 
     def _apply(self, x: Array) -> Array:
         """This worker's block of the output, from its block on P_x."""
@@ -128,9 +135,9 @@ class DistributedUpsample(Sampling):
             if not jnp.issubdtype(dtype, jnp.inexact):
                 raise PlanError(f"`x` must be floating where `mode` is 'linear', but is {dtype}.")
         if self.P_y is None:
-            return plan_sampling(x, self.P_x, self._taps)
+            return super().plan(x)
         x = taking_part(x, self.P_x.ranks, self.P_y.ranks)
-        return moved_to(plan_sampling(x, self.P_x, self._taps), x, self.P_x, self.P_y)
+        return moved_to(super().plan(x), x, self.P_x, self.P_y)
 
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
         return [None, None, *(self._along(d, n) for d, n in enumerate(extent[2:]))]
@@ -156,7 +163,8 @@ class DistributedAdaptiveAvgPool(Sampling):
     """The mean over windows that give an output of a fixed size, of N x C x features, of which everything may be split.
 
     Along a feature dimension of length n, output o of m is the mean of the inputs from floor(o n / m) to before
-    ceil((o + 1) n / m), as in PyTorch's AdaptiveAvgPool1d, 2d and 3d. For one output use `DistributedGlobalAvgPool`.
+    ceil((o + 1) n / m), as in PyTorch's AdaptiveAvgPool1d, 2d and 3d. The mean of integers is a floating-point number.
+    For one output use `DistributedGlobalAvgPool`.
 
     **Arguments:**
 
@@ -171,12 +179,15 @@ class DistributedAdaptiveAvgPool(Sampling):
 
     def __init__(self, P_x: Partition, output_size: int | Sequence[int | None]) -> None:
         check_features(P_x)
-        sizes = output_size if isinstance(output_size, Sequence) else (output_size,) * (P_x.dim - 2)
-        if len(sizes) != P_x.dim - 2 or not all(m is None or (isinstance(m, int) and m > 0) for m in sizes):
+        sizes = output_size if isinstance(output_size, Sequence | np.ndarray) else (output_size,) * (P_x.dim - 2)
+        if len(sizes) != P_x.dim - 2 or not all(m is None or is_integer(m, least=1) for m in sizes):
             raise InvalidArgumentError(
                 f"`output_size` (={output_size!r}) must be an integer, 1 or more, or {P_x.dim - 2} of them or None."
             )
-        vars(self).update(P_x=P_x, output_size=tuple(sizes))
+        vars(self).update(P_x=P_x, output_size=tuple(m if m is None else int(m) for m in sizes))
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        return mean_dtype(dtype)
 
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
         along = zip(self.output_size, extent[2:], strict=True)
@@ -201,7 +212,7 @@ class DistributedPad(Sampling):
     - `P_x`: the partition of input and output, of as many dimensions as x.
     - `padding`: pairs (low, high) for the last dimensions of x, in the order of the dimensions.
     - `mode`: "constant", "reflect" (without the border itself), "replicate" (the border) or "circular".
-    - `value`: the constant.
+    - `value`: the constant, a number that x's dtype can hold.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
 
@@ -217,19 +228,20 @@ class DistributedPad(Sampling):
         self, P_x: Partition, padding: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0
     ) -> None:
         check_partitions(P_x=P_x)
-        pairs = tuple(tuple(pair) if isinstance(pair, Sequence) else () for pair in padding)
-        if len(pairs) > P_x.dim or not all(
-            len(pair) == 2 and all(isinstance(width, int) for width in pair) for pair in pairs
-        ):
+        pairs = _pairs(padding)
+        if pairs is None or len(pairs) > P_x.dim:
             raise InvalidArgumentError(
                 f"`padding` (={padding!r}) must be pairs (low, high) of integers for at most {P_x.dim} dimensions."
             )
         if mode not in PAD_MODES:
             raise InvalidArgumentError(f"`mode` (={mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
+        if not isinstance(value, Number):
+            raise InvalidTypeError(f"`value` (={value!r}) must be a number.")
         vars(self).update(P_x=P_x, padding=pairs, mode=mode, value=value)
 
-    @property
-    def _fill(self) -> float:
+    def _fill(self, dtype: np.dtype) -> Any:
+        if self.mode == "constant" and not _can_hold(dtype, self.value):
+            raise PlanError(f"`value` (={self.value!r}) must be a number that `x`, of {dtype}, can hold.")
         return self.value if self.mode == "constant" else 0.0
 
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
@@ -268,10 +280,34 @@ class DistributedCrop(DistributedPad):
     """
 
     def __init__(self, P_x: Partition, cropping: Sequence[tuple[int, int]]) -> None:
-        pairs = [tuple(pair) if isinstance(pair, Sequence) else () for pair in cropping]
-        if not all(len(pair) == 2 and all(isinstance(width, int) and width >= 0 for width in pair) for pair in pairs):
+        pairs = _pairs(cropping)
+        if pairs is None or any(width < 0 for pair in pairs for width in pair):
             raise InvalidArgumentError(f"`cropping` (={cropping!r}) must be pairs (low, high) of integers, 0 or more.")
         super().__init__(P_x, [(-low, -high) for low, high in pairs])
+
+
+def _can_hold(dtype: np.dtype, number: Any) -> bool:
+    """Whether a number of `dtype` can be `number`, rounded where it is floating."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return True
+    if not isinstance(number, Real):
+        return False
+    value: Any = number
+    if jnp.issubdtype(dtype, jnp.floating):
+        return not math.isfinite(value) or abs(value) <= float(jnp.finfo(dtype).max)
+    lowest, highest = (0, 1) if dtype == np.bool_ else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    return math.isfinite(value) and value == int(value) and lowest <= value <= highest
+
+
+def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
+    """`value` as pairs of integers; None where it is something else."""
+    try:
+        pairs = [tuple(pair) for pair in value]
+    except TypeError:
+        return None
+    if not all(len(pair) == 2 and all(map(is_integer, pair)) for pair in pairs):
+        return None
+    return tuple((int(low), int(high)) for low, high in pairs)
 
 
 def check_features(P_x: Any, P_y: Any = None) -> None:
@@ -289,8 +325,7 @@ def check_features(P_x: Any, P_y: Any = None) -> None:
 def per_dimension(name: str, value: Any, dims: int, integers: bool = False) -> tuple[Any, ...]:
     """One number above 0 for each of `dims` feature dimensions."""
     values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,) * dims
-    kind: Any = int if integers else (int, float)
-    if len(values) != dims or not all(isinstance(v, kind) and not isinstance(v, bool) and v > 0 for v in values):
+    if len(values) != dims or not all((is_integer if integers else is_real)(v) and v > 0 for v in values):
         what = "an integer, 1 or more," if integers else "a number above 0"
         raise InvalidArgumentError(f"`{name}` (={value!r}) must be {what} or {dims} of them.")
     return values

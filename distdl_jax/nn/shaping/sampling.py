@@ -139,14 +139,21 @@ class SamplingPlan(Plan):
                 y = taps.apply(y, d, halos.needed[d][index[d]][0])
                 if self.fill:
                     reads = np.any(taps.weights, axis=0).reshape(-1, *(1,) * (y.ndim - d - 1))
-                    y = jnp.where(reads, y, np.asarray(self.fill, y.dtype))
+                    y = jnp.where(reads, y, np.asarray(self.fill).astype(y.dtype))
         return y.astype(output.dtype)
 
 
 def plan_sampling(
-    x: ShapeDtypes, P_x: Partition, along: Callable[[tuple[int, ...]], Sequence[Taps | None]], fill: float = 0.0
+    x: ShapeDtypes,
+    P_x: Partition,
+    along: Callable[[tuple[int, ...]], Sequence[Taps | None]],
+    dtype_of: Callable[[np.dtype], np.dtype],
+    fill: Callable[[np.dtype], float],
 ) -> SamplingPlan:
-    """The plan by which the workers of P_x get what `along`, of the tensor's shape, says for each dimension."""
+    """The plan by which the workers of P_x get what `along`, of the tensor's shape, says for each dimension.
+
+    `dtype_of` and `fill`, of x's dtype, say in which the output is, and what outputs are that read nothing.
+    """
     held = taking_part(x, P_x.ranks)
     dtype, owned = common_dtype("x", held, P_x.ranks), owned_grid("x", P_x, held)
     taps = along(owned.extent)
@@ -160,4 +167,5 @@ def plan_sampling(
             raise PlanError(f"`x` (of shape {owned.extent}) must have an element along dimension {d} to read from.")
         needed.append(tuple(its.block(p, i).needed(size) for i in range(p)))
     periodic = tuple(its is not None and its.periodic for its in taps)
-    return SamplingPlan(plan_ranges("sampling", held, P_x, Halos(owned, tuple(needed), periodic)), taps, dtype, fill)
+    fetch = plan_ranges("sampling", held, P_x, Halos(owned, tuple(needed), periodic))
+    return SamplingPlan(fetch, taps, dtype_of(dtype), fill(dtype))

@@ -1,0 +1,126 @@
+"""What layers make of data that is not floating, not finite, or of another dtype than its placeholders."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import refusal
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def cut(whole: Any, P: dj.Partition) -> jax.Array:
+    """This worker's block."""
+    box = dj.TensorSpec(np.shape(whole), P).box
+    assert box is not None
+    return jnp.asarray(whole[tuple(slice(*bounds) for bounds in box)])
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "float16"])
+def test_means_are_of_sums_that_fit(dtype: str) -> None:
+    """Sums of bytes are no bytes, those of booleans no booleans, and those of float16 may be above its largest."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    largest = {"bool": 1, "float16": 60000}.get(dtype) or np.iinfo(dtype).max
+    whole = np.array([[[largest, largest, 0, largest, 0, 0, largest, largest]]]).astype(dtype)
+    expected = whole.reshape(1, 1, 4, 2).astype(np.float64).mean(-1)
+    for layer in (nn.DistributedAvgPool1d(P, 2), nn.DistributedAdaptiveAvgPool(P, 4)):
+        y = layer(cut(whole, P))
+        assert y.dtype == (dtype if dtype == "float16" else np.float32)
+        assert (
+            layer.plan({w: dj.ShapeDtype((1, 1, 4), np.dtype(dtype)) for w in (0, 1)}).outputs[P.rank].dtype == y.dtype
+        )
+        np.testing.assert_array_equal(np.asarray(y, np.float64), cut(expected, P))
+
+
+@pytest.mark.simulated(2)
+def test_maxima_of_booleans() -> None:
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    whole = np.array([[[True, False, False, False]]])
+    y = nn.DistributedMaxPool1d(P, 3, 1, padding=1)(cut(whole, P))
+    assert y.dtype == bool
+    np.testing.assert_array_equal(y, cut(np.array([[[True, True, False, False]]]), P))
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "message"),
+    [
+        (lambda P: nn.DistributedMaxPool1d(P, 2), "complex64", "`x` must hold real numbers"),
+        (lambda P: nn.DistributedPad(P, [(1, 1)], value=300), "uint8", "`value` (=300) must be a number that `x`, of"),
+        (lambda P: nn.DistributedPad(P, [(1, 1)], value=0.5), "int32", "`value` (=0.5) must be a number that `x`"),
+        (lambda P: nn.DistributedPad(P, [(1, 1)], value=1e9), "float16", "`value` (=1000000000.0) must be a number"),
+        (lambda P: nn.DistributedPad(P, [(1, 1)], value=1j), "float32", "`value` (=1j) must be a number that `x`, of"),
+    ],
+)
+def test_what_a_dtype_can_not_hold_is_refused(layer: Any, dtype: str, message: str) -> None:
+    x = {worker: dj.ShapeDtype((1, 1, 4), np.dtype(dtype)) for worker in (0, 1)}
+    sentence = refusal(2, lambda P: layer(P.create_cartesian_topology_partition([1, 1, 2])).plan(x), dj.PlanError)
+    assert sentence.startswith(message)
+
+
+@pytest.mark.simulated(2)
+def test_an_infinity_stays_in_its_group() -> None:
+    P = dj.Partition().create_cartesian_topology_partition([1, 2, 1])
+    whole = np.random.default_rng(0).normal(size=(2, 6, 4))  # groups of 2 channels: the second one is split
+    whole[0, 1, 2] = np.inf
+    layer = nn.DistributedGroupNorm(P, num_groups=3, num_channels=6)
+    y = np.isnan(np.asarray(layer(layer.init(), cut(whole, P))))
+    expected = np.zeros((2, 6, 4), bool)
+    expected[0, :2] = True
+    np.testing.assert_array_equal(y, cut(expected, P))
+
+
+@pytest.mark.simulated(2)
+def test_a_label_that_is_no_class_has_no_loss() -> None:
+    """Counted from 1, say: then every loss would be of the wrong class, and the last class would have none."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    logits = cut(np.random.default_rng(0).normal(size=(2, 3)), P)
+
+    @partial(jax.jit, static_argnums=1)
+    def loss(labels: jax.Array, its: Any) -> jax.Array:
+        return dj.all_reduce(its(logits, labels), P)
+
+    for options in ({}, {"ignore_index": None, "reduction": "sum"}):
+        its = nn.DistributedCrossEntropyLoss(P, **options)
+        assert [bool(jnp.isnan(loss(jnp.array([1, label]), its))) for label in (2, 3, -1)] == [False, True, True]
+    assert not jnp.isnan(loss(jnp.array([1, 3]), nn.DistributedCrossEntropyLoss(P, ignore_index=3)))
+
+
+@pytest.mark.simulated(2)
+def test_nothing_is_read_of_what_does_not_count() -> None:
+    """Not even of a class that is masked: a padding token, say, whose label is ignored and whose logit is -inf."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    logits = np.random.default_rng(0).normal(size=(3, 4))
+    logits[:, 0] = -np.inf
+    value, gradient = jax.value_and_grad(nn.DistributedCrossEntropyLoss(P, ignore_index=0))(
+        cut(logits, P), jnp.array([2, 0, 3])
+    )
+    expected = -np.mean(jax.nn.log_softmax(logits)[np.array([0, 2]), np.array([2, 3])])
+    assert np.isclose(float(dj.all_reduce(value, P)), expected, rtol=1e-12) and np.all(np.isfinite(gradient))
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize(("dtype", "placeholder"), [("float32", "float16"), ("bfloat16", None)])
+def test_the_dtype_of_parameters_is_where_they_live(dtype: str, placeholder: str | None) -> None:
+    """Workers that hold none get copies; of what kind their placeholders are is all that counts of these."""
+    P = dj.Partition()
+    rows, one = P.create_cartesian_topology_partition([2, 1]), P.create_cartesian_topology_partition([2, 1, 1])
+    linear = nn.DistributedLinear(rows, rows, one, 3, 2)
+    embedding = nn.DistributedEmbedding(rows, one, one, 5, 3)
+    for layer, x in ((linear, jnp.ones((1, 3), dtype)), (embedding, jnp.array([[4, 2]]))):
+        params = layer.init(jax.random.key(0), dtype)
+        whole = P.broadcast_data({name: np.asarray(its, np.float64) for name, its in params.items()})
+        if P.rank != 0:
+            params = dict.fromkeys(params, dj.zero_volume_tensor(dtype=placeholder))
+        y = jax.jit(layer)(params, x)
+        assert y.dtype == dtype
+        if layer is embedding:
+            np.testing.assert_array_equal(np.asarray(y, np.float64), whole["weight"][np.array([[4, 2]])])
+        else:
+            np.testing.assert_allclose(np.asarray(y, np.float64), (whole["weight"].sum(1) + whole["bias"])[None], 1e-2)
