@@ -99,7 +99,8 @@ class Sampler:
             thread, (run, began, _) = min(self._in_calls.items(), key=lambda call: call[1].run)
         if (pending := self._oldest_pending(now)) is not None:
             token, run, began, thread = pending
-        self._status.shown = thread
+        waiting = self._status.waiting
+        self._status.shown = thread if waiting is None else waiting.thread
         return Sample(run, now - began, token, compiles, self._compiled)
 
     def _look_at_call(self, thread: int, frame: FrameType | None, now: float) -> None:

@@ -41,7 +41,7 @@ class Channel(Protocol):
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
     purpose, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
-    yet), since when."""
+    yet), since when, and in which thread."""
 
     number: int
     channel: Channel | None
@@ -49,6 +49,7 @@ class Waiting:
     where: str
     waits_for: tuple[int, ...]
     since: float
+    thread: int
 
 
 class Dispatched(NamedTuple):
@@ -66,7 +67,6 @@ class WorkerStatus:
 
     - `rank`, `size`: its number among the workers that were launched together, and how many they are. If not given,
       those of MPI's COMM_WORLD, once MPI has started.
-    - `waiting`: the agreement that it is in; None outside.
     - `calls`: the last calls of checked functions that it has begun, as number and name.
     - `in_call`, `tracing`: whether it is in such a call now, and whether it traces it.
     - `log`: where that call counts; None where that is not known yet.
@@ -84,7 +84,7 @@ class WorkerStatus:
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:
         self._rank = rank
         self._size = size
-        self.waiting: Waiting | None = None
+        self._waiting: dict[int, Waiting] = {}
         self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=REMEMBERED)
         self.in_call = False
         self.tracing = False
@@ -112,22 +112,28 @@ class WorkerStatus:
         """The number of workers."""
         return _mpi_rank_and_size()[1] if self._size is None else self._size
 
+    @property
+    def waiting(self) -> Waiting | None:
+        """The agreement that the worker is in, None outside: in several threads, that which began first."""
+        return min(list(self._waiting.values()), key=lambda waiting: waiting.number, default=None)
+
     @contextmanager
     def agreeing(self, channel: Channel | None, purpose: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
         """Record that the worker waits for others to agree on something."""
         self.is_called_here()
         self.home = self.thread
         self._agreements += 1
-        self.waiting = Waiting(self._agreements, channel, purpose, where, waits_for, monotonic())
+        thread = threading.get_ident()
+        self._waiting[thread] = Waiting(self._agreements, channel, purpose, where, waits_for, monotonic(), thread)
         try:
             yield
         finally:
-            self.waiting = None
+            self._waiting.pop(thread, None)
 
     def still_waits_for(self, workers: tuple[int, ...]) -> None:
         """Record for whom it still waits."""
-        if self.waiting is not None:
-            self.waiting = replace(self.waiting, waits_for=workers)
+        if (waiting := self._waiting.get(threading.get_ident())) is not None:
+            self._waiting[waiting.thread] = replace(waiting, waits_for=workers)
 
     def uses(self, world: Any) -> None:
         """Record that what the worker does is about partitions of this world."""

@@ -114,20 +114,31 @@ class WatchdogThread:
         if self._thread is not None:
             self._thread.join()
         with suppress(RuntimeError):
-            pause = min(FIRST_LINE, self._limit or FIRST_LINE)
-            threading.Thread(target=_say_what_remains, args=(status, pause), daemon=True).start()
+            threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
 
 
-def _say_what_remains(status: WorkerStatus, pause: float) -> None:
+def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
     """Beside what a process still does when the programs of all workers have ended: the exit handlers that were there
-    before the first world, which may wait for another worker that is past its own."""
-    while True:
-        time.sleep(pause)
-        say(
-            f"distdl_jax: the programs of all workers have ended, but {pause:.0f} s later worker {status.rank} "
-            f"(process {os.getpid()}) is still at {main_line()}.\n"
+    before the first world, which may wait for another worker that is past its own. The clock ends only what agrees."""
+    clock, pause = AwakeClock(time.monotonic()), min(FIRST_LINE, limit or FIRST_LINE)
+    says_at, agreement, began = pause, 0, 0.0
+    while not mpi_has_ended():
+        time.sleep(PAUSE)
+        now, waiting = clock.turn(time.monotonic()), status.waiting
+        number = 0 if waiting is None else waiting.number
+        if number != agreement:
+            agreement, began = number, now
+        is_over = bool(limit and agreement) and now - began > limit
+        if not is_over and now < says_at:
+            continue
+        text = (
+            f"the programs of all workers have ended, but {now:.0f} s later worker {status.rank} (process "
+            f"{os.getpid()}) is still at {main_line()}."
         )
-        pause *= 2
+        if is_over:
+            end_the_job(f"distdl_jax ends the job: {text} {ONE_PROGRAM}\n")
+        say(f"distdl_jax: {text}\n")
+        says_at, pause = now + 2 * pause, 2 * pause
 
 
 watchdog_thread = WatchdogThread()

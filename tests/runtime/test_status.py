@@ -62,6 +62,22 @@ def test_a_call_that_counts_nowhere_hides_none_of_another_thread():
     assert set(status.callers) == {thread.ident, threading.get_ident()}
 
 
+def test_of_several_threads_that_wait_for_others_the_first_counts():
+    """One that agrees again and again, in a communicator of its own, hides none that has waited for long."""
+    status = WorkerStatus(0, 2)
+
+    def agree_again():
+        with status.agreeing(None, "another", "", (1,)):
+            status.still_waits_for(())
+
+    with status.agreeing(None, "the first", "", (1,)):
+        thread = threading.Thread(target=agree_again)
+        thread.start()
+        thread.join(10)
+        assert (status.waiting.purpose, status.waiting.waits_for) == ("the first", (1,))
+    assert status.waiting is None
+
+
 def test_the_room_needs_no_mpi():
     """The watchdog can be imported, and knows one worker, where mpi4py and mpi4jax are missing."""
     program = """
