@@ -1,4 +1,4 @@
-"""A thread agrees with others all the time, over a communicator of its own, while the program waits for a worker in vain.
+"""A thread agrees with others all the time, over a communicator of its own; the program waits for a worker in vain.
 
 workers: 2
 timeout: 4
