@@ -6,6 +6,7 @@
 - `lane`: a thread of the parent that has all tests of one size run, in one world after the other.
 - `world`: one `mpiexec` with its ranks, seen from its lane.
 - `worker`: one rank of a world. It runs the items it is told to and writes down what happened.
+- `costs`: processor seconds of tests and of files, and which are over the budget.
 - `pace`: how slow this machine is now, by which limits grow.
 - `mpiexec`: which MPI this is, and its command line.
 - `reports`: the reports of all ranks of one item made into one.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher import marks, reports
+from launcher.costs import Costs
 from launcher.pace import Pace
 from launcher.stacks import ranks_text
 from launcher.world import Rank, World
@@ -47,6 +48,7 @@ class Lane:
         self,
         config: pytest.Config,
         pace: Pace,
+        costs: Costs,
         home: Path,
         group: marks.Group,
         items: list[pytest.Item],
@@ -55,7 +57,8 @@ class Lane:
         environment: dict[str, str],
     ) -> None:
         self.thread = threading.Thread(target=self._run_all, name=str(group), daemon=True)
-        self.config, self.pace, self.home, self.group, self.items = config, pace, home, group, items
+        self.config, self.pace, self.costs, self.home = config, pace, costs, home
+        self.group, self.items = group, items
         self.size = group.processes
         self.arguments, self.options, self.environment = arguments, options, environment
         self.when_done: Callable[[], None] = lambda: None
@@ -107,6 +110,7 @@ class Lane:
             else:
                 written = {rank.rank: rank.reports.get(number, []) for rank in self._world.numbered()}
                 merged = reports.merge(self.config, written, self.size)
+                self.costs.by_test[item.nodeid] += self._world.cost(number)
                 if self._world.dirty(number):
                     self._world.spent = True
                     return merged
@@ -135,7 +139,7 @@ class Lane:
         show = self.config.option.capture == "no"
         where = self.config.invocation_params.dir
         try:
-            self._world = World(self.group, self.home, spec, arguments, self.environment, where, show)
+            self._world = World(self.group, self.costs, self.home, spec, arguments, self.environment, where, show)
         except OSError as error:
             raise Trouble(f"no {self.group} could be started", str(error), broken=True) from error
         self._starting = True
@@ -145,6 +149,8 @@ class Lane:
         self._starting = False
         self.pace.end(self.group)
         self.starts.append(time.monotonic() - world.began)
+        self.costs.starts += sum(world.start_costs())
+        self.pace.started(sum(world.start_costs()) / self.size)
 
     def _wait(self, item: pytest.Item, number: int) -> Trouble | None:
         """Until the item is done on every rank; the reason why it cannot run, if a rank could not collect it."""
@@ -164,7 +170,7 @@ class Lane:
                 raise Trouble(refused, "", broken=True)
             if dead and died == 0:
                 died = now
-            if dead and (world.process.poll() is not None or now - died > LAST_WORDS * self.pace.now()):
+            if dead and (world.ended() or now - died > LAST_WORDS * self.pace.now()):
                 world.poll()
                 if not world.complete(number):
                     raise self._death(world, number)
@@ -198,7 +204,7 @@ class Lane:
             raise Trouble(title, f"{self._where(world, number)}\n\n{self._scene(world)}")
 
     def _death(self, world: World, number: int) -> Trouble:
-        scene = self._scene(world, stacks=world.process.poll() is None)
+        scene = self._scene(world, stacks=not world.ended())
         started = any(rank.ready for rank in world.ranks.values())
         verb = "died" if started else "did not start"
         named = world.named_by_mpiexec()
@@ -223,7 +229,7 @@ class Lane:
         world = self._world
         assert world is not None
         began = time.monotonic()
-        while world.process.poll() is None:
+        while not world.ended():
             limit = marks.end_limit(self.pace)
             if time.monotonic() - began > limit:
                 title = f"the {self.group} ran all its tests and did not end within {limit:.3g} s"

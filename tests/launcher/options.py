@@ -10,7 +10,7 @@ PARENT_ONLY = {
     *("maxfail", "exitfirst", "collectonly", "continue_on_collection_errors", "lf", "failedfirst", "newfirst"),
     *("stepwise", "stepwise_skip", "stepwise_reset", "cacheshow", "cacheclear", "last_failed_no_failures"),
     *("xmlpath", "pastebin", "log_file", "basetemp", "debug", "usepdb", "usepdb_cls", "trace", "help", "version"),
-    *("rootdir", "inifilename", "addopts", "override_ini", "plugins", "capture", "assertmode"),
+    *("costs", "rootdir", "inifilename", "addopts", "override_ini", "plugins", "capture", "assertmode"),
 }
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Hashable
 
 MOST = 20.0
+USUAL_COST = 4.0  # processor seconds of such a start, of each rank
 USUAL_START = 4.0  # seconds in which as many ranks as there are cores start and collect their tests
 
 
@@ -20,6 +21,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.slowest = 1.0
+        self.cheapest: float | None = None
         self.starting: dict[Hashable, tuple[int, float]] = {}
 
     def begin(self, group: Hashable, processes: int) -> None:
@@ -27,6 +29,15 @@ class Pace:
 
     def end(self, group: Hashable) -> None:
         self.slowest = min(MOST, max(self.slowest, _slower(*self.starting.pop(group))))
+
+    def started(self, cost: float) -> None:
+        """A world has, at so many processor seconds a rank."""
+        self.cheapest = cost if self.cheapest is None else min(self.cheapest, cost)
+
+    @property
+    def processor(self) -> float:
+        """How much more than usual is to be expected of anything in processor seconds; what else runs hardly counts."""
+        return max(1.0, (self.cheapest or 0) / USUAL_COST)
 
     def now(self) -> float:
         """Also a start that is still under way counts, with the time it has taken so far."""

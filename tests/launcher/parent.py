@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher import marks, mpiexec, settings
+from launcher.costs import Costs
 from launcher.lane import Lane
 from launcher.options import for_workers
 from launcher.pace import Pace
@@ -47,8 +48,8 @@ class Turns:
 class Parent:
     """Plugin of the parent: takes over the items that other processes run."""
 
-    def __init__(self, config: pytest.Config, pace: Pace) -> None:
-        self.config, self.pace = config, pace
+    def __init__(self, config: pytest.Config, pace: Pace, costs: Costs) -> None:
+        self.config, self.pace, self.costs = config, pace, costs
         self.home: Path | None = None
         self.lanes: dict[marks.Group, Lane] = {}
         self.turns: Turns | None = None
@@ -105,7 +106,9 @@ class Parent:
             if group.world:
                 self.config.hook.pytest_world_environment(environment=environment, size=group.world)
             items = [item for item in session.items if marks.of(item) == group]
-            self.lanes[group] = Lane(self.config, self.pace, self.home, group, items, arguments, options, environment)
+            self.lanes[group] = Lane(
+                self.config, self.pace, self.costs, self.home, group, items, arguments, options, environment
+            )
         # What is shown unread on the terminal must not be mixed up.
         at_a_time = 1 if self.config.option.capture == "no" else settings.worlds_at_a_time()
         self.turns = Turns([*self.lanes.values()], at_a_time)

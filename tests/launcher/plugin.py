@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher import examples, hooks, marks, mpiexec
+from launcher.costs import Costs
 from launcher.guard import PlainGuard
 from launcher.pace import Pace
 from launcher.parent import Parent
@@ -29,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run as one rank of a world that you started: mpiexec -n 4 python -m pytest --in-world tests/test_x.py",
     )
+    group.addoption("--costs", default=None, metavar="FILE", help="write the processor seconds of every test, as JSON")
     group.addoption("--world-dir", default=None, help="where a rank that pytest started writes its reports (internal)")
 
 
@@ -46,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     mpiexec.leave_mpi_alone()  # initialised here it would break the children of this process
     pace = Pace()
     config.pluginmanager.register(PlainGuard(pace), "world-guard")
-    config.pluginmanager.register(Parent(config, pace), "world-parent")
+    config.pluginmanager.register(costs := Costs(pace), "world-costs")
+    config.pluginmanager.register(Parent(config, pace, costs), "world-parent")
 
 
 @pytest.hookimpl(trylast=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher import examples, marks, mpiexec
+from launcher import costs, examples, marks, mpiexec
 from launcher.agreement import Agreement, Alone, OverMPI
 from launcher.guard import real_stderr
 from launcher.world import LOCK, segments
@@ -113,7 +113,11 @@ class Worker:
         wanted: list[str] = self.spec.get("items", list(here))
         missing = self.ranks.missing(set(wanted) - set(here))
         self.write(
-            "ready", missing=sorted(missing), here=sorted(set(wanted) - set(here)), segments=segments(os.getpid())
+            "ready",
+            missing=sorted(missing),
+            here=sorted(set(wanted) - set(here)),
+            segments=segments(os.getpid()),
+            cost=costs.so_far(),
         )
         run = [(n, here[name]) for n, name in enumerate(wanted) if name not in missing]
         for (n, item), (_, after) in zip(run, [*run[1:], (-1, None)], strict=False):  # none in an empty run
@@ -130,7 +134,7 @@ class Worker:
 
     def _run(self, n: int, item: pytest.Item, after: pytest.Item | None) -> None:
         self.item, self.code = n, PASSED
-        limit = marks.limit(item)
+        limit, before = marks.limit(item), costs.so_far()
         examples.fail_at_once(item)
         self.write("start", item=n)
         until = 20 * limit + BACKSTOP if self.home is not None else limit  # the parent knows better, by its pace
@@ -147,7 +151,7 @@ class Worker:
         # A failing test has made pytest cancel the timer.
         faulthandler.dump_traceback_later(until, exit=True, file=self.stacks)
         self.dirty = self._agree()
-        self.write("agreed", item=n)
+        self.write("agreed", item=n, cost=costs.so_far() - before)
         faulthandler.cancel_dump_traceback_later()
 
     def _agree(self) -> bool:

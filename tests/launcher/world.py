@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import mpiexec
+from launcher.costs import Costs
 from launcher.marks import Group
 from launcher.stacks import merge, shorten, whole
 
@@ -33,7 +34,7 @@ class Rank:
     ended: bool = False
     started: dict[int, float] = field(default_factory=dict)
     done: dict[int, tuple[float, int]] = field(default_factory=dict)
-    agreed: set[int] = field(default_factory=set)
+    agreed: dict[int, float] = field(default_factory=dict)  # with the processor seconds of each item
     reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     collected: list[dict[str, Any]] = field(default_factory=list)
     ready: dict[str, Any] | None = None
@@ -59,7 +60,7 @@ class Rank:
         elif kind == "done":
             self.done[item] = (event["t"], event["code"])
         elif kind == "agreed":
-            self.agreed.add(item)
+            self.agreed[item] = event["cost"]
         elif kind == "end":
             self.ended = True
 
@@ -70,6 +71,7 @@ class World:
     def __init__(
         self,
         group: Group,
+        costs: Costs,
         home: Path,
         spec: dict[str, Any],
         arguments: list[str],
@@ -77,7 +79,7 @@ class World:
         cwd: Path,
         show: bool,
     ) -> None:
-        self.size = group.processes
+        self.size, self.costs = group.processes, costs
         self.spent = False  # it has run all its tests, or its messages may be half way
         self.ranks: dict[int, Rank] = {}
         self.warnings: list[dict[str, Any]] = []
@@ -127,6 +129,19 @@ class World:
                 rank.take(event)
                 self.segments.update(event.get("segments", []))
 
+    def ended(self) -> bool:
+        """Whether mpiexec has."""
+        with self.costs.reaping():
+            return self.process.poll() is not None
+
+    def cost(self, item: int) -> float:
+        """The processor seconds of an item, on all ranks."""
+        return sum(rank.agreed.get(item, 0.0) for rank in self.ranks.values())
+
+    def start_costs(self) -> list[float]:
+        """What each rank has used until it was ready."""
+        return [rank.ready["cost"] for rank in self.ranks.values() if rank.ready]
+
     def numbered(self) -> list[Rank]:
         """The ranks that know their number, in its order."""
         return sorted((rank for rank in self.ranks.values() if rank.rank >= 0), key=lambda rank: rank.rank)
@@ -148,7 +163,7 @@ class World:
 
     def dead(self) -> bool:
         """Whether mpiexec has ended, or a rank has gone without saying so."""
-        if self.process.poll() is not None:
+        if self.ended():
             return True
         return any(not rank.ended and not _alive(rank.pid) for rank in self.ranks.values())
 
@@ -204,14 +219,16 @@ class World:
             self.segments.update(segments(rank.pid))
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(rank.pid, signal.SIGKILL)
-        if self.process.poll() is None:
+        if not self.ended():
             # mpiexec sees its ranks gone and tidies up; only if it does not, it goes the hard way too.
             self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
+            until = time.monotonic() + 5
+            while not self.ended() and time.monotonic() < until:
+                time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        while not self.ended():
+            time.sleep(0.01)
         for path in self.segments:
             Path(path).unlink(missing_ok=True)
         os.close(self.lock)
