@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -82,7 +82,7 @@ def check_beside(cases: Sequence[Beside], tolerance: float = 1e-12) -> None:
     layers = {case.name: case.layer(P) for case in cases}
     assert len(layers) == len(cases)
     specs = {name: layer.param_specs() for name, layer in layers.items()}
-    expected = P.broadcast_data({case.name: _whole(case, specs[case.name]) for case in cases} if P.rank == 0 else None)
+    expected = P.broadcast_data(_whole(cases, specs) if P.rank == 0 else None)
     params, xs, cs = {}, {}, {}
     for case in cases:
         params[case.name] = jax.tree.map(lambda spec, whole: block_of(whole, spec), specs[case.name],
@@ -125,15 +125,31 @@ def close(got: Any, want: Any, tolerance: float, what: str) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * scale, err_msg=what)
 
 
-def _whole(case: Beside, specs: Any) -> dict[str, Any]:
-    params, x = case.params(specs), case.x
-    y = np.asarray(case.whole(params, x))
-    c = case.draw("c", y.shape)
+def _whole(cases: Sequence[Beside], specs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the whole ones give, by case; in one program, too."""
+    params = {case.name: case.params(specs[case.name]) for case in cases}
+    floats = {case.name: case.x for case in cases if not case.integers}
 
-    def loss(both: Any) -> Any:
-        return jnp.sum(c * jnp.sin(case.whole(both[0], both[1] if not case.integers else x)))
+    def forward(params: Any, floats: Any) -> Any:
+        return {case.name: case.whole(params[case.name], {case.name: case.x, **floats}[case.name]) for case in cases}
 
-    value, (of_params, of_x) = jax.value_and_grad(loss)((params, x if not case.integers else 0.0))
+    shapes = jax.eval_shape(forward, params, floats)
+    cs = {case.name: case.draw("c", shapes[case.name].shape) for case in cases}
+
+    def losses(params: Any, floats: Any) -> Any:
+        ys = forward(params, floats)
+        parts = {name: jnp.sum(cs[name] * jnp.sin(y)) for name, y in ys.items()}
+        return sum(parts.values()), (parts, ys)
+
+    of_all = jax.jit(jax.value_and_grad(losses, (0, 1), has_aux=True))
+    (_, (values, ys)), (of_params, of_x) = jax.tree.map(np.asarray, of_all(params, floats))
     return {
-        "y": y, "c": c, "value": float(value), "params": jax.tree.map(np.asarray, of_params), "x": np.asarray(of_x)
-    }  # fmt: skip
+        case.name: {
+            "y": ys[case.name],
+            "c": cs[case.name],
+            "value": float(values[case.name]),
+            "params": of_params[case.name],
+            "x": of_x.get(case.name),
+        }
+        for case in cases
+    }
