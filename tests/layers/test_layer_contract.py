@@ -185,7 +185,8 @@ def check_against_plain_jax(P: dj.Partition, params: Any, value: Any, gradient: 
     specs = network.param_specs()
     all_params, gathered = dj.gather(params, specs), dj.gather(gradient, specs)
     if P.rank == 0:
-        want, wanted = jax.value_and_grad(lambda params: squares(in_plain_jax, params, whole))(all_params)
+        plain = jax.jit(jax.value_and_grad(lambda params: squares(in_plain_jax, params, whole)))
+        want, wanted = plain(all_params)
         np.testing.assert_allclose(value, want, rtol=1e-12)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), gathered, wanted)
 
@@ -203,12 +204,19 @@ def test_a_sequential_network() -> None:
     optimiser = optax.sgd(1e-4)
     updates, _ = optimiser.update(gradient, optimiser.init(params), params)
     assert step(optax.apply_updates(params, updates))[0] < value
-    by_hand = x
-    for layer, its in zip(network, params, strict=True):
-        by_hand = layer(its, by_hand) if isinstance(layer, nn.Layer) else layer(by_hand)
-    np.testing.assert_array_equal(by_hand, network(params, x))
-    first, rest = network[:3], network[3:]
-    np.testing.assert_array_equal(rest(params[3:], first(params[:3], x)), by_hand)
+
+    @dj.jit
+    def in_three_ways(params: Any, x: jax.Array) -> Any:
+        by_hand = x
+        for layer, its in zip(network, params, strict=True):
+            by_hand = layer(its, by_hand) if isinstance(layer, nn.Layer) else layer(by_hand)
+        first, rest = network[:3], network[3:]
+        return by_hand, network(params, x), rest(params[3:], first(params[:3], x))
+
+    by_hand, as_one, in_two = in_three_ways(params, x)
+    np.testing.assert_array_equal(by_hand, as_one)
+    np.testing.assert_array_equal(in_two, by_hand)
+    np.testing.assert_allclose(network(params, x), by_hand, rtol=1e-13)
 
 
 @pytest.mark.world(4)
@@ -221,11 +229,14 @@ def test_the_plan_of_a_network_says_what_all_workers_will_hold() -> None:
         told = P.allgather_data((jax.tree.map(shape_dtype, params), shape_dtype(x)))
         of_params, of_x = ({worker: each[k] for worker, each in enumerate(told)} for k in (0, 1))
         plan = network.plan(of_x, of_params)
-        held = P.allgather_data(shape_dtype(network(params, x)))
+        held = P.allgather_data(shape_dtype(jax.eval_shape(lambda *both: network(*both), params, x)))
         assert [plan.output(worker) for worker in range(4)] == held == [plan.outputs[worker] for worker in range(4)]
         for place in range(1, len(network)):
             part = network[:place].plan(of_x, {worker: its[:place] for worker, its in of_params.items()})
-            assert P.allgather_data(shape_dtype(network[:place](params[:place], x))) == list(part.outputs.values())
+            held = P.allgather_data(
+                shape_dtype(jax.eval_shape(lambda *both, n=place: network[:n](*both), params[:place], x))
+            )
+            assert held == list(part.outputs.values())
     assert network.plan(of_x).outputs == network.plan(of_x, {w: told[w][0] for w in of_x}).outputs
 
 
@@ -276,14 +287,15 @@ def test_equinox() -> None:
     model = Model(network, network.init(jax.random.key(0), float), jnp.ones(()))
     assert len(jax.tree.leaves(model)) == len(jax.tree.leaves(model.params)) + 1
     value_and_grad = dj.value_and_grad(lambda model, x: jnp.sum(model(x) ** 2))
-    value, gradient = dj.jit(value_and_grad)(model, x)
+    step = dj.jit(value_and_grad)
+    value, gradient = step(model, x)
     check_against_plain_jax(P, model.params, value, gradient.params)
     filtered = eqx.filter_jit(value_and_grad)(model, x)
     jax.tree.map(np.testing.assert_array_equal, filtered, (value, gradient))
     optimiser = optax.adam(1e-3)
     updates, _ = optimiser.update(gradient, optimiser.init(model), model)
     trained = eqx.apply_updates(model, updates)
-    assert trained.network == network and dj.jit(value_and_grad)(trained, x)[0] < value
+    assert trained.network == network and step(trained, x)[0] < value
 
 
 @pytest.mark.world(4)

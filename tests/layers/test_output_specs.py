@@ -102,19 +102,30 @@ ON = {"network": on(1, 1, 1, 1), "functions": on(3, 1)}
 
 
 @pytest.mark.simulated(4)
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_spec_says_what_every_worker_gets(name: str) -> None:
-    """Its global shape and partition; the shape of this worker's block, or of its placeholder, in a real run."""
+def test_the_spec_says_what_every_worker_gets() -> None:
+    """Its global shape and partition; the shape of this worker's block, or of its placeholder, in a real run.
+
+    All layers run in one compiled program.
+    """
     P = dj.Partition()
-    layer, n, m, P_y, copied = LAYERS[name](P)
-    x_spec = dj.TensorSpec(n, ON[name].partition(P) if name in ON else layer.P_x)
-    spec = layer.output_spec(x_spec)
-    assert spec == dj.TensorSpec(m, P_y, copied)
-    x = jnp.ones(x_spec.local_shape) if x_spec.box is not None else dj.zero_volume_tensor(like=x_spec)
-    y = layer(layer.init(jax.random.key(0), float), x)
-    assert y.shape == spec.shape_on(P.rank) == (spec.local_shape if P_y.active else spec.zero_volume_shape)
-    if not P_y.active:
-        assert dj.zero_volume_tensor(like=spec).shape == y.shape
+    specs, layers, xs = {}, {}, {}
+    for name, made in LAYERS.items():
+        layers[name], n, m, P_y, copied = made(P)
+        x_spec = dj.TensorSpec(n, ON[name].partition(P) if name in ON else layers[name].P_x)
+        specs[name] = layers[name].output_spec(x_spec)
+        assert specs[name] == dj.TensorSpec(m, P_y, copied), name
+        held = x_spec.local_shape if x_spec.box is not None else dj.zero_volume_tensor(like=x_spec).shape
+        xs[name] = np.ones(held)
+
+    @dj.jit
+    def program(key: jax.Array, xs: dict[str, Any]) -> dict[str, jax.Array]:
+        return {name: layer(layer.init(key, float), xs[name]) for name, layer in layers.items()}
+
+    for name, y in program(jax.random.key(0), xs).items():
+        spec = specs[name]
+        active = spec.partition.active
+        assert y.shape == spec.shape_on(P.rank) == (spec.local_shape if active else spec.zero_volume_shape), name
+        assert active or dj.zero_volume_tensor(like=spec).shape == y.shape, name
 
 
 @pytest.mark.simulated(4)
@@ -133,8 +144,8 @@ def test_a_target_needs_no_counting() -> None:
     specs = dict.fromkeys(("params", "gradient"), layer.param_specs())
     whole = dj.gather({"params": params, "gradient": gradient}, specs)
     if P.rank == 0:
-        plain = jax.value_and_grad(lambda p: jnp.sum((jnp.ones((5, 5)) @ p["weight"].T + p["bias"] - 1) ** 2))
-        want, its = plain(whole["params"])
+        plain = jax.value_and_grad(lambda p: jnp.sum((np.ones((5, 5)) @ p["weight"].T + p["bias"] - 1) ** 2))
+        want, its = jax.jit(plain)(whole["params"])
         np.testing.assert_allclose(value, want, rtol=1e-12)
         np.testing.assert_allclose(whole["gradient"]["weight"], its["weight"], rtol=1e-12)
 

@@ -1,8 +1,12 @@
 """One operator of the matrix: as the library builds it, and as the reference does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import jax
+import numpy as np
 
 import distdl_jax as dj
 from distdl_jax.primitives.plan import Plan
@@ -39,6 +43,14 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+    def outputs(self, blocks: Sequence[Any]) -> list[Any]:
+        """`dense`, compiled where it is JAX's."""
+        return self.dense(list(blocks)) if self.linear else jax.tree.map(np.asarray, self._compiled(list(blocks)))
+
+    @cached_property
+    def _compiled(self) -> Callable[[list[Any]], list[Any]]:
+        return jax.jit(self.dense)
 
     @property
     def kind(self) -> str:

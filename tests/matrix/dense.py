@@ -95,7 +95,7 @@ class Reference:
 
     @cached_property
     def constant(self) -> np.ndarray:
-        return _vector([case.dense(_zeros(case)) for case in self.cases])
+        return _vector([case.outputs(_zeros(case)) for case in self.cases])
 
     @cached_property
     def matrix(self) -> np.ndarray:
@@ -175,9 +175,11 @@ def _zeros(case: Case) -> list[Any]:
     return [_zeros_of(shapes) for shapes in case.shapes]
 
 
+@cache
 def shapes_out(case: Case) -> tuple[Any, ...]:
     """The shape of each worker's output."""
-    return tuple(y.shape for y in case.dense(_zeros(case)))
+    ys = case.dense(_zeros(case)) if case.linear else jax.eval_shape(case.dense, _zeros(case))
+    return tuple(y.shape for y in ys)
 
 
 def arguments(case: Case, transformation: Transformation) -> tuple[Any, Any]:

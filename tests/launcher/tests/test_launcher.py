@@ -340,6 +340,8 @@ def test_how_long_tests_and_starts_took(scenario: Callable[[str], Run]) -> None:
     text = scenario("outcomes").text
     assert re.search(r"\n(2\.\d|[3-9]\.\d|\d\d+\.\d)\ds call +test_it.py::test_long\[world2\]", text)
     assert re.search(r"1 tests in a world of 1: \d+ s, with 1 starts that took [\d.]+ s", text)
+    assert re.search(r"\n\d+ s in all: \d+ s in tests, \d+ s in starts of worlds", text)
+    assert re.search(r"\n[\d.]+ s test_it.py: [\d.]+ s in test_", text)
 
 
 def test_limits_grow_with_the_slowest_start_of_the_run() -> None:
