@@ -198,6 +198,15 @@ PRIMITIVES = (
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
     average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
+    layer(
+        "group_norm",
+        on(1, 2, ranks=(1, 0)),
+        (2, 6),
+        lambda P: nn.DistributedGroupNorm(on(1, 2, ranks=(1, 0)).partition(P), 2, 6, affine=False),
+        lambda p, x: normalised(x.reshape(2, 2, 3), (2,)).reshape(2, 6),
+        world=2,
+        linear=False,
+    ),
     # One worker: the same programs, without MPI.
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),

@@ -53,6 +53,8 @@ def test_adjoint(dtype: str, world_size: int) -> None:
 
     What is not linear (a replicated value is one variable, not four) is compared with the reference alone.
     """
+    if dtype == "complex128" and world_size == 12 and LONG == 1:
+        pytest.skip("twelve workers move complex numbers as fewer do; a long run has them, too")
     rank = dj.Partition().rank
     turn = 0 if dtype == "complex128" and LONG == 1 else None
     cases = [case for case in of_world(world_size, turn) if takes(case, dtype)]

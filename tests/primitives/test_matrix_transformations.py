@@ -1,7 +1,8 @@
 """Every primitive under every transformation gives on every worker what the reference gives, to rounding in float64.
 
-On four workers; in a long run on one, too, where nothing travels, and on twelve, where large teams talk in another way
-(forward and adjoint are always compared there, and large teams are in test_messages.py).
+On four workers, or on two where a program takes long to trace; in a long run on both, on one, too, where nothing
+travels, and on twelve, where large teams talk in another way (forward and adjoint are always compared there, and large
+teams are in test_messages.py).
 Each transformation takes one case of every operator, and the next one the next case; in a long run all take all. One
 compiled program holds them; a failure names the cases.
 """
@@ -15,7 +16,18 @@ from matrix.transformations import DERIVATIVES, TRANSFORMATIONS
 
 TOLERANCE = 1e-12
 PARTS = 8 if LONG > 1 else 1
-WORLDS = (1, 4, 12) if LONG > 1 else (4,)
+WORLDS = (1, 2, 4, 12)
+# Every operator several times, forward, backward or both, and in loops: several times as much as in the others.
+TAKE_LONG = (
+    "grad of scan",
+    "grad of scan of checkpoint",
+    "fori_loop",
+    "grad of scan of what does not change",
+    "unused results",
+    "cond",
+    "reverse over reverse",
+    "vmap of grad of scan of checkpoint",
+)
 
 
 def test_case_names_are_unique() -> None:
@@ -31,9 +43,17 @@ def check(name: str, world_size: int) -> None:
 
 
 @pytest.mark.primitives
-@pytest.mark.world(*WORLDS)
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.world(*(WORLDS if LONG > 1 else (4,)))
+@pytest.mark.parametrize("name", [name for name in TRANSFORMATIONS if LONG > 1 or name not in TAKE_LONG])
 def test_transformation(name: str, world_size: int) -> None:
+    check(name, world_size)
+
+
+@pytest.mark.primitives
+@pytest.mark.world(2)
+@pytest.mark.parametrize("name", TAKE_LONG if LONG == 1 else ())
+def test_transformation_of_two_workers(name: str, world_size: int) -> None:
+    assert {case.kind for case in of_world(2)} == {case.kind for case in of_world(4)}
     check(name, world_size)
 
 

@@ -1,4 +1,5 @@
-"""The watchdog over thousands of random jobs in virtual time, with the real reporters and the real coordinator.
+"""The watchdog over many random jobs in virtual time (in a long run tens of thousands), with the real reporters and the
+real coordinator.
 
 1. No healthy job is ever ended, whatever takes how long, as long as the clock that the user sets has not run out.
 2. Every job with a fault that others wait for is ended, within the clock's limit.
@@ -14,7 +15,7 @@ from launcher.settings import long_run
 from random_jobs import STOPS, Draw, drawn, job_of
 from virtual_job import Ended, Job
 
-RUNS = 50_000 if long_run() else 2_500  # of each kind
+RUNS = 50_000 if long_run() else 600  # of each kind
 BATCHES = 50 if long_run() else 5
 SLACK = 150.0  # seconds: those concerned are asked again after pauses of up to a minute
 
