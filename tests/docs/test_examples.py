@@ -165,7 +165,7 @@ def noise(tmp_path: Path) -> Path:
 NOISE = "--epochs 1 --batch-size 32 --mnist ."  # the last batch has 16 images
 
 
-@pytest.mark.parametrize("size", [1, 4] if long_run() else [4])
+@pytest.mark.parametrize("size", [1, 2, 4] if long_run() else [2])
 def test_lenet5_follows_the_sequential_network_step_by_step(size: int, noise: Path) -> None:
     """A few steps are enough to tell two networks apart."""
     arguments = (*NOISE.split(), "--out", noise / "lenet5.png")
@@ -195,7 +195,7 @@ def test_the_networks_train_on_simulated_workers(name: str, noise: Path) -> None
         "digits_mlp": "--epochs 2",
         "unet3d": "--volume 12 --memory-volume 0 --channels 2 4 --samples 2 --steps 3 --check --dtype float64",
     }[name].split()
-    size = 4 if name == "digits_mlp" else 2
+    size = 2 if name == "unet3d" else 4
     arguments = (EXAMPLES / f"{name}.py", "--simulate", size, *short, "--out", picture)
     status, output = run_alone(*arguments, limit=290, cwd=noise, flags=FAST_TO_COMPILE)
     assert status == (0 if name == "unet3d" else 1), output  # so few steps don't reach the accuracy

@@ -207,6 +207,15 @@ PRIMITIVES = (
         world=2,
         linear=False,
     ),
+    layer(
+        "flatten",
+        on(1, 2, 1, ranks=(1, 0)),
+        (2, 3, 2),
+        lambda P: nn.Flatten(on(1, 2, 1, ranks=(1, 0)).partition(P), on(2, 1).partition(P)),
+        lambda p, x: x.reshape(len(x), -1),
+        on(2, 1),
+        world=2,
+    ),
     # One worker: the same programs, without MPI.
     broadcast(on(1, 1), on(1, 1), {0: (2, 3)}, world=1),
     sum_reduce(on(1), on(1), {0: (2, 3)}, world=1),
