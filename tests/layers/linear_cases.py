@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from blocks import block
+from matrix.programs import run
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -145,10 +146,9 @@ def check_together(cases: list[LinearCase], alone: bool = True) -> None:
     """All cases in one compiled program, against numpy."""
     cases = [replace(case) for case in cases]  # theirs is a layer of this worker
 
-    @jax.jit
     def program(given: list[Any]) -> list[Any]:
         return [case.program(*mine, alone) for case, mine in zip(cases, given, strict=True)]
 
-    results = program([case.local() for case in cases])
+    results = run(program, [case.local() for case in cases])
     for case, result in zip(cases, results, strict=True):
         case.check(result)
