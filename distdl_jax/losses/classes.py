@@ -149,7 +149,7 @@ class DistributedCrossEntropyLoss(OverClasses):
             raise PlanError(f"`weight` has {len(self.weight)} entries, but `prediction` has {classes} classes.")
         x = prediction.astype(pair.wide)
         log_sum = self._log_sum(pair, x)
-        divisor: Array | int
+        divisor: Array | float
         if jnp.issubdtype(target.dtype, jnp.inexact):
             terms, divisor = self._of_probabilities(pair, log_sum, x, target.astype(pair.wide))
         else:
@@ -170,7 +170,7 @@ class DistributedCrossEntropyLoss(OverClasses):
         total = jnp.sum(jnp.exp(x - jnp.expand_dims(top, 1)), axis=1)
         return jnp.log(plan_all_sum_reduce(held, self.P_x, 1).run(world, total)) + top
 
-    def _of_labels(self, pair: Pair, log_sum: Array, x: Array, labels: Array) -> tuple[Array, Array | int]:
+    def _of_labels(self, pair: Pair, log_sum: Array, x: Array, labels: Array) -> tuple[Array, Array | float]:
         """This worker's share of each sample's loss, and what their mean divides by."""
         box, smoothing, classes = pair.grid.box(self._rank), self.label_smoothing, pair.grid.extent[1]
         counts = jnp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
@@ -187,19 +187,19 @@ class DistributedCrossEntropyLoss(OverClasses):
             spread = jnp.sum((jnp.expand_dims(log_sum, 1) - x) * self._class_weights(box, x.dtype), axis=1)
             terms = terms + smoothing / classes * jnp.where(counts, spread, 0)
         if self.weight is None and self.ignore_index is None:
-            return terms, max(prod(pair.grid.extent) // max(classes, 1), 1)
+            return terms, _samples(pair)
         if self.reduction != "mean":
             return terms, 1
         total = self._over_all(pair, jnp.sum(weights) * (self._rank_along_classes == 0))
         return terms, jnp.where(total == 0, 1, total)
 
-    def _of_probabilities(self, pair: Pair, log_sum: Array, x: Array, target: Array) -> tuple[Array, int]:
+    def _of_probabilities(self, pair: Pair, log_sum: Array, x: Array, target: Array) -> tuple[Array, float]:
         pair.check_target_is_like_prediction()
         box, classes = pair.grid.box(self._rank), max(pair.grid.extent[1], 1)
         smooth = (1 - self.label_smoothing) * target + self.label_smoothing / classes
         surprise = jnp.expand_dims(log_sum, 1) - x  # -log p of each class of the block
         terms = jnp.sum(smooth * self._class_weights(box, x.dtype) * surprise, axis=1)
-        return terms, max(prod(pair.grid.extent) // classes, 1)
+        return terms, _samples(pair)
 
     def _class_weights(self, box: Box, dtype: Any) -> Any:
         """The weights of the classes of a block, in a shape that broadcasts with it."""
@@ -215,6 +215,12 @@ class DistributedCrossEntropyLoss(OverClasses):
     @property
     def _rank_along_classes(self) -> int:
         return index_of(self._rank, self.P_x.shape)[1]
+
+
+def _samples(pair: Pair) -> float:
+    """How many samples (and features) the whole has, of each of which there is one loss; 1 where there is none."""
+    classes = max(pair.grid.extent[1], 1)
+    return float(max(prod(pair.grid.extent) // classes, 1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -263,5 +269,4 @@ class DistributedAccuracy(OverClasses):
         assert self.P_x.rank is not None
         mine = index_of(self.P_x.rank, self.P_x.shape)[1] == 0
         number = jnp.sum(right, dtype=pair.wide) * mine
-        samples = prod(pair.grid.extent) // max(pair.grid.extent[1], 1)
-        return number / max(samples, 1) if self.reduction == "mean" else number
+        return number / _samples(pair) if self.reduction == "mean" else number

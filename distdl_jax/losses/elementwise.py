@@ -124,8 +124,8 @@ class DistributedKLDivLoss(DistributedLoss):
     def _reductions(self) -> tuple[str, ...]:
         return (*super()._reductions, "batchmean")
 
-    def _divisor(self, pair: Pair) -> int:
-        return max(pair.grid.extent[0], 1) if self.reduction == "batchmean" else super()._divisor(pair)
+    def _divisor(self, pair: Pair) -> float:
+        return float(max(pair.grid.extent[0], 1)) if self.reduction == "batchmean" else super()._divisor(pair)
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         if self.log_target:

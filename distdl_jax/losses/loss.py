@@ -125,9 +125,9 @@ class DistributedLoss(Static):
             return terms.astype(dtype)
         return jnp.sum(terms) / self._divisor(pair)
 
-    def _divisor(self, pair: Pair) -> int:
-        """By what the sum is divided."""
-        return max(math.prod(pair.grid.extent), 1) if self.reduction == "mean" else 1
+    def _divisor(self, pair: Pair) -> float:
+        """By what the sum is divided. A whole tensor may have more elements than JAX's integers can count."""
+        return float(max(math.prod(pair.grid.extent), 1)) if self.reduction == "mean" else 1.0
 
     @abstractmethod
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:

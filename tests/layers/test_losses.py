@@ -311,3 +311,21 @@ def test_refusals_when_it_is_called() -> None:
         nn.DistributedMSELoss(grid)(x.astype("int32"), x)
     with pytest.raises(dj.PlanError, match="must have an element along dimension 1"):
         dj.functional.argmax(jnp.ones((3, 0)), grid)
+
+
+@pytest.mark.world(1)
+def test_more_elements_than_an_integer_counts() -> None:
+    """Where JAX has 32 bits: the whole tensor's number of elements is no integer of its."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    single, labels = jax.ShapeDtypeStruct((2**17, 2**15), "float32"), jax.ShapeDtypeStruct((2**17,), "int32")
+    many = jax.ShapeDtypeStruct((2**32, 2), "float32"), jax.ShapeDtypeStruct((2**32,), "int32")
+    with jax.enable_x64(False):
+        for loss, data in (
+            (nn.DistributedMSELoss(P), (single, single)),
+            (nn.DistributedKLDivLoss(P, "batchmean"), (many[0], many[0])),
+            (nn.DistributedCrossEntropyLoss(P), (single, labels)),
+            (nn.DistributedCrossEntropyLoss(P, ignore_index=None), many),
+            (nn.DistributedCrossEntropyLoss(P), (many[0], many[0])),
+            (nn.DistributedAccuracy(P), many),
+        ):
+            assert jax.eval_shape(loss, *data).shape == ()
