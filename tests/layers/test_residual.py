@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import refusal
+from imaginary import partition_of, refusal
 from matrix.partitions import On, on
 from sequential import Beside, check_beside
 
@@ -102,6 +102,22 @@ def test_outputs_that_differ_are_refused_on_every_worker() -> None:
             apply(params, jnp.ones((2, 3)))
     with pytest.raises(dj.PlanError, match="must have the same shape, to be added"):
         narrow.plan({rank: dj.ShapeDtype((2, 3), np.dtype(float)) for rank in range(2)})
+
+
+def test_pytorchs_parameters() -> None:
+    """The body's modules, and then the shortcut's, whatever they are called."""
+    P = on(1, 1).partition(partition_of(0, 1))
+    body = nn.Sequential(nn.DistributedLinear(P, P, P, 3, 2), nn.DistributedBatchNorm(P, 2))
+    block = nn.Residual(body, nn.DistributedLinear(P, P, P, 3, 2, bias=False))
+    draw = np.random.default_rng(0).normal
+    state_dict = {"conv.weight": draw(size=(2, 3)), "conv.bias": draw(size=2)}
+    state_dict |= {f"bn.{name}": draw(size=2) for name in ("weight", "bias", "running_mean", "running_var")}
+    state_dict |= {"bn.num_batches_tracked": np.int32(7), "downsample.0.weight": draw(size=(2, 3))}
+    params, state = dj.from_torch(state_dict, nn.Sequential(jax.nn.relu, block), state=True)
+    assert jax.tree.structure(params[1]) == jax.tree.structure(block.param_specs())
+    np.testing.assert_allclose(params[1]["shortcut"]["weight"], state_dict["downsample.0.weight"], rtol=1e-6)
+    np.testing.assert_allclose(params[1]["body"][1]["bias"], state_dict["bn.bias"], rtol=1e-6)
+    assert int(state[1]["body"][1]["num_batches_tracked"]) == 7 and state[1]["shortcut"] == {}
 
 
 def test_refusals() -> None:
