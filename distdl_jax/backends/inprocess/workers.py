@@ -53,9 +53,9 @@ class Workers:
             raise
         if self._error is not None:
             self._stop("another worker has failed")
+            self._join()
             raise self._error
-        for thread in self._threads:
-            thread.join()  # a thread that is still on its last lines when Python ends can end it badly
+        self._join()
         return self._results
 
     def close(self) -> None:
@@ -117,6 +117,13 @@ class Workers:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(
                         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(WorkerStopped)
                     )
+
+    def _join(self) -> None:
+        """Wait for those that have ended: a thread that is on its last lines when Python ends can end it badly."""
+        with self._changed:
+            ended = [thread for thread in self._threads if thread not in self._running.values()]
+        for thread in ended:
+            thread.join()
 
     def _ended_within(self, seconds: float) -> bool:
         with self._changed:
