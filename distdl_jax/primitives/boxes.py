@@ -70,8 +70,8 @@ class BoxMovement:
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope(self.name):
             channel = Channel(world.transport, x, zlib.crc32(repr((self.name, self.team)).encode()) % 32768)
-            # Only a placeholder can have another dtype, and of that nothing is sent.
-            y = x if x.dtype == self.dtype else tie(jnp.zeros(x.shape, self.dtype), x)
+            # Only a placeholder can have another dtype, also one of another kind, and of that nothing is sent.
+            y = x.astype(self.dtype) if x.size else tie(jnp.zeros(x.shape, self.dtype), x)
             if self.adds:
                 y = y.astype(accumulation_dtype(self.dtype))
             for step in self.steps:

@@ -139,21 +139,22 @@ def _joined(parts: Parts) -> Array:
 
 def _forward(
     world: World, part: Movement, x: Array
-) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array | None]]:
+) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
     # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
     # would not do: JAX makes a constant of it where `x` is empty.)
     trace_of_x = tie(jnp.zeros(0, x.dtype), x)
     parts, anchor, kept = _move(world, part, x)
-    return (parts, anchor, kept), (trace_of_x, kept)
+    return (parts, anchor, kept), (trace_of_x, jnp.zeros(0, parts[0].dtype), kept)
 
 
 def _backward(
-    world: World, part: Movement, of_x: tuple[Array, Array | None], cotangents: tuple[Parts, Array, Any]
+    world: World, part: Movement, of_x: tuple[Array, Array, Array | None], cotangents: tuple[Parts, Array, Any]
 ) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
-    trace_of_x, kept = of_x
-    real, *imaginary = cotangents[0]
+    trace_of_x, like_y, kept = of_x
+    # JAX does not ask a derivative that a user wrote for cotangents of the value's dtype, but messages are in that.
+    real, *imaginary = (its.astype(like_y.dtype) for its in cotangents[0])
     # JAX's cotangent of a complex number is the conjugate of those of its parts.
     dy = tie(_joined((real, *(-its for its in imaginary))), cotangents[1], trace_of_x)
     if isinstance(part, NonlinearMovement):

@@ -138,3 +138,27 @@ def test_the_default_placeholder_stands_for_any_floating_dtype() -> None:
     labels = list(xs)
     for (name, dtype), y in zip(labels, program(list(xs.values())), strict=True):
         assert not found[name][2].active or name == "gather" or y.dtype == jnp.dtype(dtype)
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("move", ["repartition", "broadcast", "all_sum_reduce", "all_max"])
+def test_cotangents_of_another_dtype(move: str) -> None:
+    """A derivative that a user wrote may return float32 for values in float16: messages are in float16."""
+    P = dj.Partition()
+    P_0 = P.create_partition_inclusive([0])
+    x = jnp.ones(4, jnp.float16) if P.rank == 0 or move.startswith("all") else dj.zero_volume_tensor(dtype=jnp.float16)
+
+    @jax.custom_vjp
+    def doubled(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    doubled.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy.astype(jnp.float32),))
+
+    def moved(x: jax.Array) -> jax.Array:
+        if move.startswith("all"):
+            return getattr(dj.functional, move)(x, P, axes_reduce=0)
+        return getattr(dj.functional, move)(x, P_0, P, preserve_batch=False)
+
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(doubled(moved(x)).astype(jnp.float32))))(x)
+    expected = {"broadcast": 2 * P.size, "all_sum_reduce": 2 * P.size}.get(move, 2)
+    assert gradient.shape == x.shape and np.all(np.asarray(gradient) == expected)
