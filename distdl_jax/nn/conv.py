@@ -19,6 +19,7 @@ from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.local.conv import Choose, LocalConvolution, in_equal_forms
 from distdl_jax.nn.local.conv_choice import chosen_here, chosen_unseen
 from distdl_jax.nn.local.conv_forms import Forms
+from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
 from distdl_jax.nn.parameters import (
     Params,
     ParamShapeDtypes,
@@ -221,7 +222,8 @@ class DistributedConv(Static):
             plan = self.plan(x, params, partial(chosen_here, may_measure=may_measure))
         except DistDLError:
             return None  # which all workers find
-        return next((local.forms for local in plan.local.values() if isinstance(local, LocalConvolution)), None)
+        kinds = (LocalConvolution, LocalTransposedConvolution)
+        return next((local.forms for local in plan.local.values() if isinstance(local, kinds)), None)
 
     def plan(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen

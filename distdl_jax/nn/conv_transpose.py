@@ -14,7 +14,7 @@ from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.nn.local.conv import Choose
+from distdl_jax.nn.local.conv import Choose, in_equal_forms
 from distdl_jax.nn.local.conv_choice import chosen_unseen
 from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
 from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs
@@ -147,7 +147,8 @@ class DistributedConvTranspose(DistributedConv):
     ) -> ProductPlan:
         """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
 
-        Arguments and errors as in the convolutions, but `choose` has nothing to choose from.
+        Arguments and errors as in the convolutions. `choose` is asked for the forms of the ordinary convolution that it
+        is; where a dimension has a stride and a dilation, it has nothing to choose from.
         """
         parts, specs = self._partitions, self.param_specs()
         x = taking_part(x, parts.team)
@@ -161,7 +162,10 @@ class DistributedConvTranspose(DistributedConv):
         to_work = plan_broadcast(fetched, parts.x, parts.work)
         of_params = parts.parameters.plan(params, self.bias)
         local = self._transposed(outputs, inputs)
-        parts_of_y = products(to_work.after(fetched), of_params, local)
+        copies = to_work.after(fetched)
+        parts_of_y = products(copies, of_params, local)
+        if all(its.is_by_phases for its in local.values()):
+            local = in_equal_forms(local, copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
         return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 

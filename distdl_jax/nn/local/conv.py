@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,9 +70,21 @@ class LocalConvolution:
 Choose = Callable[[Problem], Forms]
 
 
+class HasForms(Protocol):
+    """What a worker computes, as a dataclass with a field `forms`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def problem(self, x: tuple[int, ...], dtype: np.dtype) -> Problem:
+        """What is computed of a copy of x of this shape, without the bias."""
+
+
+Local = TypeVar("Local", bound=HasForms)
+
+
 def in_equal_forms(
-    local: Mapping[int, LocalConvolution], copies: ShapeDtypes, products: ShapeDtypes, choose: Choose
-) -> dict[int, LocalConvolution]:
+    local: Mapping[int, Local], copies: ShapeDtypes, products: ShapeDtypes, choose: Choose
+) -> dict[int, Local]:
     """What all workers compute, in one choice of forms: that for the one which has most to compute.
 
     - `local`, `copies`, `products`: what each computes, of what copy of x, and what it has then.
