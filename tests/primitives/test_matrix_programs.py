@@ -63,8 +63,9 @@ def test_a_call_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
         takes_part = P.rank in case.plan(P, shape_dtypes(case)).workers
         purposes.clear()
         jax.eval_shape(operators[case.name], xs[case.name])
-        assert len(purposes) <= takes_part, f"{case}: {purposes}"
-        if case.kind in ("linear", "linear_of_parameters", "conv", "average_pool", "layer"):
+        is_around = "residual" in case.name  # one for the layer inside, and one for the sum of those who have it
+        assert len(purposes) <= (1 + is_around) * takes_part, f"{case}: {purposes}"
+        if case.kind in ("linear", "linear_of_parameters", "conv", "average_pool", "layer") and not is_around:
             assert len(purposes) == takes_part, f"{case}: {purposes}"
 
 
