@@ -18,8 +18,8 @@ from distdl_jax.watchdog.log import log
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
 """How often each way is timed, after the first time."""
 
-HOPELESS = 4.0
-"""A way that takes so many times as long as another one is timed once."""
+HOPELESS = 4.0, 0.1
+"""A way that takes so many times as long as another one, and so many seconds, is timed once."""
 
 LONG_ENOUGH = 0.02
 """Seconds for which it is timed if the fewest rounds take less."""
@@ -120,12 +120,12 @@ def _measure(
 
 def in_turns(ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
     """The seconds that each way took, each time; those that are far behind are not asked again."""
-    # The first time buffers are touched, which takes longer: it counts only where a way is far behind all the same.
+    # The first time buffers are touched, which takes milliseconds more: it counts where a way is far behind anyhow.
     times = {name: [way()] for name, way in ways.items()}
     best = float("inf")
     for turn in range(MOST_ROUNDS):
         for name, took in sorted(times.items(), key=lambda way: min(way[1])):
-            hopeless = len(took) == 1 and took[0] >= HOPELESS * best
+            hopeless = len(took) == 1 and took[0] >= max(HOPELESS[0] * best, HOPELESS[1])
             if not hopeless and (turn < FEWEST_ROUNDS or (sum(took) < LONG_ENOUGH and min(took) < 2 * best)):
                 took.append(ways[name]())
                 best = min(best, took[-1])

@@ -46,5 +46,8 @@ def test_a_way_that_is_far_behind_is_timed_once() -> None:
     seconds = {"slow at first": iter([4.5, *[1.5] * 9]), "quick": iter([2.0, *[1.2] * 9])}
     times = in_turns({name: partial(next, its) for name, its in seconds.items()})
     assert {name: len(took) for name, took in times.items()} == {"slow at first": 4, "quick": 4}
+    seconds = {"slow at first": iter([0.09, *[0.001] * 20]), "quick": iter([0.02, *[0.002] * 20])}
+    times = in_turns({name: partial(next, its) for name, its in seconds.items()})
+    assert min(times["slow at first"]) == 0.001
     short = in_turns({"short": lambda: 1e-6})
     assert len(short["short"]) == 1 + MOST_ROUNDS
