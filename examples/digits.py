@@ -35,5 +35,5 @@ def report(logits: jax.Array, tested: beside.Arrays, losses: list[float], out: b
     said = np.asarray(logits).argmax(axis=1)
     right = np.mean(said == tested[1].argmax(axis=1))
     say(f"Test accuracy: {right:.4f}")
-    panels = {f"read as {said[n]}": tested[0][n, 0] for n in range(3)}
+    panels = {f"image {n + 1}, read as {said[n]}": tested[0][n, 0] for n in range(3)}
     beside.draw(panels, losses, out)

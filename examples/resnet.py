@@ -124,7 +124,7 @@ def plain_resnet(
 def main() -> int:
     launch.simulate_if_asked()
     parser = beside.options(
-        "Train ResNet-18 on digits.", "resnet", PARTITION, steps=20, batch_size=32, learning_rate=1e-3
+        "Train ResNet-18 on digits.", "resnet", PARTITION, steps=60, batch_size=32, learning_rate=1e-3
     )
     parser.set_defaults(dtype="float64")
     parser.add_argument("--width", type=int, default=16, help="channels of the first convolution; He's has 64")
