@@ -91,6 +91,17 @@ def test_what_was_measured_here_decides(tuned, monkeypatch):
     assert conv_choice.chosen_here(LARGE, False) == PLAIN
 
 
+@pytest.mark.parametrize(("plain", "elsewhere"), [(4.1, "rewritten"), (3.9, "plain")])
+def test_what_is_far_better_in_one_direction_is_taken_in_those_not_measured(tuned, monkeypatch, plain, elsewhere):
+    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    monkeypatch.setattr(conv_choice, "_unseen", lambda *_: "plain")
+    path = tuned("read")
+    subject = conv_choice._subject(LARGE.smaller(conv_choice.ENOUGH), "weight_gradient")
+    assert add(path, machine(), {subject: {"plain": Measurement(plain, 0), "rewritten": Measurement(1.0, 0)}})
+    monkeypatch.setattr(conv_choice, "candidates", lambda *_: ("plain", "rewritten"))
+    assert conv_choice.chosen_here(LARGE, True) == Forms(elsewhere, elsewhere, "rewritten")
+
+
 def test_what_is_missing_is_measured_once(tuned, monkeypatch):
     path = tuned("on")
     monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)

@@ -36,6 +36,10 @@ ENOUGH = 2**27
 SECONDS = 1.0
 """Of processor time for one layer, after which no other direction is begun."""
 
+FAR_BETTER = 4.0
+"""Where the rewritten form is so many times faster than plain XLA in one direction, it is taken in those that are not
+measured, too: in 158 records of three processors it then took at most 1.09 times as long as plain there."""
+
 _FIRST: tuple[Direction, ...] = ("weight_gradient", "forward", "input_gradient")
 """In the order of what there is to gain."""
 
@@ -70,9 +74,20 @@ def _here(problem: Problem, direction: Direction, known: Kept) -> str:
     usable = {way: told for way, told in measured.items() if way in problem.forms(direction)}
     if not usable and len(tried := candidates(problem, direction)) == 1:
         return tried[0]
+    if not usable and _is_rewritten_far_better(problem, known):
+        return "rewritten"
     shapes = (problem.x, problem.weight, problem.y)
     data = sum(int(np.prod(shape)) for shape in shapes) * np.dtype(problem.dtype).itemsize
     return cheapest(usable, unseen, data) if usable else unseen
+
+
+def _is_rewritten_far_better(problem: Problem, known: Kept) -> bool:
+    """Whether it was here, in a direction that was measured."""
+    for direction in DIRECTIONS:
+        told = known.get(_subject(problem, direction), {})
+        if {"plain", "rewritten"} <= told.keys() and told["plain"].seconds >= FAR_BETTER * told["rewritten"].seconds:
+            return True
+    return False
 
 
 def _measure_missing(problem: Problem, known: Kept, path: Path | None) -> Kept:
