@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.resources import files
+from itertools import permutations
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,21 @@ def test_what_is_far_better_in_one_direction_is_taken_in_those_not_measured(tune
     assert add(path, machine(), {subject: {"plain": Measurement(plain, 0), "rewritten": Measurement(1.0, 0)}})
     monkeypatch.setattr(conv_choice, "candidates", lambda *_: ("plain", "rewritten"))
     assert conv_choice.chosen_here(LARGE, True) == Forms(elsewhere, elsewhere, "rewritten")
+
+
+def test_by_the_records_what_is_far_better_in_one_direction_is_no_worse_in_another():
+    told = json.loads((files("distdl_jax.tuning") / "records.json").read_text())
+    rows = [row for its in told.values() for row in its]
+    ratios = [
+        row[other]["rewritten"] / row[other]["plain"]
+        for row in rows
+        for one, other in permutations(DIRECTIONS, 2)
+        if {"plain", "rewritten"} <= row.get(one, {}).keys() & row.get(other, {}).keys()
+        and row[one]["plain"] >= conv_choice.FAR_BETTER * row[one]["rewritten"]
+    ]
+    assert len(ratios) >= 400
+    assert sum(ratio > 1.1 for ratio in ratios) <= 1
+    assert max(ratios) < 1.3
 
 
 def test_what_is_missing_is_measured_once(tuned, monkeypatch):
