@@ -40,9 +40,11 @@ def network(P: dj.Partition) -> nn.Sequential:
 
 
 MASK = {"key_padding_mask": np.array([[False, False, True], [False, True, True]])}
-HEADS = on(1, 1, 2)
+HEADS, SEQUENCE = on(1, 1, 2), on(1, 2, 1)
+MEMORY, ADDED, PADDED = (RESULTS[f"cross/{name}"] for name in ("memory", "attn_mask", "key_padding_mask"))
 
-# By name: the layer on two workers, where its input and its output are, what it is called with.
+# By name: the layer on two workers, where its input and its output are, what it is called with: arrays, or pairs of the
+# whole and of the partition on which it is.
 CASES: dict[str, tuple[Callable[[dj.Partition], Any], On, On, dict[str, Any]]] = {
     "linear": (
         lambda P: nn.DistributedLinear(*(its.partition(P) for its in (on(1, 2), on(1, 1), on(1, 2))), 5, 3),
@@ -90,6 +92,21 @@ CASES: dict[str, tuple[Callable[[dj.Partition], Any], On, On, dict[str, Any]]] =
         ),
         on(1, 2, 1), on(1, 2, 1), {},
     ),
+    **{
+        f"cross {grid} {exchange} {what}": (
+            lambda P, grid=grid, exchange=exchange, fused=what == "fused": nn.DistributedMultiHeadAttention(
+                grid.partition(P), 8, 4, exchange=exchange, fused=fused
+            ),
+            grid, grid, told | {"memory": (MEMORY, grid)},
+        )
+        for grid, exchange, what, told in (
+            (HEADS, "ring", "", {"attn_mask": ADDED, "key_padding_mask": PADDED}),
+            (HEADS, "ring", "fused", {"attn_mask": ADDED, "key_padding_mask": PADDED}),
+            (SEQUENCE, "ring", "", {"attn_mask": (ADDED, on(2, 1)), "key_padding_mask": (PADDED, on(1, 2))}),
+            (SEQUENCE, "heads", "", {"attn_mask": ADDED, "key_padding_mask": (PADDED, on(1, 2))}),
+            (SEQUENCE, "gather", "", {"attn_mask": ADDED, "key_padding_mask": PADDED}),
+        )
+    },
     "network": (network, on(1, 1, 2, 1), on(1, 1), {}),
 }  # fmt: skip
 
@@ -112,7 +129,9 @@ def test_what_pytorch_gave() -> None:
     def outputs(loaded: Any, xs: Any) -> Any:
         found = {}
         for name, (params, state) in loaded.items():
-            options = CASES[name][3] | ({"state": state, "training": False} if jax.tree.leaves(state) else {})
+            given = CASES[name][3].items()
+            options = {key: cut(*its, P.rank) if isinstance(its, tuple) else its for key, its in given}
+            options |= {"state": state, "training": False} if jax.tree.leaves(state) else {}
             y = layers[name](params, xs[name], **options)
             found[name] = y[0] if isinstance(y, tuple) else y
         return found

@@ -14,7 +14,14 @@ torch.set_default_dtype(torch.float64)
 found: dict[str, np.ndarray] = {}
 
 
-def record(name: str, module: nn.Module, *shape: int, integers: int = 0, **options: torch.Tensor) -> None:
+def record(
+    name: str,
+    module: nn.Module,
+    *shape: int,
+    integers: int = 0,
+    memory: torch.Tensor | None = None,
+    **options: torch.Tensor,
+) -> None:
     with torch.no_grad():
         for its in module.parameters():
             its.copy_(torch.randn_like(its))
@@ -25,9 +32,12 @@ def record(name: str, module: nn.Module, *shape: int, integers: int = 0, **optio
             module(torch.randn(*shape) if not integers else x)
     module.eval()
     with torch.no_grad():
-        y = module(x, x, x, **options)[0] if options else module(x)
+        keys = x if memory is None else memory
+        y = module(x, keys, keys, **options)[0] if options else module(x)
     found.update({f"{name}/state/{key}": its.numpy() for key, its in module.state_dict().items()})
     found.update({f"{name}/x": x.numpy(), f"{name}/y": y.numpy()})
+    told = {} if memory is None else {"memory": memory} | options
+    found.update({f"{name}/{key}": its.numpy() for key, its in told.items()})
 
 
 class Grouped(nn.Module):
@@ -67,5 +77,14 @@ record(
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Sequential(nn.Linear(8, 3))
     ),
     *(2, 1, 6, 6),
+)
+# To a memory of another length, of which some is padding, with numbers that are added to the scores.
+record(
+    "cross",
+    nn.MultiheadAttention(8, 4, batch_first=True),
+    *(2, 3, 8),
+    memory=torch.randn(2, 5, 8),
+    key_padding_mask=torch.tensor([[False, False, False, False, True], [True, False, True, False, False]]),
+    attn_mask=torch.randn(3, 5),
 )
 np.savez_compressed(Path(__file__).parent / "results.npz", **found)
