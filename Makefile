@@ -9,13 +9,16 @@ VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))
 # The interpreter of the environment, which is made anew where it has another one; empty: that which it has, or the
 # first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14. Several side by side: PYTHON=... VENV=.venv-3.13
 PYTHON ?=
+# 1: with oneDNN's convolutions, an extra (docs/install.md); an environment that has them is good for any target.
+ONEDNN ?=
 # Workers of `make demo`, and what else the demo, the tests or the benchmarks are to get on their command lines.
 WORKERS ?= 4
 ARGS ?=
 
 PY := $(VENV)/bin/python
 # An environment holds absolute paths: its stamp is good for this directory only.
-READY := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
+STAMP := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
+READY := $(STAMP)$(if $(filter 1,$(ONEDNN)),-onednn)
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(VENV)/bin/mpiexec)
 
 # Open MPI refuses more workers than cores, and root, unless told otherwise; MPICH knows neither flag.
@@ -44,11 +47,11 @@ endif
 endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
-$(READY): pyproject.toml tools/venv.sh
-	@PYTHON='$(PYTHON)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $@
+$(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/onednn/convolution.cc)
+	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
 
 .PHONY: venv
-venv: $(READY) ## Make the environment, MPI included, from nothing
+venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN's convolutions
 
 .PHONY: demo
 demo: $(READY) ## Train LeNet-5 on WORKERS (4) MPI workers, and on one, and compare them

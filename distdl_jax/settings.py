@@ -151,6 +151,19 @@ class Settings:
             )
         },
     )
+    onednn: str = field(
+        default="on",
+        metadata={
+            "setting": Setting(
+                name="DISTDL_JAX_ONEDNN",
+                default="on",
+                accepts="on, always or off",
+                parse=_one_of("on", "always", "off"),
+                purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
+                "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
+            )
+        },
+    )
     huge_pages: int = field(
         default=4096,
         metadata={

@@ -7,6 +7,7 @@
 #
 # PYTHON     the interpreter, for which an environment made with another one is made anew; unset: that of the
 #            environment, if there is one, or the first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14
+# ONEDNN     1: oneDNN, too, and its convolutions compiled against it; see docs/install.md
 # CUDA_ROOT  a CUDA toolkit with headers; unset: mpi4jax is built without its CUDA bridge, even where nvcc is on PATH
 set -eu
 
@@ -90,10 +91,13 @@ check_compiler() { # $1: MPI's wrapper, or the C compiler that it will call
 
 requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' alone, or 'rest' for all but it
     "$venv/bin/python" - "$1" <<'PYTHON'
-import re, sys, tomllib
+import os, re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-wanted = project["dependencies"] + sum(project["optional-dependencies"].values(), [])
+extras = project["optional-dependencies"]
+if os.environ.get("ONEDNN") != "1":
+    del extras["onednn"]
+wanted = project["dependencies"] + sum(extras.values(), [])
 for requirement in wanted:
     if (re.match(r"[\w.-]+", requirement)[0] == "mpi4jax") == (sys.argv[1] == "mpi4jax"):
         print(requirement)
@@ -168,6 +172,12 @@ install_the_package() {
     pip check
 }
 
+compile_onednns_convolutions() {
+    if [ "${ONEDNN:-}" != 1 ]; then return; fi
+    say "compiling oneDNN's convolutions"
+    "$venv/bin/python" -m distdl_jax.onednn
+}
+
 check_one_mpi() { # mpi4py and mpi4jax must be bound to the same libmpi, and see the MPI that was asked for
     "$venv/bin/python" - "$mpi" <<'PYTHON'
 import os, pathlib, re, sys
@@ -200,4 +210,5 @@ install_what_comes_as_wheels
 find_mpicc
 compile_against_mpi
 install_the_package
+compile_onednns_convolutions
 check_one_mpi

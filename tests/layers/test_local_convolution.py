@@ -15,6 +15,7 @@ from launcher.examples import LONG
 from distdl_jax.nn.local import conv2d_cpu
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution
 from distdl_jax.nn.local.placement import Placement
+from distdl_jax.onednn.library import version
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
 CASES = {
@@ -63,6 +64,7 @@ CASES = {
     "1-D kernel of one, strided, padded": ((7,), 4, 3, (1,), 2, ((1, 2),), 1, 1),
     "3-D kernel of one": ((3, 4, 5), 2, 3, (1, 1, 1), (1, 2, 1), ((0, 0), (0, 1), (0, 0)), 1, 1),
     "few channels, strided, dilated": ((11, 9), 3, 20, (3, 4), (2, 1), ((2, 1), (0, 3)), (1, 2), 1),
+    "padding less than none": ((8, 9), 3, 4, (3, 2), (2, 1), ((-1, 1), (0, -2)), 1, 1),
     "3-D groups": ((5, 4, 6), 4, 6, (2, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 2),
 }
 
@@ -86,8 +88,9 @@ def _forms(name):
     return [Forms(*(form if form in each else "plain" for each in forms.values())) for form in names]
 
 
-REWRITTEN = Forms("rewritten", "rewritten", "rewritten")
+REWRITTEN, ONEDNN = Forms(*("rewritten",) * 3), Forms(*("onednn",) * 3)
 CASES_AND_FORMS = [(name, forms) for name in CASES for forms in _forms(name)]
+needs_onednn = pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
 
 
 def _case(name, dtype, batch=2, forms=REWRITTEN):
@@ -138,6 +141,15 @@ def test_forward_and_gradients(name, forms, dtype):
     _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, dtype), dtype)
 
 
+@needs_onednn
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_gradients_by_onednn(name):
+    ours, _, x, weight = _case(name, "float32", forms=ONEDNN)
+    program = jax.jit(_gradients(ours)).trace(x, weight)
+    _assert_close(program.lower().compile()(x, weight), _plainly(name, "float32"), "float32")
+    assert str(program.jaxpr).count("distdl_jax_onednn") == (3 if x.size else 0)
+
+
 @cache
 def _plainly(name, dtype):
     """Result and gradients of JAX's own operation, worked out once for all forms."""
@@ -163,6 +175,7 @@ def test_weight_gradient_of_many_samples(name, batch):
 # One for each way in which a convolution is written.
 WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "groups", "3-D strided, dilated"]
 SINGLE = ["13 channels", "16 channels to 6", "12 channels each way", "wide, strided"]
+BY_ONEDNN = ["1-D", "padding beyond the kernel", "groups", "3-D strided, dilated", "padding less than none"]
 PLAIN_ONES = ["strided, dilated, padding beyond", "1-D strided, dilated"]
 PRODUCTS, TAPS = Forms(*("products",) * 3), Forms(*("taps",) * 3)
 WAYS_AND_DTYPES = [
@@ -172,6 +185,7 @@ WAYS_AND_DTYPES = [
     *((name, "float64", PRODUCTS) for name in ["kernel of one", "1-D kernel of one, strided, padded"]),
     ("few channels, strided, dilated", "float64", Forms(weight_gradient="products")),
     *((name, "float64", TAPS) for name in ["depthwise", "depthwise, two outputs a channel, strided"]),
+    *(pytest.param(name, "float32", ONEDNN, marks=needs_onednn) for name in BY_ONEDNN),
 ]
 
 
@@ -201,21 +215,24 @@ SCANNED = [
     ("groups", REWRITTEN),
     ("1 x 1", PRODUCTS),
     ("depthwise", TAPS),
+    pytest.param("wide, strided", ONEDNN, marks=needs_onednn),
 ]
 
 
 @pytest.mark.parametrize(("name", "forms"), SCANNED, ids=_said)
 def test_checkpoint_and_scan(name, forms):
-    ours, plain, x, weight = _case(name, "float64", forms=forms)
+    dtype = "float32" if forms == ONEDNN else "float64"
+    ours, plain, x, weight = _case(name, dtype, forms=forms)
+    nothing, factors = jnp.zeros((), dtype), jnp.arange(1.0, 4.0, dtype=dtype)
 
     def summed(f):
         def step(total, factor):
             return total + jnp.sum(jnp.sin(jax.checkpoint(f)(factor * x, weight))), None
 
-        return lambda weight: lax.scan(lambda t, s: step(t, s * jnp.sum(weight)), 0.0, jnp.arange(1.0, 4.0))[0]
+        return lambda weight: lax.scan(lambda t, s: step(t, s * jnp.mean(weight)), nothing, factors)[0]
 
     got, expected = (jax.jit(jax.value_and_grad(summed(f)))(weight) for f in (ours, plain))
-    _assert_close(got, expected, "float64")
+    _assert_close(got, expected, dtype)
 
 
 def test_other_dtypes_and_devices_take_the_plain_operation(monkeypatch):

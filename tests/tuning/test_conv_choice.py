@@ -16,6 +16,7 @@ from distdl_jax.nn.local import conv as local_conv
 from distdl_jax.nn.local import conv_choice, conv_forms
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem
 from distdl_jax.nn.local.placement import Placement
+from distdl_jax.onednn.library import version
 from distdl_jax.settings import Settings
 from distdl_jax.tuning import timing
 from distdl_jax.tuning.kept import add, read
@@ -30,8 +31,8 @@ LARGE = replace(SMALL, x=(2, 8, 256, 256))
 def tuned(monkeypatch, tmp_path):
     """Sets how forms are chosen; the file is a new one, unless `path` says otherwise."""
 
-    def use(how, path=tmp_path / "kept.json"):
-        settings = replace(Settings(), tuning=how, tuning_file=path)
+    def use(how, path=tmp_path / "kept.json", onednn="off"):
+        settings = replace(Settings(), tuning=how, tuning_file=path, onednn=onednn)
         for module in (conv_choice, conv_forms):
             monkeypatch.setattr(module, "current_settings", lambda: settings)
         monkeypatch.setattr(conv_choice, "_measured_before", {})
@@ -90,6 +91,27 @@ def test_what_was_measured_here_decides(tuned, monkeypatch):
     tuned("on")
     keep(path, LARGE, forms_of_another_version=0.1, plain=1.0, rewritten=2.0)
     assert conv_choice.chosen_here(LARGE, False) == PLAIN
+
+
+@pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
+def test_where_onednn_computes(tuned, monkeypatch):
+    """Nowhere; where it was measured to be the fastest; or wherever it can, and nothing is measured."""
+    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    unseen = conv_choice.chosen_unseen(LARGE)
+    everywhere = Forms("onednn", "onednn", "onednn")
+    for setting, fast, expected in (("off", 0.1, PLAIN), ("on", 0.1, everywhere), ("on", 1.5, PLAIN)):
+        path = tuned("read", onednn=setting)
+        keep(path, LARGE, plain=1.0, rewritten=2.0, onednn=fast)
+        assert conv_choice.chosen_here(LARGE, True) == expected
+    tuned("off", onednn="on")
+    assert conv_choice.chosen_here(LARGE, True) == unseen
+    tuned("on", onednn="always")
+    for problem in (LARGE, SMALL):
+        assert conv_choice.chosen_here(problem, True) == conv_choice.chosen_unseen(problem) == everywhere
+        assert "onednn" not in conv_choice.chosen_here(replace(problem, dtype="float64"), False)
+    monkeypatch.setattr(conv_choice, "version", lambda: "none")
+    with pytest.raises(dj.SetupError, match=r"DISTDL_JAX_ONEDNN \(=always\) needs oneDNN's convolutions"):
+        conv_choice.chosen_here(LARGE, True)
 
 
 @pytest.mark.parametrize(("plain", "elsewhere"), [(4.1, "rewritten"), (3.9, "plain")])

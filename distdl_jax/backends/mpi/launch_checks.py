@@ -12,6 +12,7 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
+from distdl_jax.onednn.library import version as onednn_version
 from distdl_jax.process.launcher import MPI_SIZES, told_size
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 
@@ -36,6 +37,7 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         **{package: _version(package) for package in _PACKAGES},
         "MPI library": _library(),
         "Python": platform.python_version(),
+        "oneDNN": onednn_version() if own_reading().settings.onednn != "off" else "left out",
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
         "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from jax import Array
 
+from distdl_jax.errors import SetupError
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, MANY_SAMPLES, Direction, Forms, Problem
 from distdl_jax.nn.local.layout import row_major
 from distdl_jax.nn.local.placement import Placement
+from distdl_jax.onednn.library import version
 from distdl_jax.settings import current_settings
 from distdl_jax.tuning.choosing import Times, best_everywhere, cheapest, worth_trying
 from distdl_jax.tuning.kept import Kept, add, default_path, read
@@ -37,8 +39,11 @@ SECONDS = 1.0
 """Of processor time for one layer, after which no other direction is begun."""
 
 FAR_BETTER = 4.0
-"""Where the rewritten form is so many times faster than plain XLA in one direction, it is taken in those that are not
-measured, too: by the library's records it then takes at most 1.1 times as long as plain there, but for one of 450."""
+"""Where the rewritten form, or oneDNN's, is so many times faster than plain XLA in one direction, it is taken in those
+that are not measured, too: by the library's records the rewritten one then takes at most 1.1 times as long as plain
+there, but for one of 450."""
+
+_TAKEN_FOR_OTHERS = ("plain", "rewritten", "onednn")
 
 _FIRST: tuple[Direction, ...] = ("weight_gradient", "forward", "input_gradient")
 """In the order of what there is to gain."""
@@ -59,7 +64,8 @@ def chosen_here(problem: Problem, may_measure: bool) -> Forms:
     - `may_measure`: whether times that are measured here and now say something.
     """
     settings = current_settings()
-    if settings.tuning == "off" or not problem.has_forms or problem.products < LARGE_ENOUGH:
+    by_setting = settings.tuning == "off" or settings.onednn == "always"
+    if by_setting or not problem.has_forms or problem.products < LARGE_ENOUGH:
         return chosen_unseen(problem)
     smaller, path = problem.smaller(ENOUGH), settings.tuning_file or default_path()
     known = {**(_read(path, machine()) if path else {}), **_measured_before}
@@ -74,20 +80,22 @@ def _here(problem: Problem, direction: Direction, known: Kept) -> str:
     usable = {way: told for way, told in measured.items() if way in problem.forms(direction)}
     if not usable and len(tried := candidates(problem, direction)) == 1:
         return tried[0]
-    if not usable and _is_rewritten_far_better(problem, known):
-        return "rewritten"
+    if not usable and (better := _far_better(problem, known)) in problem.forms(direction):
+        return better
     shapes = (problem.x, problem.weight, problem.y)
     data = sum(int(np.prod(shape)) for shape in shapes) * np.dtype(problem.dtype).itemsize
     return cheapest(usable, unseen, data) if usable else unseen
 
 
-def _is_rewritten_far_better(problem: Problem, known: Kept) -> bool:
-    """Whether it was here, in a direction that was measured."""
+def _far_better(problem: Problem, known: Kept) -> str:
+    """The fastest form here, in a direction that was measured, if it is far faster than the plain one; or ""."""
     for direction in DIRECTIONS:
         told = known.get(_subject(problem, direction), {})
-        if {"plain", "rewritten"} <= told.keys() and told["plain"].seconds >= FAR_BETTER * told["rewritten"].seconds:
-            return True
-    return False
+        seconds = {form: told[form].seconds for form in _TAKEN_FOR_OTHERS if form in told}
+        best = min(seconds, key=lambda form: seconds[form], default="plain")
+        if seconds.get("plain", 0.0) >= FAR_BETTER * seconds.get(best, 1.0):
+            return best
+    return ""
 
 
 def _measure_missing(problem: Problem, known: Kept, path: Path | None) -> Kept:
@@ -141,6 +149,14 @@ def _read(path: Path, machine: str) -> Kept:
 
 
 def _unseen(problem: Problem, direction: Direction) -> str:
+    if current_settings().onednn == "always":
+        if version() == "none":
+            raise SetupError(
+                "The environment variable DISTDL_JAX_ONEDNN (=always) needs oneDNN's convolutions, which are not "
+                "compiled in this environment: python -m distdl_jax.onednn compiles them."
+            )
+        if "onednn" in problem.forms(direction):
+            return "onednn"
     return best_everywhere(_records_like(problem, direction), "plain")
 
 

@@ -4,6 +4,7 @@
 - "rewritten": in words that meet the compiler's fast kernels (`conv_cpu`).
 - "products": as products of matrices (`conv_products`); for kernels of one tap, and the weight gradient of few inputs.
 - "taps": as a sum over the kernel's taps (`conv_products`); for one input channel a group.
+- "onednn": oneDNN's (`conv_onednn`), where it is installed; in float32.
 
 All give the same to rounding. Which is the fastest depends on the shape and on the machine: `conv_choice` says.
 Elsewhere than on a CPU, in other dtypes than float32 and float64, and with `DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is the
@@ -22,7 +23,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from distdl_jax.nn.local import conv_cpu, conv_plain, conv_products
+from distdl_jax.nn.local import conv_cpu, conv_onednn, conv_plain, conv_products
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.settings import current_settings
 
@@ -46,18 +47,21 @@ _FORMS: dict[Direction, dict[str, Callable[..., Array]]] = {
         "rewritten": conv_cpu.forward,
         "products": conv_products.by_pixels,
         "taps": conv_products.by_taps,
+        "onednn": conv_onednn.forward,
     },
     "input_gradient": {
         "plain": conv_plain.input_gradient,
         "rewritten": conv_cpu.input_gradient,
         "products": conv_products.input_gradient_by_pixels,
         "taps": conv_products.input_gradient_by_taps,
+        "onednn": conv_onednn.input_gradient,
     },
     "weight_gradient": {
         "plain": conv_plain.weight_gradient,
         "rewritten": conv_cpu.weight_gradient,
         "products": conv_products.weight_gradient_by_products,
         "taps": conv_products.weight_gradient_by_taps,
+        "onednn": conv_onednn.weight_gradient,
     },
 }
 
@@ -115,7 +119,12 @@ class Problem:
         few = self.weight[1] <= 4 and math.prod(self.weight[1:]) <= MOST_COPIES
         products = self.groups == 1 and (one_tap or (few and direction == "weight_gradient"))
         taps = self.groups > 1 and one_channel and math.prod(self.weight[2:]) <= conv_cpu.MOST_TAPS
-        return ("plain", "rewritten", *(["products"] if products else []), *(["taps"] if taps else []))
+        onednn = self.dtype == "float32" and current_settings().onednn != "off" and self._is_onednns(direction)
+        others = {"products": products, "taps": taps, "onednn": onednn}
+        return ("plain", "rewritten", *(form for form, is_one in others.items() if is_one))
+
+    def _is_onednns(self, direction: Direction) -> bool:
+        return conv_onednn.can_compute(direction, self.x, self.weight, self.y, self.window, self.groups)
 
     def function(self, direction: Direction, form: str) -> tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]:
         """What computes it, and the shapes of its arguments: x, the weight and, of gradients, the cotangent."""
