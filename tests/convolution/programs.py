@@ -27,15 +27,20 @@ def run(program: Callable[..., Any], *args: Any) -> Any:
     return jax.tree.map(np.asarray, compiled(*args))
 
 
-def arrays(drawn: Conv | Pool, seed: int) -> list[np.ndarray]:
-    """For a convolution x, w, b and dy, for a pooling x and dy: the whole arrays, the same on every worker."""
+def arrays(drawn: Conv | Pool, seed: int, dtype: str = "float64") -> list[np.ndarray]:
+    """For a convolution x, w, b and dy, for a pooling x and dy: the whole arrays, the same on every worker.
+
+    In float32 small integers, whose sums of products are exact in any order.
+    """
     rng = np.random.default_rng(seed)
     shapes = [drawn.x_shape, drawn.y_shape]
     if isinstance(drawn, Conv):
         shapes[1:1] = [drawn.w_shape, (drawn.out_channels,)]
     made = [rng.normal(size=shape) for shape in shapes]
+    if dtype == "float32":
+        made = [np.rint(2 * array).astype(dtype) for array in made]
     if isinstance(drawn, Conv) and not drawn.bias:
-        made[2] = np.zeros(drawn.out_channels)
+        made[2] = np.zeros(drawn.out_channels, dtype)
     return made
 
 
@@ -48,13 +53,13 @@ def slices(spec: dj.TensorSpec) -> tuple[slice, ...] | None:
     return None if spec.box is None else tuple(slice(*side) for side in spec.box)
 
 
-def check(cases: Sequence[Conv | Pool]) -> None:
+def check(cases: Sequence[Conv | Pool], dtype: str = "float64") -> None:
     """Every worker's blocks of the output and of all gradients are those of the whole arrays' results.
 
     Reports all cases that differ. Each worker works out the whole of some cases for all.
     """
     P_world = dj.Partition()
-    made = [arrays(case, seed) for seed, case in enumerate(cases)]
+    made = [arrays(case, seed, dtype) for seed, case in enumerate(cases)]
     layers = [case.layer(P_world) for case in cases]
     want = _whole_results(cases, made)
     got = run(_program(layers), [_inputs(*three, P_world.rank) for three in zip(cases, layers, made, strict=True)])
