@@ -19,14 +19,14 @@ from distdl_jax.onednn.library import SOURCE, made_for, path
 _HEADER = "include/oneapi/dnnl/dnnl.hpp"
 
 _NOT_FOUND = """\
-No oneDNN (headers and library) was found that a C++ compiler can use: {compiler} failed with
+No oneDNN 3 or newer (headers and library) was found that a C++ compiler can use: {compiler} failed with
 
 {complaint}
 
 Looked in {places}. Do one of these, and try again:
 
   * x86-64 Linux:     python -m pip install 'distdl_jax[onednn]'
-  * Debian, Ubuntu:   sudo apt install g++ libdnnl-dev
+  * Debian 13:        sudo apt install g++ libdnnl-dev
   * conda:            conda install -c conda-forge onednn
   * macOS:            brew install onednn
   * elsewhere:        set ONEDNN_ROOT to the folder that has its include and lib"""

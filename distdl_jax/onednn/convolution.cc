@@ -20,6 +20,10 @@
 #include "oneapi/dnnl/dnnl.hpp"
 #include "xla/ffi/api/ffi.h"
 
+#if DNNL_VERSION_MAJOR < 3
+#error "oneDNN 3 or newer is needed"
+#endif
+
 namespace {
 
 namespace ffi = xla::ffi;
