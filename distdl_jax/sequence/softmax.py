@@ -204,7 +204,9 @@ def _added(
 ) -> Running:
     (n, s, heads, d), wide = q.shape, running.top.dtype
     scores = _scores(q, k, hidden, places)
-    top = jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s))
+    # The results do not depend on which number this is. Its derivative would compare the largest score with scores that
+    # XLA works out again, rounded in another way, so that none of them might be it.
+    top = lax.stop_gradient(jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s)))
     base = jnp.where(jnp.isneginf(top), 0, top)
     weights = jnp.exp(scores - base.reshape(scores.shape[:-1])[..., None])
     shrunk = jnp.exp(running.top - base)
