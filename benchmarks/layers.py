@@ -1,164 +1,119 @@
-"""Layers beside the sequential ones on one thread, and beside JAX's own sharding of these: forward, and backward too.
+"""Every layer beside the sequential one on one thread, and JAX's own sharding of that: forward, and backward too.
 
 mpiexec -n 2 python benchmarks/layers.py [words: rows whose title has one of them]
 
 "one thread" is the whole layer in plain JAX on worker 0 alone; NPROC=1 gives every worker one thread. "JAX sharding" is
-the same jitted over all workers, x cut as ours is. Workers that wait for a slower one sleep. The last columns are the
-seconds of processor time that a call takes on one thread, and on the worker of ours that takes most: they tell
-something on a loaded machine, too.
+the same jitted over all workers, inputs cut as ours are, and copies where ours are on some workers only. Workers that
+wait for a slower one sleep. The last columns are the seconds of processor time that a call takes on one thread, and on
+the worker of ours that takes most: they tell something on a loaded machine, too. Rows whose results differ are named,
+and the run then fails. The cases are in layer_cases/.
 """
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax import nn
 from distdl_jax.tuning.timing import processor_time
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from harness import Table, Way, jax_sharding
 from harness.sequential import both_ways
+from layer_cases import Case, Tensor
+from layer_cases.everything import all_cases
+
+ROUNDS, PAUSE = 5, 0.02
 
 jax_sharding.start()
 P_all = dj.Partition()
 N = P_all.size
-table = Table("layers")
+table = Table("layers", width=92, pause=PAUSE)
+differ: list[str] = []
 
 
-def rows(title: str, layer: Any, plain: Callable[..., Any], shape: Sequence[int], partition: Sequence[int]) -> None:
-    """Two rows for a layer of x of `shape`, cut as `partition`; `plain` is the same of whole parameters and x."""
-    if sys.argv[1:] and not any(word in title for word in sys.argv[1:]):
-        return
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    params = layer.init(jax.random.key(0)) if hasattr(layer, "init") else {}
-    specs = layer.param_specs() if hasattr(layer, "init") else {}
-    whole = P_all.broadcast_data(jax.tree.map(np.asarray, dj.gather(params, specs)) if params else {}, root=0)
-    P_x = P_all.create_cartesian_topology_partition(partition)
-    mine = jnp.asarray(x[tuple(slice(*side) for side in dj.TensorSpec(shape, P_x).box)])
-    ours = layer if hasattr(layer, "init") else (lambda params, x: layer(x))
+def rows(case: Case) -> None:
+    """A row forward, and one forward and backward."""
+    layer = case.layer()
+    has_params = hasattr(layer, "init")
+    params, specs = (layer.init(jax.random.key(0)), layer.param_specs()) if has_params else ({}, {})
+    whole = P_all.broadcast_data(jax.tree.map(np.asarray, dj.gather(params, specs)) if specs else {}, root=0)
+    xs = [given.whole(seed) for seed, given in enumerate(case.inputs)]
+    mine = [given.own(x) for given, x in zip(case.inputs, xs, strict=True)]
+    everything = [jnp.asarray(x) for x in xs]
+    shared = [cut(x, given) for given, x in zip(case.inputs, xs, strict=True)]
+    copies = jax.tree.map(lambda a: cut(a, None), whole)
+
+    def ours(params: Any, *inputs: Any) -> Any:
+        return case.call(layer, params, *inputs)
+
     for direction, wrap in (("forward", lambda f: f), ("forward + backward", both_ways)):
-        ways = [
-            called("one thread", wrap(plain), whole, jnp.asarray(x), here=P_all.rank == 0),
-            called("distdl_jax", wrap(ours), params, mine),
-        ]
-        ways += [called("JAX sharding", wrap(plain), *shared(whole, x, partition))] if N > 1 else []
-        table.row(f"{title}, {direction}, {N} workers", ways)
-        seconds = [statistics.median(measured(way) for _ in range(9)) for way in ways[:2]]
-        of_all = [max(each) for each in zip(*P_all.allgather_data(seconds), strict=True)]
-        if P_all.rank == 0:
-            print(f"{'':<44}processor time: {of_all[0] * 1e3:.2f} ms, and ours {of_all[1] * 1e3:.2f} ms", flush=True)
+        if wrap is both_ways and not case.backward:
+            continue
+        alone = Called("one thread", wrap(case.plain), whole, *everything, here=P_all.rank == 0)
+        split = Called("distdl_jax", wrap(ours), params, *mine)
+        ways = [alone, split]
+        ways += [Called("JAX sharding", wrap(case.plain), copies, *shared)] if N > 1 else []
+        title = f"{case.title}, {direction}"
+        table.row(title, [Way(way.name, way.run) for way in ways], ROUNDS, partial(processor_seconds, alone, split))
+        if case.tolerance is not None:
+            compare(title, sums(alone.result), sums(split.result), case.tolerance)
 
 
-def shared(params: Any, x: np.ndarray, partition: Sequence[int]) -> tuple[Any, jax.Array]:
-    """As JAX shares them between all workers: copies of the parameters, and x cut."""
-    where = jax_sharding.sharding(partition)
-    same = NamedSharding(where.mesh, Spec())
-    copies = jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, same, lambda index: a[index]), params)
-    return copies, jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+class Called:
+    """Calls of the jitted `function`, waited for, and the processor time of each; nothing on workers not `here`."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *arguments: Any, here: bool = True) -> None:
+        self.name = name
+        self.seconds: list[float] = []
+        self.result: Any = None
+        self._function, self._arguments, self._here = jax.jit(function), arguments, here
+
+    def run(self) -> None:
+        """One call."""
+        self.seconds.append(processor_time(self._call) if self._here else 0.0)
+
+    def _call(self) -> None:
+        self.result = jax.block_until_ready(self._function(*self._arguments))
 
 
-def called(name: str, function: Callable[..., Any], params: Any, x: jax.Array, here: bool = True) -> Way:
-    """One call of the jitted `function`, waited for; nothing on workers that are not `here`."""
-    jitted = jax.jit(function)
-    return Way(name, (lambda: jax.block_until_ready(jitted(params, x))) if here else lambda: None)
+def processor_seconds(*ways: Called) -> dict[str, float]:
+    """By way, what the worker that takes most needs for a call; a wait for a message that spins is work, too."""
+    own = {way.name: statistics.median(way.seconds[1:]) for way in ways}  # the first one compiled
+    everyone = P_all.allgather_data(own)
+    return {name: max(each[name] for each in everyone) for name in own}
 
 
-def measured(way: Way) -> float:
-    """The seconds for which this process works in a call; a wait for a message that spins is work, too."""
-    P_all.allgather_data(None)
-    return processor_time(way.run)
+def sums(result: Any) -> list[float]:
+    """Of the output, and of x's gradient where there is one: the sums of absolute values; of a loss, its part."""
+    y, x = (result[0], result[1][1]) if isinstance(result, tuple) else (result, None)
+    found = [] if y is None else [float(jnp.sum(y)) if y.ndim == 0 else float(jnp.sum(jnp.abs(y).astype(float)))]
+    return found + ([] if x is None else [float(jnp.sum(jnp.abs(x).astype(float)))])
 
 
-def on(*shape: int) -> dj.CartesianPartition:
-    return P_all.create_cartesian_topology_partition(shape)
+def compare(title: str, want: list[float], parts: list[float], tolerance: float) -> None:
+    """Note a row of which the workers' parts do not add up to what one thread has."""
+    got = np.sum(P_all.allgather_data(parts), axis=0)
+    if P_all.rank == 0 and not np.allclose(got, want, rtol=tolerance, atol=1e-30):
+        differ.append(f"{title}: {got.tolist()}, and on one thread {want}")
 
 
-def normalised(x: Any, axes: tuple[int, ...]) -> Any:
-    return (x - x.mean(axes, keepdims=True)) * lax.rsqrt(x.var(axes, keepdims=True) + 1e-5)
+def cut(x: Any, given: Tensor | None) -> jax.Array:
+    """As JAX shares it between all workers: cut over all of them, or copied."""
+    whole_grid = given is not None and given.grid is not None and int(np.prod(given.grid)) == N
+    where = jax_sharding.sharding(given.grid if whole_grid else (N,))
+    where = where if whole_grid else NamedSharding(where.mesh, Spec())
+    return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
 
 
-def by_channel(p: Any, y: Any) -> Any:
-    shape = (-1, *(1,) * (y.ndim - 2))
-    return y * p["weight"].reshape(shape) + p["bias"].reshape(shape)
-
-
-def spectral(p: Any, x: Any) -> Any:
-    kept = p["weight"].shape[2] // 2
-    spectrum = jnp.fft.rfft2(x)
-    low = jnp.ix_(*map(jnp.arange, x.shape[:2]), jnp.r_[0:kept, x.shape[2] - kept : x.shape[2]], jnp.arange(kept))
-    product = jnp.einsum("bikl,iokl->bokl", spectrum[low], p["weight"][..., 0] + 1j * p["weight"][..., 1])
-    return jnp.fft.irfft2(jnp.zeros_like(spectrum).at[low].set(product), x.shape[2:])
-
-
-P_first = P_all.create_partition_inclusive([0]).create_cartesian_topology_partition((1, 1))
-image, by_rows = (8, 32, 128, 128), (1, 1, N, 1)
-rows(
-    "fft of 128^3",
-    lambda x: dj.functional.fftn(x + 0j, on(N, 1, 1)),
-    lambda p, x: jnp.fft.fftn(x + 0j),
-    (128,) * 3,
-    (N, 1, 1),
-)
-rows(
-    "rfft of 128^3", lambda x: dj.functional.rfftn(x, on(N, 1, 1)), lambda p, x: jnp.fft.rfftn(x), (128,) * 3, (N, 1, 1)
-)
-rows("spectral conv", nn.DistributedSpectralConv2d(on(*by_rows), 32, 32, 12), spectral, image, by_rows)
-rows(
-    "batch norm",
-    nn.DistributedBatchNorm(on(*by_rows), 32),
-    lambda p, x: by_channel(p, normalised(x, (0, 2, 3))),
-    image,
-    by_rows,
-)
-rows(
-    "group norm",
-    nn.DistributedGroupNorm(on(*by_rows), 4, 32),
-    lambda p, x: by_channel(p, normalised(x.reshape(8, 4, -1), (2,)).reshape(x.shape)),
-    image,
-    by_rows,
-)
-rows(
-    "layer norm, features split",
-    nn.DistributedLayerNorm(on(1, N), 4096),
-    lambda p, x: normalised(x, (1,)) * p["weight"] + p["bias"],
-    (512, 4096),
-    (1, N),
-)
-rows(
-    "linear",
-    nn.DistributedLinear(on(1, N), P_first, on(1, N), 1024, 1024),
-    lambda p, x: x @ p["weight"].T + p["bias"],
-    (512, 1024),
-    (1, N),
-)
-rows(
-    "conv 3 x 3",
-    nn.DistributedConv2d(on(*by_rows), in_channels=32, out_channels=32, kernel_size=3, padding=1),
-    lambda p, x: lax.conv_general_dilated(x, p["weight"], (1, 1), "SAME") + p["bias"].reshape(-1, 1, 1),
-    image,
-    by_rows,
-)
-rows(
-    "conv transpose 2 x 2",
-    nn.DistributedConvTranspose2d(on(*by_rows), in_channels=32, out_channels=32, kernel_size=2, stride=2),
-    lambda p, x: jnp.einsum("bihw,iokl->bohkwl", x, p["weight"]).reshape(8, 32, 256, 256) + p["bias"].reshape(-1, 1, 1),
-    image,
-    by_rows,
-)
-rows(
-    "cross entropy, classes split",
-    (lambda loss: lambda x: loss(x, jnp.arange(x.shape[0]) % 1000))(
-        nn.DistributedCrossEntropyLoss(on(1, N), ignore_index=None)
-    ),
-    lambda p, x: jnp.mean(jax.nn.logsumexp(x, 1) - x[jnp.arange(512), jnp.arange(512) % 1000]),
-    (512, 32768),
-    (1, N),
-)
+for case in all_cases(N):
+    if not sys.argv[1:] or any(word in case.title for word in sys.argv[1:]):
+        rows(case)
 table.write()
+if P_all.broadcast_data(differ, root=0):
+    sys.exit("\n".join(["These differ:", *differ]) if P_all.rank == 0 else 1)

@@ -62,13 +62,24 @@ class Way:
 
 @dataclass
 class Table:
-    """The rows of one benchmark; the first way of each row is what the others are compared with."""
+    """The rows of one benchmark; the first way of each row is what the others are compared with.
+
+    - `width`: of the column of names. - `pause`: seconds of rest before each timing.
+    """
 
     name: str
+    width: int = 44
+    pause: float = PAUSE
     rows: list[dict[str, object]] = field(default_factory=list)
 
-    def row(self, work: str, ways: Sequence[Way], rounds: int = 9) -> None:
-        """Time the ways in turn and print the row on worker 0."""
+    def row(
+        self,
+        work: str,
+        ways: Sequence[Way],
+        rounds: int = 9,
+        processor: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        """Time the ways in turn and print the row on worker 0; `processor` tells seconds of processor time, by way."""
         for way in ways:
             way.before()
             way.run()  # compiles, and touches the buffers
@@ -76,7 +87,7 @@ class Table:
         for _ in range(rounds):
             for way in ways:
                 way.before()
-                time.sleep(PAUSE)
+                time.sleep(self.pause)
                 _comm.Barrier()
                 start = time.perf_counter()
                 way.run()
@@ -85,10 +96,17 @@ class Table:
                 times[way.name].append(_comm.allreduce(seconds, op=MPI.MAX))
         medians = {name: statistics.median(values) for name, values in times.items()}
         ratios = {name: quartiles(values, times[ways[0].name]) for name, values in times.items()}
-        self.rows.append({"work": work, "seconds": medians, "ratios": ratios, "all_seconds": times})
+        worked = processor()
+        self.rows.append(
+            {"work": work, "seconds": medians, "ratios": ratios, "all_seconds": times, "processor_seconds": worked}
+        )
         if _comm.rank == 0:
             cells = [f"{name} {1e6 * t:9.1f} us {spread_text(ratios[name])}" for name, t in medians.items()]
-            print(f"{work:<44}" + "  ".join(cells), flush=True)
+            if worked:
+                least, *others = worked.values()
+                told = ", ".join(f"{1e3 * t:.2f}" for t in worked.values())
+                cells.append(f"processor ms {told} ({', '.join(f'{t / least:.2f}x' for t in others)})")
+            print("  ".join([f"{work:<{self.width}}", *cells]), flush=True)
 
     def write(self) -> None:
         """Write the rows, and what they were measured on, as JSON."""

@@ -21,11 +21,17 @@ from asked import Asked, serve
 
 
 def both_ways(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Forward, and the gradients of input and parameters."""
+    """Forward, and the gradients of parameters and of the first input, where it holds numbers.
 
-    def run(params: Any, x: Any) -> Any:
-        y, pullback = jax.vjp(apply, params, x)
-        return y, pullback(y)
+    Cotangents are the output itself, of a loss 1.
+    """
+
+    def run(params: Any, x: Any, *others: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            y, pullback = jax.vjp(lambda params: apply(params, x, *others), params)
+            return y, (*pullback(y), None)
+        y, pullback = jax.vjp(lambda params, x: apply(params, x, *others), params, x)
+        return y, pullback(y if y.ndim else jnp.ones_like(y))
 
     return run
 

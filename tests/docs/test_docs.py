@@ -100,3 +100,15 @@ def test_public_methods_are_documented(name: str) -> None:
         if not method.startswith("_") and (callable(value) or isinstance(value, property | staticmethod)):
             assert inspect.getdoc(getattr(cls, method)), f"{name}.{method} has no docstring"
             assert f"`{method}" in text, f"docs/primitives.md does not mention {name}.{method}"
+
+
+def test_every_layer_has_a_row_in_the_benchmark_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the movements, which have no counterpart on one worker."""
+    from distdl_jax import nn
+    from distdl_jax.nn import data_movement
+
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    titles = [case.title for case in importlib.import_module("layer_cases.everything").all_cases(2)]
+    assert len(set(titles)) == len(titles)
+    movements = {name for name in nn.__all__ if getattr(nn, name).__module__ == data_movement.__name__}
+    assert {title.split(",")[0] for title in titles} >= set(nn.__all__) - movements - {"Layer"}

@@ -1,0 +1,90 @@
+"""Convolutions of a kernel of 3 with a padding of 1, transposed ones of a kernel and a stride of 2, and pools of 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+from distdl_jax import nn
+from jax import lax
+
+from layer_cases import Case, Tensor, along_channels, on
+
+SHAPES = {1: (16, 32, 4096), 2: (8, 32, 64, 64), 3: (1, 8, 32, 32, 32)}
+POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48)}
+
+
+def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], Any]:
+    """In plain JAX."""
+
+    def plain(p: Any, x: Any) -> Any:
+        y = lax.conv_general_dilated(x, p["weight"], (stride,) * dims, [(1, 1)] * dims, feature_group_count=groups)
+        return y + along_channels(p["bias"], dims)
+
+    return plain
+
+
+def transposed(p: Any, x: Any) -> Any:
+    """In plain JAX, as a product: windows do not overlap. What XLA makes of strides took 30 times as long."""
+    dims = x.ndim - 2
+    places, kernel = "hwd"[:dims], "klm"[:dims]
+    between = "".join(a + b for a, b in zip(places, kernel, strict=True))
+    y = jnp.einsum(f"bi{places},io{kernel}->bo{between}", x, p["weight"])
+    y = y.reshape(len(x), -1, *(2 * n for n in x.shape[2:]))
+    return y + along_channels(p["bias"], dims)
+
+
+def pool(op: Any, start: float, divisor: float = 1) -> Callable[[Any, Any], Any]:
+    """In plain JAX."""
+
+    def plain(p: Any, x: Any) -> Any:
+        windows = (1, 1, *(2,) * (x.ndim - 2))
+        y = lax.reduce_window(x, start, op, windows, windows, "VALID")
+        return y if divisor == 1 else y / 2 ** (x.ndim - 2)
+
+    return plain
+
+
+def cases(n: int) -> Iterator[Case]:
+    """On n workers; along channels and features, on pairs along the channels where n is divisible by 4."""
+    c = 2 if n % 4 == 0 else 1
+    for dims, shape in SHAPES.items():
+        name, channels = f"Conv{dims}d", {"in_channels": shape[1], "out_channels": shape[1]}
+        same = channels | {"kernel_size": 3, "padding": 1}
+        ones = (1,) * (dims - 1)
+        rows, all_ones = (1, 1, n, *ones), (1, 1, 1, *ones)
+        x, plain = Tensor(shape, rows), conv(dims)
+
+        def made(name: str, *grids: tuple[int, ...], **options: Any) -> Callable[[], Any]:
+            return lambda: getattr(nn, f"Distributed{name}")(*(on(*grid) for grid in grids), **options)
+
+        yield Case(f"Distributed{name}, rows split", [x], made(name, rows, **same), plain)
+        if dims == 2:
+            strided = {**same, "stride": 2}
+            depthwise = {**same, "groups": shape[1]}
+            batch = (n, 1, 1, 1)
+            yield Case(f"Distributed{name}, stride 2", [x], made(name, rows, **strided), conv(dims, 2))
+            yield Case(f"Distributed{name}, a group a channel", [x], made(name, rows, **depthwise),
+                       conv(dims, 1, shape[1]))  # fmt: skip
+            yield Case(f"Distributed{name}, batch split", [Tensor(shape, batch)], made(name, batch, **same), plain)
+        yield Case(f"DistributedFeature{name}, columns split" if dims > 1 else f"DistributedFeature{name}, split",
+                   [Tensor(shape, (1, 1, *ones, n))], made(f"Feature{name}", (1, 1, *ones, n), **same),
+                   plain)  # fmt: skip
+        along = (1, n, 1, *ones)
+        yield Case(f"DistributedChannel{name}, in-channels split", [Tensor(shape, along)],
+                   made(f"Channel{name}", along, all_ones, along, **same), plain)  # fmt: skip
+        yield Case(f"DistributedChannel{name}, out-channels split", [Tensor(shape, all_ones)],
+                   made(f"Channel{name}", all_ones, along, (n, 1, 1, *ones), **same), plain)  # fmt: skip
+        grids = ((1, 1, n // c, *ones), (1, c, n // c, *ones), (c, 1, n // c, *ones))
+        yield Case(f"DistributedGeneral{name}, rows{' and channels' * (c > 1)} split", [Tensor(shape, grids[0])],
+                   made(f"General{name}", *grids, **same), plain)  # fmt: skip
+        yield Case(f"DistributedConvTranspose{dims}d, rows split", [x],
+                   made(f"ConvTranspose{dims}d", rows, **channels, kernel_size=2, stride=2), transposed)  # fmt: skip
+    for dims, shape in POOLED.items():
+        rows = (1, 1, n, *(1,) * (dims - 1))
+        for kind, plain in (("Max", pool(lax.max, -jnp.inf)), ("Avg", pool(lax.add, 0.0, prod((2,) * dims)))):
+            layer = getattr(nn, f"Distributed{kind}Pool{dims}d")
+            yield Case(f"Distributed{kind}Pool{dims}d, rows split", [Tensor(shape, rows)],
+                       lambda layer=layer, rows=rows: layer(on(*rows), 2), plain)  # fmt: skip

@@ -1,0 +1,8 @@
+"""All cases."""
+
+from layer_cases import Case, convolutions, dense, losses, others, sequences, shapes
+
+
+def all_cases(n: int) -> list[Case]:
+    """Of n workers: one or more for each layer that has a counterpart on one worker."""
+    return [case for room in (convolutions, dense, losses, shapes, sequences, others) for case in room.cases(n)]

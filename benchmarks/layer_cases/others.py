@@ -1,0 +1,80 @@
+"""Layers that work in frequencies, and layers around layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import distdl_jax as dj
+import jax
+import jax.numpy as jnp
+from distdl_jax import nn
+
+from layer_cases import Case, Tensor, along_channels, on, without_params
+from layer_cases.convolutions import conv, pool
+from layer_cases.dense import linear
+
+SPECTRAL = {1: ((16, 32, 8192), 64), 2: ((8, 32, 64, 64), 12), 3: ((2, 16, 32, 32, 32), 6)}
+
+
+def spectral(p: Any, x: Any) -> Any:
+    """In plain JAX: the lowest frequencies, each times a matrix."""
+    axes = tuple(range(2, x.ndim))
+    modes = p["weight"].shape[-2]
+    spectrum = jnp.fft.rfftn(x, axes=axes)
+    places = [jnp.r_[0:modes, n - modes : n] for n in x.shape[2:-1]]
+    low = jnp.ix_(jnp.arange(len(x)), jnp.arange(x.shape[1]), *places, jnp.arange(modes))
+    product = jnp.einsum("bi...,io...->bo...", spectrum[low], p["weight"][..., 0] + 1j * p["weight"][..., 1])
+    return jnp.fft.irfftn(jnp.zeros_like(spectrum).at[low].set(product), x.shape[2:], axes)
+
+
+def fno_block(p: Any, x: Any) -> Any:
+    """In plain JAX."""
+    weight = p["pointwise"]["weight"]
+    y = jnp.einsum("bi...,oi->bo...", x, weight.reshape(weight.shape[:2]))
+    return jax.nn.gelu(spectral(p["spectral"], x) + y + along_channels(p["pointwise"]["bias"], x.ndim - 2))
+
+
+def cases(n: int) -> Iterator[Case]:
+    """On n workers."""
+    cube = Tensor((128, 128, 128), (n, 1, 1))
+    yield Case("functional.fftn, of 128^3, complex", [cube],
+               lambda: lambda x: dj.functional.fftn(x + 0j, on(n, 1, 1)), lambda p, x: jnp.fft.fftn(x + 0j),
+               without_params)  # fmt: skip
+    yield Case("functional.rfftn, of 128^3", [cube], lambda: lambda x: dj.functional.rfftn(x, on(n, 1, 1)),
+               lambda p, x: jnp.fft.rfftn(x), without_params)  # fmt: skip
+    for dims, (shape, modes) in SPECTRAL.items():
+        rows = (1, 1, n, *(1,) * (dims - 1))
+        layer = getattr(nn, f"DistributedSpectralConv{dims}d")
+        yield Case(f"DistributedSpectralConv{dims}d, rows split", [Tensor(shape, rows)],
+                   lambda layer=layer, rows=rows, c=shape[1], modes=modes: layer(on(*rows), c, c, modes),
+                   spectral)  # fmt: skip
+    (shape, modes), rows = SPECTRAL[2], (1, 1, n, 1)
+    x, c = Tensor(shape, rows), shape[1]
+    yield Case("DistributedFNOBlock, rows split", [x], lambda: nn.DistributedFNOBlock(on(*rows), c, c, modes),
+               fno_block)  # fmt: skip
+
+    def convolution() -> Any:
+        return nn.DistributedConv2d(on(*rows), in_channels=c, out_channels=c, kernel_size=3, padding=1)
+
+    plain, pooled = conv(2), pool(jax.lax.max, -jnp.inf)
+
+    def two(p: Any, x: Any) -> Any:
+        return jax.nn.relu(plain(p[2], jax.nn.relu(plain(p[0], x))))
+
+    def chain() -> Any:
+        return nn.Sequential(convolution(), jax.nn.relu, convolution(), jax.nn.relu)
+
+    yield Case("Sequential, convolution and pool, rows split", [x],
+               lambda: nn.Sequential(convolution(), jax.nn.relu, nn.DistributedMaxPool2d(on(*rows), 2)),
+               lambda p, x: pooled({}, jax.nn.relu(plain(p[0], x))))  # fmt: skip
+    yield Case("Remat, of two convolutions, rows split", [x], lambda: nn.Remat(chain()), jax.checkpoint(two))
+    yield Case("Residual, of two convolutions, rows split", [x], lambda: nn.Residual(chain()),
+               lambda p, x: x + two(p["body"], x))  # fmt: skip
+
+    def rounded(p: Any, x: Any) -> Any:
+        return linear(jax.tree.map(lambda a: a.astype(jnp.bfloat16), p), x.astype(jnp.bfloat16)).astype(x.dtype)
+
+    yield Case("Precision, linear in bfloat16, batch split", [Tensor((512, 1024), (n, 1))],
+               lambda: nn.Precision(nn.DistributedLinear(on(n, 1), on(n, 1), on(n, 1, 1), 1024, 1024)), rounded,
+               tolerance=0.02)  # fmt: skip

@@ -1,0 +1,115 @@
+"""Attention in all its kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from distdl_jax import nn
+
+from layer_cases import Case, Tensor, on
+
+BATCH, LENGTH, FEATURES, HEADS = 2, 512, 256, 8
+KEY, DROPPED = 7, 0.1
+
+
+def rotated(x: Any, base: float) -> Any:
+    low, high = jnp.split(x, 2, -1)
+    angles = np.arange(x.shape[1])[:, None, None] * base ** (-2 * np.arange(low.shape[-1]) / x.shape[-1])
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def attention(told: str = "", **options: Any) -> Callable[..., Any]:
+    """In plain JAX; `told` is what comes behind x: "memory", "mask" or "padding"."""
+
+    def plain(p: Any, x: Any, more: Any = None) -> Any:
+        def projected(name: str, of: Any) -> Any:
+            return jnp.einsum("nse,hde->nshd", of, p[name]) + p[f"{name}_bias"]
+
+        memory = more if told == "memory" else x
+        if options.get("fused"):
+            y = jnp.einsum("nse,gkde->nsgkd", x, p["qkv"]) + p["qkv_bias"]
+            q, k, v = y[:, :, :, :-2].reshape(*x.shape[:2], HEADS, -1), y[:, :, :, -2], y[:, :, :, -1]
+        else:
+            q, k, v = (projected(*both) for both in (("query", x), ("key", memory), ("value", memory)))
+        if options.get("rotary"):
+            q, k = rotated(q, options["rotary"]), rotated(k, options["rotary"])
+        k, v = (each.repeat(HEADS // each.shape[2], 2) for each in (k, v))
+        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(FEATURES / HEADS).astype(np.float32)
+        if options.get("causal"):
+            scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
+        if told in ("mask", "padding"):
+            hidden = more if told == "mask" else more[:, None, None]
+            scores = jnp.where(hidden, -jnp.inf, scores)
+        weights = jax.nn.softmax(scores)
+        if options.get("dropout"):
+            kept = jax.random.bernoulli(jax.random.key(KEY), 1 - DROPPED, weights.shape)
+            weights = jnp.where(kept, weights / (1 - DROPPED), 0)
+        return jnp.einsum("nhst,nthd,ehd->nse", weights, v, p["out"]) + p["out_bias"]
+
+    return plain
+
+
+def told(name: str) -> Callable[..., Any]:
+    """Calls the layer with an argument of that name."""
+    return lambda layer, params, x, more: layer(params, x, **{name: more})
+
+
+def continued(layer: Any, params: Any, x: Any) -> Any:
+    """One element more, behind all places of a cache but one."""
+    cache = layer.init_cache(BATCH, LENGTH)
+    return layer(params, x, cache={**cache, "length": cache["length"] + LENGTH - 1})[0]
+
+
+def continued_alone(p: Any, x: Any) -> Any:
+    """In plain JAX, with a cache of as many places, of zeros."""
+    q, k, v = (jnp.einsum("nse,hde->nshd", x, p[name]) + p[f"{name}_bias"] for name in ("query", "key", "value"))
+    k, v = (jnp.zeros((len(x), LENGTH, *each.shape[2:])).at[:, LENGTH - 1 :].set(each) for each in (k, v))
+    scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(FEATURES / HEADS).astype(np.float32)
+    return jnp.einsum("nhst,nthd,ehd->nse", jax.nn.softmax(scores), v, p["out"]) + p["out_bias"]
+
+
+def cases(n: int) -> Iterator[Case]:
+    """On n workers."""
+    shape, heads, sequence = (BATCH, LENGTH, FEATURES), (1, 1, n), (1, n, 1)
+    name = "DistributedMultiHeadAttention"
+
+    def made(grid: tuple[int, ...], **options: Any) -> Callable[[], Any]:
+        return lambda: nn.DistributedMultiHeadAttention(on(*grid), FEATURES, HEADS, **options)
+
+    for what, grid, options in (
+        ("heads split", heads, {}),
+        ("heads split, causal, rotary, keys grouped, fused", heads,
+         {"causal": True, "rotary": 1e4, "num_key_heads": 4, "fused": True}),
+        ("ring", sequence, {}),
+        ("ring, causal, rotary", sequence, {"causal": True, "rotary": 1e4}),
+        ("sequence for heads (Ulysses)", sequence, {"exchange": "heads"}),
+        ("sequence for heads, causal, keys grouped", sequence,
+         {"exchange": "heads", "causal": True, "num_key_heads": 4}),
+        ("sequence gathered", sequence, {"exchange": "gather"}),
+    ):  # fmt: skip
+        yield Case(f"{name}, {what}", [Tensor(shape, grid)], made(grid, **options), attention(**options))
+
+    memory, mask = Tensor((BATCH, LENGTH // 2, FEATURES), heads), Tensor((LENGTH, LENGTH), kind="bool")
+    padding = Tensor((BATCH, LENGTH), kind="bool")
+    x, cut = Tensor(shape, heads), Tensor(shape, sequence)
+    for what, first, grid, more, its in (
+        ("heads split, to a memory", x, heads, memory, "memory"),
+        ("heads split, masked", x, heads, mask, "mask"),
+        ("heads split, padded", x, heads, padding, "padding"),
+        ("ring, to a memory", cut, sequence, Tensor(memory.shape, sequence), "memory"),
+        ("ring, masked", cut, sequence, Tensor(mask.shape, (n, 1), "bool"), "mask"),
+        ("ring, padded", cut, sequence, Tensor(padding.shape, (1, n), "bool"), "padding"),
+    ):
+        argument = {"memory": "memory", "mask": "attn_mask", "padding": "key_padding_mask"}[its]
+        yield Case(f"{name}, {what}", [first, more], made(grid), attention(its), told(argument))
+
+    for what, given, grid in (("heads split", x, heads), ("ring", cut, sequence)):
+        yield Case(f"{name}, {what}, with dropout", [given], made(grid, dropout=DROPPED), attention(dropout=True),
+                   lambda layer, params, x: layer(params, x, key=jax.random.key(KEY)))  # fmt: skip
+    yield Case(f"{name}, heads split, one element behind a cache", [Tensor((BATCH, 1, FEATURES), heads)],
+               made(heads, causal=True), continued_alone, continued, backward=False)  # fmt: skip
