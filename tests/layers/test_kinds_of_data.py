@@ -77,6 +77,38 @@ def test_an_infinity_stays_in_its_group() -> None:
 
 
 @pytest.mark.simulated(2)
+@pytest.mark.parametrize("kind", ["adaptive", "linear"])
+def test_an_infinity_stays_where_it_is_read(kind: str) -> None:
+    """0 times infinity is no number: outputs that don't read it are not multiplied with it, nor are the gradients."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    whole = np.random.default_rng(0).normal(size=(1, 2, 23))
+    whole[0, 0, 9], whole[0, 1, 20] = np.inf, np.nan
+    weights = np.zeros((23, 4 if kind == "adaptive" else 69))
+    if kind == "adaptive":
+        for o in range(4):  # windows of 6 and 7: more than are taken one after the other
+            start, stop = o * 23 // 4, -(-(o + 1) * 23 // 4)
+            weights[start:stop, o] = 1 / (stop - start)
+        layer: Any = nn.DistributedAdaptiveAvgPool(P, 4)
+    else:
+        for o in range(69):
+            place = min(max((o + 0.5) / 3 - 0.5, 0), 22)
+            weights[int(place), o] += 1 - place % 1
+            weights[min(int(place) + 1, 22), o] += place % 1
+        layer = nn.DistributedUpsample(P, scale_factor=3, mode="linear")
+
+    def times(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        return np.stack([(x[..., column != 0] * column[column != 0]).sum(-1) for column in matrix.T], -1)
+
+    dy = np.random.default_rng(1).normal(size=(1, 2, weights.shape[1]))
+    dy[0, 0, 1] = -np.inf
+    y, dx = jax.jit(lambda x, dy: (lambda y, pullback: (y, pullback(dy)[0]))(*jax.vjp(layer, x)))(
+        cut(whole, P), cut(dy, P)
+    )
+    np.testing.assert_allclose(y, cut(times(whole, weights), P), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(dx, cut(times(dy, weights.T), P), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.simulated(2)
 def test_a_label_that_is_no_class_has_no_loss() -> None:
     """Counted from 1, say: then every loss would be of the wrong class, and the last class would have none."""
     P = dj.Partition().create_cartesian_topology_partition([1, 2])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -27,7 +28,7 @@ from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.primitives.tie import tie
 
 MOST_TAPS = 4
-"""The most inputs of an output that are taken one by one; more are a product with a matrix."""
+"""The most inputs of an output that are taken one after the other; more are taken together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,22 +69,47 @@ class Taps:
         places = self.inputs - start
         if self.is_slice:
             return lax.slice_in_dim(x, int(places[0, 0]), int(places[0, -1]) + 1, axis=d)
-        if len(places) > MOST_TAPS:
-            matrix = np.zeros((x.shape[d], self.outputs))
-            np.add.at(matrix, (places, np.arange(self.outputs)[None, :]), self.weights)
-            product = jnp.tensordot(x, matrix.astype(x.dtype), (d, 0), precision=lax.Precision.HIGHEST)
-            return jnp.moveaxis(product, -1, d)
-        along = (-1, *(1,) * (x.ndim - d - 1))
-        total: Array | None = None
-        for where, weights in zip(places, self.weights, strict=True):
-            taken = jnp.take(x, where, axis=d, mode="clip")
-            if np.all((weights == 0) | (weights == 1)):
-                taken = taken if np.all(weights) else jnp.where((weights == 1).reshape(along), taken, 0)
-            else:
-                taken = taken * weights.astype(x.dtype).reshape(along)
-            total = taken if total is None else total + taken
-        assert total is not None
-        return total
+        return _applied(Taps(places, self.weights), x, d)
+
+    def adjoint(self, size: int) -> Taps:
+        """What is read of the outputs' cotangents for those of the inputs, of which there are `size`."""
+        tap, output = np.nonzero(self.weights)
+        inputs = self.inputs[tap, output]
+        order = np.argsort(inputs, kind="stable")
+        tap, output, inputs = tap[order], output[order], inputs[order]
+        turn = np.arange(inputs.size) - np.searchsorted(inputs, inputs)  # the how manieth that reads this input
+        most = int(turn.max(initial=-1)) + 1
+        outputs, weights = np.zeros((max(most, 1), size), int), np.zeros((max(most, 1), size))
+        outputs[turn, inputs], weights[turn, inputs] = output, self.weights[tap, output]
+        return Taps(outputs, weights)
+
+
+def _applied(taps: Taps, x: Array, d: int) -> Array:
+    """The outputs along dimension `d` of `x`. What is read with a weight of 0 is not: 0 times infinity is no number.
+
+    A product with a matrix would have to be of all inputs with all outputs. The gradient of what is taken together is
+    taken, too: JAX's own would be a scatter.
+    """
+    if len(taps.inputs) <= MOST_TAPS:
+        return reduce(jnp.add, (_taken(x, *tap, d) for tap in zip(taps.inputs, taps.weights, strict=True)))
+
+    @jax.custom_vjp
+    def together(x: Array) -> Array:
+        return jnp.sum(_taken(x, taps.inputs.T, taps.weights.T, d), d + 1)
+
+    size = x.shape[d]
+    together.defvjp(lambda x: (together(x), None), lambda _, dy: (_applied(taps.adjoint(size), dy, d),))
+    y: Array = together(x)
+    return y
+
+
+def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
+    """The inputs at `places` along dimension `d`, each with its weight."""
+    taken = jnp.take(x, places, axis=d, mode="clip")
+    along = (*weights.shape, *(1,) * (x.ndim - d - 1))
+    if not np.all(weights):
+        taken = jnp.where((weights != 0).reshape(along), taken, 0)
+    return taken if np.all((weights == 0) | (weights == 1)) else taken * weights.astype(x.dtype).reshape(along)
 
 
 @dataclass(frozen=True)
