@@ -5,17 +5,22 @@ In the samples each operator meets each mode and each world that it has a case f
 transformation. There is more under jax.jit, and over MPI, in the other files of the matrix.
 """
 
+from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 from launcher.examples import LONG
 from matrix.adjoints import check_exactly
 from matrix.covering import covering
-from matrix.everything import MODES, SMALL, WORLDS, dtypes_in, in_batches, transformations_in
+from matrix.everything import DTYPES, MODES, SMALL, WORLDS, dtypes_in, in_batches, transformations_in
 from matrix.programs import compare, expected, transformed
 from matrix.transformations import TRANSFORMATIONS
 
 TOLERANCE = 1e-12
+ALL = "all"
+# In a long run each is a test of its own: all of them take hours, and can be run a part at a time.
+ALONE = {"dtype": DTYPES, "transformation": TRANSFORMATIONS} if LONG > 1 else {"dtype": [ALL], "transformation": [ALL]}
 
 
 def test_each_pair_is_in_a_sample() -> None:
@@ -31,19 +36,28 @@ def test_each_pair_is_in_a_sample() -> None:
 
 
 @pytest.mark.simulated(*WORLDS)
+@pytest.mark.parametrize("dtype", ALONE["dtype"])
 @pytest.mark.parametrize("mode", MODES)
-def test_operators(mode: str, world_size: int) -> None:
+def test_operators(mode: str, dtype: str, world_size: int) -> None:
     """Forward and adjoint, exactly: values, shapes and dtypes."""
-    for batch in in_batches(dtypes_in(mode, world_size)):
-        check_exactly(batch, MODES[mode])
+    chosen = [(case, its) for case, its in dtypes_in(mode, world_size) if dtype in (its, ALL)]
+    for batch in in_batches(chosen):
+        for part in parts(batch):
+            check_exactly(part, MODES[mode])
 
 
 @pytest.mark.simulated(*(WORLDS if LONG > 1 else SMALL))
+@pytest.mark.parametrize("transformation", ALONE["transformation"])
 @pytest.mark.parametrize("mode", MODES)
-def test_transformations(mode: str, world_size: int) -> None:
+def test_transformations(mode: str, transformation: str, world_size: int) -> None:
     """As in test_matrix_transformations, each with one operator."""
-    for name in TRANSFORMATIONS:
+    for name in TRANSFORMATIONS if transformation == ALL else [transformation]:
         cases = [case for case, chosen in transformations_in(mode, world_size) if chosen == name]
-        if cases:
-            want = expected(cases, TRANSFORMATIONS[name])
-            compare(transformed(cases, TRANSFORMATIONS[name], MODES[mode]), want, TOLERANCE)
+        for part in parts(cases):
+            want = expected(part, TRANSFORMATIONS[name])
+            compare(transformed(part, TRANSFORMATIONS[name], MODES[mode]), want, TOLERANCE)
+
+
+def parts(cases: Sequence[Any]) -> list[Sequence[Any]]:
+    """As many as one program may hold: what it takes to compile grows faster than it."""
+    return [cases[start : start + 16] for start in range(0, len(cases), 16)]
