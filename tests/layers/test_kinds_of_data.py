@@ -52,6 +52,11 @@ def test_maxima_of_booleans() -> None:
     ("layer", "dtype", "message"),
     [
         (lambda P: nn.DistributedMaxPool1d(P, 2), "complex64", "`x` must hold real numbers"),
+        (
+            nn.DistributedGlobalMaxPool,
+            "int32",
+            "`x` must hold real floating-point numbers, and have features, but is int",
+        ),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=300), "uint8", "`value` (=300) must be a number that `x`, of"),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=0.5), "int32", "`value` (=0.5) must be a number that `x`"),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=1e9), "float16", "`value` (=1000000000.0) must be a number"),
