@@ -189,6 +189,8 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> CallLog | None:
     if world is None:
         log.warning("%s %s", name, _SEVERAL_WORLDS)
         return None
+    if not program and not worlds and worker_status().is_beside_the_program:
+        return None  # a loader's, say: it needs nobody, and comes to it when it likes
     world.check_devices()
     if world.size == 1:
         return None

@@ -57,18 +57,20 @@ def worlds_used() -> Iterator[list[World]]:
 
 
 def world_of(used: Iterable[World]) -> World | None:
-    """The world that a program belongs to which uses these: the smallest that has all their workers; None where there
-    is none. Of a program that uses none: the only one that is open, or the largest; that of COMM_WORLD where there is
-    none yet. In `dj.simulate`: the worker's."""
+    """The world that a program belongs to which uses these: the smallest that has all their workers, one of these if
+    it can be; None where there is none. Of a program that uses none: the only one that is open, or the largest; that of
+    COMM_WORLD where there is none yet. In `dj.simulate`: the worker's."""
     if (world := _simulated()) is not None:
         return world
     from distdl_jax.backends.mpi.world import opened
 
+    used = list(used)
     members = set[int]().union(*(world.members for world in opened if any(world is other for other in used)))
     if not members:
         return max(opened, key=lambda world: world.size) if opened else open_world()
     containing = [world for world in opened if members.issubset(world.members)]
-    return min(containing, key=lambda world: world.size, default=None)
+    own = [world for world in containing if any(world is other for other in used)]
+    return min(own + containing, key=lambda world: world.size, default=None)
 
 
 def _simulated() -> InProcessWorld | None:

@@ -165,8 +165,8 @@ class Carrier:
         for message in posts:
             self._post(message, COORDINATOR)
         mine = {self.members[self._rank]: Doing(Compiled(self._compiled, now))}
-        for survey, known in told:
-            self._post(SurveyAnswer(self._rank, survey, facts.state(), merged(known, mine)), COORDINATOR)
+        for survey, known, is_last in told:
+            self._post(SurveyAnswer(self._rank, survey, facts.state(), merged(known, mine), is_last), COORDINATOR)
         self._obey(orders)
         if self._coordinator is not None:
             with self._coordinating:
@@ -193,8 +193,8 @@ class Carrier:
                 self._worlds.relay, asked = self._worlds.relay.asked(survey, self.members, others)
                 for world in asked:
                     others[world]._post(SurveyAsked(others[world]._rank, survey), COORDINATOR)
-            case SurveyResult(survey, known):
-                self._worlds.relay = self._worlds.relay.told(survey, self.members, known)
+            case SurveyResult(survey, known, is_last):
+                self._worlds.relay = self._worlds.relay.told(survey, self.members, known, is_last)
             case _:
                 self._hear_as_coordinator(message, now)
 
@@ -213,7 +213,7 @@ class Carrier:
         """The other worlds of the worker, but for those of which all workers belong to a larger one."""
         return [other for other in self._worlds.carriers if other is not self and not other._covered and other._goes_on]
 
-    def _survey_answers(self) -> list[tuple[Survey, Known]]:
+    def _survey_answers(self) -> list[tuple[Survey, Known, bool]]:
         """Those that are due in this world: of worlds with the same workers, in the first."""
         worlds = self._worlds
         if next(carrier for carrier in worlds.carriers if carrier.members == self.members) is not self:
@@ -246,14 +246,16 @@ class Carrier:
         if waiting is None:
             return None
         channel, waits_for, elsewhere = waiting.channel, waiting.waits_for, True
+        beyond: Workers = ()
         if channel is None:  # they open a world
+            beyond = waits_for if self is self._worlds.clock_for(waits_for) and not self.has_all(waits_for) else ()
             waits_for = tuple(map(self.members.index, waits_for)) if self.has_all(waits_for) else ()
         elif not isinstance(theirs := channel.monitor, Carrier):
             return None
         elif elsewhere := theirs is not self:
             waited_for = tuple(theirs.members[worker] for worker in waits_for)
             waits_for = tuple(map(self.members.index, waited_for)) if self.has_all(theirs.members) else ()
-        return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for, elsewhere)
+        return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for, elsewhere, beyond)
 
     def has_all(self, workers: Workers) -> bool:
         """Whether these, by their ranks in COMM_WORLD, are all of this world."""
@@ -271,16 +273,17 @@ class Carrier:
         """A run of a program, looked into when it has lasted for a while."""
         if self._run.number == sample.run or sample.seconds < PATIENCE:
             return self._run if self._run.number == sample.run else Run()
-        number, (_, name) = self.calls.number, self._status.calls[-1]
+        status = self._status
+        call, number = status.call_of(status.shown), self.calls.number
         stack = main_stack()
         lines = user_frames(stack)
         run = Run(sample.run, str(lines[0]) if lines else "")
         if sample.token is not None:
-            if (of := self._status.run_of(sample.token)) is not None:
+            if (of := status.run_of(sample.token)) is not None:
                 run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
-        elif runs_its_call(stack):
-            is_counted = self.calls.inside and number == self.calls.number
-            run = replace(run, function=name, program=number if is_counted else 0)
+        elif call is not None and runs_its_call(stack):
+            is_counted = call.log is self.calls and self.calls.inside and number == self.calls.number
+            run = replace(run, function=call.name, program=number if is_counted else 0)
         self._run = run
         return run
 
@@ -321,3 +324,10 @@ class Worlds:
 
     carriers: list[Carrier] = field(default_factory=list)
     relay: Relay = field(default_factory=Relay)
+
+    def clock_for(self, workers: Workers) -> Carrier | None:
+        """The carrier in whose world it is asked how long the worker may wait for these, by their ranks in COMM_WORLD:
+        one that has them all, or the first from which others are reached; None where there is none."""
+        carriers = [carrier for carrier in self.carriers if not carrier._covered and carrier._goes_on]
+        having_all = (carrier for carrier in carriers if carrier.has_all(workers))
+        return next(having_all, next(iter(carriers), None))

@@ -22,6 +22,10 @@ ASKED_AT = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0)
 FIRST_LINE = 60.0
 """Seconds after its end for which a worker waits before it asks for whom the job goes on."""
 
+UNTIL_GIVEN_UP = 1 + 1 / 16
+"""After how many times the limit without an answer a worker ends the job: a coordinator that waits for others as long
+as the limit speaks first."""
+
 LAST_QUESTION = len(ASKED_AT) - 1
 """How many are asked before that at the limit: the only one of a worker whose program has ended."""
 
@@ -77,11 +81,12 @@ class Wait:
         if not self.limit:
             return never, never
         asks = self._next_question() if self.asked < len(ASKED_AT) else never
-        ends = max(self.unanswered, self.began + self.allowed) + self.limit if self.unanswered is not None else never
+        ends = max(self.unanswered, self.began + self.allowed) if self.unanswered is not None else never
+        ends += UNTIL_GIVEN_UP * self.limit
         return asks, ends
 
     def look(self, now: float) -> Literal["ask", "give up"] | None:
-        """Whether to ask the coordinator, or, if that has been silent for as long as the limit, to end the job."""
+        """Whether to ask the coordinator, or, if that has been silent for longer than the limit, to end the job."""
         asks, ends = self.wakes_at()
         # The last question is asked once: the coordinator comes back to it.
         return "give up" if now >= ends else "ask" if now >= asks else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
+from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock
 from distdl_jax.watchdog.messages import (
     Allowance,
     Answer,
@@ -35,8 +35,17 @@ from distdl_jax.watchdog.messages import (
     ToWorker,
 )
 from distdl_jax.watchdog.needs import Needs, Plans, equal_plans, needs_of_all
-from distdl_jax.watchdog.roll import LISTED, UNHEARD, Limits, Roll, known_here, time_is_up, was_not_heard_from
-from distdl_jax.watchdog.survey import Poll, Survey, held_up_by, merged
+from distdl_jax.watchdog.roll import (
+    LISTED,
+    RUNNING,
+    Limits,
+    Roll,
+    known_here,
+    line_about_the_end,
+    time_is_up,
+    was_not_heard_from,
+)
+from distdl_jax.watchdog.survey import Poll, Survey, at_fault, lines_of, merged
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -55,8 +64,6 @@ SEEKS_EVERY = 1e-3
 
 ROLLS_EVERY = 4e-3
 """The same from one roll call to the next: who asks meanwhile is in the next one."""
-
-RUNNING = State("running")
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,9 @@ class Coordinator:
         elif now >= self._roll_ends_at():
             known, more = known._end_roll(now)
             posts = posts + more
+        if not known.ends and now >= known._overdue_at():
+            known, more = known._tell_beforehand(now)
+            posts = posts + more
         if not known.ends and now >= known._seeks_at():
             known, more = known._seek(now)
             posts = posts + more
@@ -188,7 +198,7 @@ class Coordinator:
 
     def wakes_at(self) -> float:
         """When it will have something to say, if nothing happens before."""
-        return min(self._seeks_at(), self._roll_ends_at(), self.roll.is_due_at, self.roll.speaks_at)
+        return min(self._seeks_at(), self._roll_ends_at(), self.roll.is_due_at, self.roll.speaks_at, self._overdue_at())
 
     def _seeks_at(self) -> float:
         return min(self.look_at, self.seeks_from if self.is_news else float("inf"))
@@ -287,21 +297,19 @@ class Coordinator:
             seconds = allowed[asker.worker, asker.kind]
             limit = limits.of(asker)
             if asker.kind == "left":
-                posts += self._line_about_the_end(asker, now)
+                posts += [(asker.worker, Say(text)) for text in line_about_the_end(asker, self.states, self.roll, now)]
                 seconds, limit = asker.seconds, min(max(LINES_AT_THE_END[0], asker.seconds), LINES_AT_THE_END[1])
             elif limit is None:
                 seconds, limit = asker.seconds, self.limits.waiting
             if asker.seconds - seconds >= limit:
                 if poll is None and (asked := self._beyond()):
                     return self._begin_survey(asked)
-                roll = self.roll
-                unheard = {w: now - t for w, t in roll.owed.items() if now - t >= UNHEARD or w not in roll.answers}
+                unheard = self.roll.unheard(now)
                 text = time_is_up(asker, limit, self.states, self.programs, unheard, self.size)
                 doings = merged(beyond, known_here(self.members, self.states, self.plans, unheard))
-                about = held_up_by(self.members[asker.worker], doings)
+                about = at_fault(self.members[asker.worker], doings, poll is None or not poll.awaited)
                 if not set(about) <= set(self.members):
-                    lines = (f"worker {worker} {doings[worker].describe()}" for worker in about[:LISTED])
-                    text += f"\nOf MPI.COMM_WORLD, {'; '.join(lines)}."
+                    text += f"\nOf MPI.COMM_WORLD, {'; '.join(lines_of(about[:LISTED], doings))}."
                 return known._end(text, about)
             posts.append((asker.worker, Allowance(asker.kind, asker.episode, seconds, limit)))
         return known, posts
@@ -310,10 +318,8 @@ class Coordinator:
 
     def _beyond(self) -> frozenset[int]:
         """Who is to be asked what goes on elsewhere: nobody where somebody has been silent for the limit."""
-        answers = self.roll.answers
-        if len(answers) < self.size:
-            return frozenset()
-        return frozenset(worker for worker, answer in answers.items() if answer.detail.beyond)
+        beyond = frozenset(worker for worker, answer in self.roll.answers.items() if answer.detail.beyond)
+        return beyond if len(self.roll.answers) == self.size else frozenset()
 
     def _own_poll(self) -> Poll | None:
         """That of the roll call that goes on."""
@@ -338,32 +344,35 @@ class Coordinator:
         poll = self.polls.get(answer.survey.world)
         if poll is None or poll.survey != answer.survey or answer.worker not in poll.awaited:
             return self, []
-        poll = poll.with_answer(answer.worker, answer.known)
+        poll = poll.with_answer(answer.worker, answer.known, answer.is_last)
+        known = replace(self, polls={**self.polls, answer.survey.world: poll})
+        if poll.asker is None or (poll.awaited and answer.is_last and not poll.is_overdue):
+            return known, []
+        return known._tell(poll)
+
+    def _tell(self, poll: Poll) -> tuple[Coordinator, Posts]:
+        """To who has asked in this world: what is known by now."""
+        here = known_here(self.members, self.states, self.plans, poll.awaited - poll.heard)
+        result = SurveyResult(poll.survey, merged(poll.known, here), not poll.awaited)
+        known = poll if poll.awaited else replace(poll, known={})
+        posts: Posts = [] if poll.asker is None else [(poll.asker, result)]
+        return replace(self, polls={**self.polls, poll.survey.world: known}), posts
+
+    def _overdue_at(self) -> float:
+        limit = self.limits.waiting or float("inf")
+        return min((poll.overdue_at(limit) for poll in self.polls.values()), default=float("inf"))
+
+    def _tell_beforehand(self, now: float) -> tuple[Coordinator, Posts]:
+        known: Coordinator = self
         posts: Posts = []
-        if not poll.awaited and poll.asker is not None:
-            result = merged(poll.known, known_here(self.members, self.states, self.plans))
-            posts = [(poll.asker, SurveyResult(answer.survey, result))]
-            poll = replace(poll, known={})
-        return replace(self, polls={**self.polls, answer.survey.world: poll}), posts
+        for poll in self.polls.values():
+            if now >= poll.overdue_at(self.limits.waiting):
+                known, more = known._tell(replace(poll, is_overdue=True))
+                posts = posts + more
+        return known, posts
 
     def _first_that_left(self) -> int | None:
         return min((worker for worker, state in self.states.items() if state.kind == "left"), default=None)
-
-    def _line_about_the_end(self, asker: StillWaiting, now: float) -> Posts:
-        """Of workers whose programs have ended, the first says who is waited for; nobody need hurry."""
-        left = [worker for worker, state in self.states.items() if state.kind == "left"]
-        others = [worker for worker in range(self.size) if worker not in left]
-        if not others:
-            return []
-        heard = self.roll.answers
-        what = "; ".join(
-            f"worker {worker} {self.states.get(worker, RUNNING).describe()}"
-            if worker in heard
-            else was_not_heard_from(worker, self.roll.owed, now)
-            for worker in others[:8]
-        )
-        ended = f"{workers_text(tuple(sorted(left))).capitalize()} ended {asker.seconds:.0f} s ago or more"
-        return [(asker.worker, Say(f"distdl_jax: {ended}; the job goes on: {what}.\n"))]
 
     # --- the end ---
 

@@ -27,7 +27,7 @@ def end_the_job_on_uncaught_exceptions() -> None:
         return
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if is_forked():
+        if is_forked() or _main_program_goes_on():
             previous(kind, error, trace)
             return
         text = ""
@@ -43,6 +43,17 @@ def end_the_job_on_uncaught_exceptions() -> None:
 
     end_job.ends_the_job = True  # type: ignore[attr-defined]
     sys.excepthook = end_job
+
+
+def _main_program_goes_on() -> bool:
+    """Whether it is the main program itself that shows an exception (as consoles do), and has not ended by it: Python
+    calls the hook, or one that calls it in turn, when no line of the program is left to run."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == "<module>"
 
 
 class _Ticket:

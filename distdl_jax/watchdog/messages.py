@@ -78,12 +78,13 @@ class SurveyAsked:
 
 @dataclass(frozen=True)
 class SurveyAnswer:
-    """What the worker does, and what it was told in its other worlds."""
+    """What the worker does, and what it was told in its other worlds; `is_last`: that is all it will be told."""
 
     worker: int
     survey: Survey
     state: State
     known: Known
+    is_last: bool = True
 
 
 # --- to a worker ---
@@ -106,10 +107,11 @@ class SurveyQuestion:
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """What is known in this world, for the worker that asked."""
+    """What is known in this world, for the worker that asked; `is_last`: nobody is asked there any more."""
 
     survey: Survey
     known: Known
+    is_last: bool = True
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,17 @@ _SILENT = "Worker 0, which knows of all others, was not heard from for as long a
 @dataclass(frozen=True)
 class Agreement:
     """One that the worker is in: its number, for what purpose, from which source line, for whom it still waits, and
-    whether it is another world's: then it waits for nobody here, unless all of that world are here."""
+    whether it is another world's: then it waits for nobody here, unless all of that world are here.
+
+    `beyond`: for whom it waits, by rank in COMM_WORLD, in one that no world has a clock for but this one.
+    """
 
     number: int
     purpose: str
     where: str
     waits_for: tuple[int, ...]
     elsewhere: bool = False
+    beyond: tuple[int, ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -75,13 +79,8 @@ class Facts:
         if self.left is not None:
             return State("left", self.where, calls=self.calls, status=self.left)
         if (agreement := self.agreement) is not None:
-            number, purpose, where, waits_for = (
-                agreement.number,
-                agreement.purpose,
-                agreement.where,
-                agreement.waits_for,
-            )
-            return State(agreement.kind, where, purpose, waits_for, number, self.calls)
+            told = State(agreement.kind, agreement.where, agreement.purpose, agreement.waits_for, agreement.number)
+            return replace(told, calls=self.calls, beyond=agreement.beyond)
         if self.run:
             run, program, function = self.run, self.program, self.function
             return State("executing", self.where, "", (), run, self.calls, program, function)
@@ -211,7 +210,9 @@ class Reporter:
         known, orders = self, Orders()
         for place, wait in enumerate(self.waits):
             # Of some waits another world has the clock.
-            if facts.covered or (wait.kind == "elsewhere" and facts.agreement and not facts.agreement.waits_for):
+            agreement = facts.agreement
+            is_here = agreement is None or bool(agreement.waits_for or agreement.beyond)
+            if facts.covered or (wait.kind == "elsewhere" and not is_here):
                 continue
             match wait.look(now):
                 case "ask":

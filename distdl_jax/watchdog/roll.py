@@ -16,7 +16,7 @@ from distdl_jax.watchdog.calls import Calls
 from distdl_jax.watchdog.deadlock import Kind, State, workers_text
 from distdl_jax.watchdog.messages import Answer, StillWaiting
 from distdl_jax.watchdog.needs import Needs, Plans, needs_of
-from distdl_jax.watchdog.survey import Compiled, Doing, Known
+from distdl_jax.watchdog.survey import NOT_HEARD_FROM, Compiled, Doing, Known
 
 UNHEARD = 12.0
 """After how many seconds without an answer it is said that a worker was not heard from."""
@@ -96,6 +96,10 @@ class Roll:
     def silent(self, now: float) -> tuple[int, ...]:
         """Who has owed an answer for so long that it is to be spoken of, and was not mentioned yet."""
         return tuple(sorted(w for w, since in self._waited_for().items() if now - since >= UNHEARD))
+
+    def unheard(self, now: float) -> dict[int, float]:
+        """For how long who has owed an answer, and is to be named."""
+        return {w: now - t for w, t in self.owed.items() if now - t >= UNHEARD or w not in self.answers}
 
     @cached_property
     def speaks_at(self) -> float:
@@ -277,6 +281,20 @@ def _by_the_data(name: str) -> str:
     )
 
 
+def line_about_the_end(asker: StillWaiting, states: Mapping[int, State], roll: Roll, now: float) -> list[str]:
+    """Of workers whose programs have ended, the first says who is waited for; nobody need hurry."""
+    left = tuple(sorted(worker for worker, state in states.items() if state.kind == "left"))
+    others = [worker for worker in range(roll.size) if worker not in left]
+    what = "; ".join(
+        f"worker {worker} {states.get(worker, RUNNING).describe()}"
+        if worker in roll.answers
+        else was_not_heard_from(worker, roll.owed, now)
+        for worker in others[:8]
+    )
+    ended = f"{workers_text(left).capitalize()} ended {asker.seconds:.0f} s ago or more"
+    return [f"distdl_jax: {ended}; the job goes on: {what}.\n"] if others else []
+
+
 def known_here(members: Workers, states: Mapping[int, State], plans: Plans, unheard: Collection[int] = ()) -> Known:
     """What each worker of a world does, by what is known there."""
     return {member: _doing(worker, members, states, plans, unheard) for worker, member in enumerate(members)}
@@ -285,11 +303,11 @@ def known_here(members: Workers, states: Mapping[int, State], plans: Plans, unhe
 def _doing(worker: int, members: Workers, states: Mapping[int, State], plans: Plans, unheard: Collection[int]) -> Doing:
     state, is_unheard = states.get(worker, RUNNING), worker in unheard
     if is_unheard or not (state.waits or state.kind == "elsewhere"):
-        return Doing(what="was not heard from" if is_unheard else state.describe())
+        return Doing(what=NOT_HEARD_FROM if is_unheard else state.describe())
     if state.kind in ("agreeing", "elsewhere"):
         # Where somebody is silent nobody was asked for whom those elsewhere wait.
         waits_for = state.waits_for or (tuple(unheard) if state.kind == "elsewhere" else ())
-        return Doing(waits=True, waits_for=frozenset(members[other] for other in waits_for))
+        return Doing(waits=True, waits_for=frozenset(members[other] for other in waits_for).union(state.beyond))
     if state.plan in plans and not state.calls.mixed:
         part = plans[state.plan].get(worker, Needs())
         missing = missing_of(part, state, states)

@@ -62,19 +62,40 @@ class Dispatched(NamedTuple):
     name: str
 
 
+@dataclass
+class Call:
+    """A call of a checked function that a thread is in: of which, where it counts (None where that is not known yet),
+    and whether it is traced."""
+
+    name: str
+    log: CallLog | None
+    tracing: bool = False
+
+
+class _OfThread(threading.local):
+    """What each thread has for itself: how it traces a function, which worlds it uses (None where nobody wants to
+    know), and the tokens of its last call that is over."""
+
+    def __init__(self) -> None:
+        self.agreements: Agreements | None = None
+        self.worlds: list[Any] | None = None
+        self.before: list[Any] = []
+
+
 class WorkerStatus:
     """The state of one worker.
 
     - `rank`, `size`: its number among the workers that were launched together, and how many they are. If not given,
       those of MPI's COMM_WORLD, once MPI has started.
     - `calls`: the last calls of checked functions that it has begun, as number and name.
-    - `in_call`, `tracing`: whether it is in such a call now, and whether it traces it.
-    - `log`: where that call counts; None where that is not known yet.
-    - `thread`: the one that has called last: agreements, and checked functions. `tokens`: what tells how far its
-      programs are. `callers`: the same of all threads that have called. `home`: the one that has agreed with others
-      last, or made a call that counts. `shown`: whose stack is reported.
-    - `agreements`: how the checked function is traced that it traces. `traces`: of all functions, and those before.
-    - `worlds`: where somebody wants to know them, the worlds whose partitions it has used.
+    - `in_call`, `tracing`: whether a thread is in such a call now, and whether one traces it.
+    - `log`: where the call counts that began first; None where that is not known yet.
+    - `thread`: the one that has called last: agreements, and checked functions. `callers`: of all threads that have
+      called, what tells how far their programs are. `home`: the one that has agreed with others last, or made a call
+      that counts. `shown`: whose stack is reported.
+    - `agreements`: how this thread traces the checked function that it traces. `traces`: of all functions, and those
+      before.
+    - `worlds`: where somebody wants to know them, the worlds whose partitions this thread has used.
     - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
     - `exit_status`: what the process ends with, once that is known; None before.
@@ -86,21 +107,16 @@ class WorkerStatus:
         self._size = size
         self._waiting: dict[int, Waiting] = {}
         self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=REMEMBERED)
-        self.in_call = False
-        self.tracing = False
-        self.log: CallLog | None = None
         self.thread = self.home = self.shown = 0
-        self.tokens: Callable[[], list[Any]] = list
         self.callers: dict[int, Callable[[], list[Any]]] = {}
         self.mixed = False
-        self.agreements: Agreements | None = None
         self.traces = Traces()
-        self.worlds: list[Any] | None = None
         self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
         self.exit_status: int | None = None
         self.thread_error = ""
         self._agreements = 0
-        self._call: object = None
+        self._open: dict[int, Call] = {}
+        self._here = _OfThread()
 
     @property
     def rank(self) -> int:
@@ -111,6 +127,39 @@ class WorkerStatus:
     def size(self) -> int:
         """The number of workers."""
         return _mpi_rank_and_size()[1] if self._size is None else self._size
+
+    @property
+    def in_call(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def tracing(self) -> bool:
+        return any(call.tracing for call in list(self._open.values()))
+
+    @property
+    def log(self) -> CallLog | None:
+        return next((call.log for call in list(self._open.values())), None)
+
+    @property
+    def agreements(self) -> Agreements | None:
+        return self._here.agreements
+
+    @property
+    def worlds(self) -> list[Any] | None:
+        return self._here.worlds
+
+    @worlds.setter
+    def worlds(self, worlds: list[Any] | None) -> None:
+        self._here.worlds = worlds
+
+    @property
+    def is_beside_the_program(self) -> bool:
+        """Whether this thread is another one than the program's main one, in a process that is one worker."""
+        return self is _of_process and threading.current_thread() is not threading.main_thread()
+
+    def call_of(self, thread: int) -> Call | None:
+        """The call that a thread is in."""
+        return self._open.get(thread)
 
     @property
     def waiting(self) -> Waiting | None:
@@ -146,7 +195,6 @@ class WorkerStatus:
             if thread not in self.callers:
                 self.callers[thread] = dispatched_by_this_thread()
             self.thread = thread
-            self.tokens = self.callers[thread]
 
     def run_of(self, token: Any) -> Dispatched | None:
         """The run of a call's program that has this token; None where that is not known."""
@@ -165,64 +213,70 @@ class WorkerStatus:
         `log`: that of the world in which the function is known to communicate.
         """
         thread = threading.get_ident()
-        if self.in_call and (thread == self.thread or log is None or self.log is not None):
-            yield  # a part of it; or beside it, in another thread: one of the two needs nobody
+        counted = [other.log for other in list(self._open.values()) if other.log is not None]
+        if thread in self._open or any(log is other for other in counted):
+            yield  # a part of it; or beside one that counts in the same world, in another thread: one needs nobody
             return
         self.is_called_here()
-        self.home = self.thread if log is not None else self.home
-        self._call = call = object()
+        self.home = thread if log is not None else self.home
+        programs = self.callers[thread]
+        call = Call(name, log)
         # In this order: who sees the call in the list sees that the worker is in it, or that it has been.
-        self.in_call = True
+        self._open[thread] = call
         self.calls.append((self.calls[-1][0] + 1, name))
-        self.log = log
-        last = self.dispatched[-1].buffers if self.dispatched else []
-        self.mixed = self.mixed or any(all(token is not other for other in last) for token in self.tokens())
+        self._is_mixed(programs())
         if log is not None:
             log.begin(name)
-        completed, agreements, tokens = False, self._agreements, self.tokens()
+        completed, agreements, tokens = False, self._agreements, programs()
         try:
             yield
             completed = True
         finally:
-            if self._call is call:
-                self._end_call(name, completed, agreements, tokens)
+            told = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, programs()))
+            self._end_call(call, completed, told, programs())
+            del self._open[thread]
 
-    def _end_call(self, name: str, completed: bool, agreements: int, tokens: list[Any]) -> None:
-        if self.log is None:  # others may have skipped it
-            before = self.dispatched[-1].buffers if self.dispatched else []
-            self.mixed = self.mixed or any(all(token is not other for other in before) for token in self.tokens())
-        self.dispatched.append(Dispatched(self.tokens(), self.log, self.log.number if self.log else 0, name))
-        if self.log is not None:
-            if completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, self.tokens())):
-                self.log.end(completed)
+    def _is_mixed(self, tokens: list[Any]) -> None:
+        """Whether this thread has run something since its last call."""
+        last = self._here.before
+        self.mixed = self.mixed or any(all(token is not other for other in last) for token in tokens)
+
+    def _end_call(self, call: Call, completed: bool, told: bool, tokens: list[Any]) -> None:
+        if call.log is None:  # others may have skipped it
+            self._is_mixed(tokens)
+        self._here.before = tokens
+        self.dispatched.append(Dispatched(tokens, call.log, call.log.number if call.log else 0, call.name))
+        if call.log is not None:
+            if told:
+                call.log.end(completed)
             else:
-                self.log.undo()
-        self.log = None
-        self.in_call = self.tracing = False
+                call.log.undo()
 
     def agreed_on(self, log: CallLog, number: int, name: str) -> None:
-        """All workers of a world have agreed on the plan of the call that this one is in."""
-        if self.in_call:
+        """All workers of a world have agreed on the plan of the call that this thread is in."""
+        if (call := self._open.get(threading.get_ident())) is not None:
             log.agree(number, name)
-            if self.log is not None and self.log is not log:
-                self.log.cannot_compare()
-            self.log = log
+            if call.log is not None and call.log is not log:
+                call.log.cannot_compare()
+            call.log = log
 
     @contextmanager
     def traced(self) -> Iterator[Agreements]:
-        """Record that the worker traces the function that it calls; where it calls none, nothing follows."""
-        self.tracing = self.in_call
-        traces = self.traces.now() if self.log is not None else []
+        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
+        call = self._open.get(threading.get_ident()) or Call("", None)
+        call.tracing = True
+        traces = self.traces.now() if call.log is not None else []
         asks = bool(traces) and traces[-1].before is not None
-        outer, self.agreements = self.agreements, Agreements(asks, len(traces) + 1)
-        if self.log is not None:
-            self.log.agreed_before, self.log.tracing = asks, True
+        here = self._here
+        outer, here.agreements = here.agreements, Agreements(asks, len(traces) + 1)
+        if call.log is not None:
+            call.log.agreed_before, call.log.tracing = asks, True
         try:
-            yield self.agreements
+            yield here.agreements
         finally:
-            self.agreements, self.tracing = outer, False
-            if self.log is not None:
-                self.log.tracing = False
+            here.agreements, call.tracing = outer, False
+            if call.log is not None:
+                call.log.tracing = False
 
     def agree(
         self,

@@ -4,7 +4,8 @@ Who waits in one world may wait for a worker that waits in another one, for some
 ends the job, its coordinator asks, beyond its own world, what each worker does and how long it has compiled. The
 question spreads as an echo: whoever is asked for the first time asks on, and answers once all whom it has asked have
 answered; asked again, it answers at once. So whoever began knows, in the end, of all who can be reached, as they were
-after it had begun. Pure.
+after it had begun. Where somebody has been silent for half of the limit, what is known by then goes on beforehand, so
+that he is named who keeps the others waiting; the answers themselves are awaited. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from typing import NamedTuple
 
 from distdl_jax.plans.decomposition import Workers
 from distdl_jax.watchdog.deadlock import workers_text
+
+OVERDUE = 0.5
+"""After which part of the limit what is known goes on to who asked."""
+
+NOT_HEARD_FROM = "was not heard from"
 
 
 class Survey(NamedTuple):
@@ -64,6 +70,9 @@ class Doing:
         )
 
 
+NOT_ASKED = Doing(what="could not be asked")
+"""What is known of a worker that no survey has reached."""
+
 Known = Mapping[int, Doing]
 """By rank in COMM_WORLD."""
 
@@ -98,31 +107,55 @@ def held_up_by(asker: int, known: Known) -> tuple[int, ...]:
     return tuple(sorted(about if about and is_certain else seen))
 
 
+def at_fault(asker: int, known: Known, is_complete: bool) -> tuple[int, ...]:
+    """Who holds up the worker. Where not all have answered, or could be asked: who was not heard from, if anybody."""
+    about = held_up_by(asker, known)
+    if is_complete and known.keys() >= set(about):
+        return about
+    return tuple(sorted(w for w, doing in known.items() if doing.what == NOT_HEARD_FROM and not doing.waits)) or about
+
+
+def lines_of(workers: Iterable[int], known: Known) -> list[str]:
+    """What each of them does."""
+    return [f"worker {worker} {known.get(worker, NOT_ASKED).describe()}" for worker in workers]
+
+
 @dataclass(frozen=True)
 class Poll:
     """A coordinator's part in a survey: for which of its workers (None: it has begun it itself), since when, whose
-    answers it awaits, and what is known by now."""
+    answers it awaits, who has said something, what is known by now, and whether that goes on before all have answered.
+    """
 
     survey: Survey
     asker: int | None
     began_at: float
     awaited: frozenset[int]
+    heard: frozenset[int] = frozenset()
     known: Known = field(default_factory=dict)
+    is_overdue: bool = False
 
-    def with_answer(self, worker: int, known: Known) -> Poll:
-        """One of them has answered."""
-        return replace(self, awaited=self.awaited - {worker}, known=merged(self.known, known))
+    def with_answer(self, worker: int, known: Known, is_last: bool) -> Poll:
+        """One of them has answered, or told what it knows by now."""
+        awaited = self.awaited - {worker} if is_last else self.awaited
+        return replace(self, awaited=awaited, heard=self.heard | {worker}, known=merged(self.known, known))
+
+    def overdue_at(self, limit: float) -> float:
+        """When what is known goes on, if not all answer before."""
+        is_due = self.asker is not None and self.awaited and not self.is_overdue
+        return self.began_at + OVERDUE * limit if is_due else float("inf")
 
 
 @dataclass(frozen=True)
 class Errand:
-    """A worker's part in a survey: in which world it was asked, in which others it asks, and what it was told there."""
+    """A worker's part in a survey: in which world it was asked, in which others it asks, what it was told there, and
+    whether that is to go on before all of it is."""
 
     survey: Survey
     world: Workers
     awaited: frozenset[Workers]
     known: Known = field(default_factory=dict)
     is_over: bool = False
+    is_news: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,23 +176,30 @@ class Relay:
         errand = Errand(survey, world, frozenset(others))
         return replace(self, errands={**self.errands, survey.world: errand}), errand.awaited
 
-    def told(self, survey: Survey, world: Workers, known: Known) -> Relay:
+    def told(self, survey: Survey, world: Workers, known: Known, is_last: bool = True) -> Relay:
         """What is known in `world`, in which it has asked."""
         errand = self.errands.get(survey.world)
-        if errand is None or errand.survey != survey:
+        if errand is None or errand.survey != survey or errand.is_over:
             return self
-        errand = replace(errand, awaited=errand.awaited - {world}, known=merged(errand.known, known))
+        awaited = errand.awaited - {world} if is_last else errand.awaited
+        errand = replace(errand, awaited=awaited, known=merged(errand.known, known), is_news=not is_last)
         return replace(self, errands={**self.errands, survey.world: errand})
 
-    def answers(self, world: Workers, going_on: Set[Workers]) -> tuple[Relay, list[tuple[Survey, Known]]]:
-        """What it can answer in `world` by now; `going_on`: those of its worlds whose workers have not all left."""
+    def answers(self, world: Workers, going_on: Set[Workers]) -> tuple[Relay, list[tuple[Survey, Known, bool]]]:
+        """What it can say in `world` by now, and whether that is all; `going_on`: those of its worlds whose workers
+        have not all left."""
         if not self.again and all(errand.is_over for errand in self.errands.values()):
             return self, []
-        posts: list[tuple[Survey, Known]] = [(survey, {}) for survey, asked_in in self.again if asked_in == world]
+        posts: list[tuple[Survey, Known, bool]] = [(survey, {}, True) for survey, at in self.again if at == world]
         errands = dict(self.errands)
         for began, errand in self.errands.items():
-            if errand.world == world and not errand.is_over and not errand.awaited & going_on:
-                posts.append((errand.survey, errand.known))
+            if errand.world != world or errand.is_over:
+                continue
+            if not errand.awaited & going_on:
+                posts.append((errand.survey, errand.known, True))
                 errands[began] = replace(errand, known={}, is_over=True)
+            elif errand.is_news:
+                posts.append((errand.survey, errand.known, False))
+                errands[began] = replace(errand, is_news=False)
         again = tuple((survey, asked_in) for survey, asked_in in self.again if asked_in != world)
         return replace(self, errands=errands, again=again), posts

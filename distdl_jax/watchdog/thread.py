@@ -80,11 +80,11 @@ class WatchdogThread:
                     carrier.turn(sample, now, self._worlds)
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """That of a worker that waits for others to open a world, where no other one has them all."""
+        """That of a worker that waits for others to open a world, and has none yet in which it could ask."""
         waiting = status.waiting
         if not self._limit or waiting is None or waiting.channel is not None:
             return
-        if any(carrier.has_all(waiting.waits_for) for carrier in self._worlds.carriers):
+        if self._worlds.clock_for(waiting.waits_for) is not None:
             return
         if self._waits_since[0] != waiting.number:
             self._waits_since = (waiting.number, now)

@@ -53,6 +53,10 @@ class Step:
     pauses: dict[int, float] = field(default_factory=dict)
     retries: frozenset[int] = frozenset()
 
+    def workers(self, worlds: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Who takes part, by number in the job; `team` is by number in the step's world, but where one is opened."""
+        return self.team if self.kind == "open" else tuple(worlds[self.world][rank] for rank in self.team)
+
     def computes(self) -> float:
         """Seconds in its program, of all workers."""
         parts = () if self.function is None else self.function.parts.values()
@@ -126,6 +130,13 @@ def overlapping_worlds(random: Random, size: int) -> list[tuple[int, ...]]:
     return random.sample(worlds, len(worlds))
 
 
+def team_across(random: Random, worlds: list[tuple[int, ...]], first: int) -> tuple[int, ...]:
+    """Two workers or more of a communicator, and of another one that has some of its workers."""
+    common = [world for world in worlds if set(world) & set(worlds[first])]
+    known = sorted({*worlds[first], *random.choice(common)})
+    return tuple(random.sample(known, random.randint(2, len(known))))
+
+
 def function_of(random: Random, world: int, size: int, name: str, longest: float) -> Function:
     """Some collectives and messages, the same for all workers."""
     parts: dict[int, list[tuple[str, Any]]] = {worker: [] for worker in range(size)}
@@ -146,7 +157,7 @@ def function_of(random: Random, world: int, size: int, name: str, longest: float
 
 def drawn(seed: int, faulty: bool) -> Draw:
     """The job of this seed."""
-    random = Random(seed)
+    random, other = Random(seed), Random(seed + 0.5)
     size = random.choice((2, 2, 3, 3, 4, 5, random.randint(2, 9), random.randint(2, 9)))
     if random.random() < 0.08:
         size = random.choice((random.randint(10, 16), random.randint(10, 24), random.randint(25, 64)))
@@ -177,6 +188,8 @@ def drawn(seed: int, faulty: bool) -> Draw:
         if kind == "plain":
             step.function = function_of(random, world, len(worlds[world]), "plain", longest)
             step.team = tuple(range(len(worlds[world])))
+        elif kind == "agree" and overlapping and other.random() < 0.4:
+            step.kind, step.team = "open", team_across(other, worlds, world)
         steps.append(step)
     draw = Draw(seed, size, 0.0, steps, worlds, overlapping, longer=random.choice((1.0, 1.0, 8.0)))
     draw.slowest = random.choice((1e-4, 1e-2, 1.0, longest))
@@ -232,7 +245,7 @@ def choose_fault(random: Random, draw: Draw) -> None:
     places: dict[str, list[int]] = {fault: [] for fault in FAULTS}
     called: set[str] = set()
     for number, step in enumerate(draw.steps):
-        is_in = draw.faulty in (draw.worlds[step.world][rank] for rank in step.team)
+        is_in = draw.faulty in step.workers(draw.worlds)
         name = step.function.name if step.function is not None and step.kind == "call" else ""
         for fault, can_be in {
             "skips a call": is_in and step.kind != "local",
@@ -291,13 +304,16 @@ def program_of(worker: Worker, draw: Draw) -> Steps:
             handled = yield from faulty_step(worker, draw, step, draw.fault)
             if handled:
                 continue
-        if worker.rank in (draw.worlds[step.world][rank] for rank in step.team):
+        if worker.rank in step.workers(draw.worlds):
             yield from healthy_step(worker, step)
     yield from worker.leave()
     worker.job.poke(worker)
 
 
 def healthy_step(worker: Worker, step: Step) -> Steps:
+    if step.kind == "open":
+        yield from worker.open(step.team)
+        return
     watch = worker.watches[worker.job.worlds[step.world]]
     match step.kind:
         case "agree":

@@ -30,13 +30,13 @@ def test_what_is_allowed_does_not_count():
     assert waiting.look(1279.9) is None and waiting.look(1280.0) == "ask"
 
 
-def test_it_gives_up_when_the_coordinator_has_been_silent_for_the_limit():
+def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_limit():
     waiting = wait().after_asking(1010.0)
     assert waiting.look(1169.0) == "ask"  # it is time for other questions
     for _ in range(4):
         waiting = waiting.after_asking(1169.0)
-    assert waiting.look(1169.9) is None and waiting.look(1170.0) == "give up"
-    assert waiting.noted(1169.0).look(1300.0) is None and waiting.noted(1169.0).look(1329.0) == "give up"
+    assert waiting.look(1179.9) is None and waiting.look(1180.0) == "give up"
+    assert waiting.noted(1169.0).look(1338.9) is None and waiting.noted(1169.0).look(1339.0) == "give up"
 
 
 @pytest.mark.parametrize("turns", [[0.05] * 100, [0.05, 3600.0, 0.05], [0.05, 1e6]])

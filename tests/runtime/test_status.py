@@ -62,6 +62,35 @@ def test_a_call_that_counts_nowhere_hides_none_of_another_thread():
     assert set(status.callers) == {thread.ident, threading.get_ident()}
 
 
+def test_calls_in_two_threads_count_each_in_its_world():
+    """Of a program that trains in a thread, too, over a communicator of its own."""
+    status, ours, theirs = WorkerStatus(0, 1), CallLog(), CallLog()
+
+    def train():
+        with status.call("step in a thread"), status.traced() as agreements:
+            status.worlds.append("theirs")
+            status.agreed_on(theirs, 1, "step in a thread")
+            assert status.agreements is agreements
+        with status.call("step in a thread", theirs):
+            pass
+
+    with status.call("step", ours), status.traced() as agreements:
+        status.worlds = []
+        thread = threading.Thread(target=in_the_world_of_a_thread, args=(status, train))
+        thread.start()
+        thread.join(10)
+        assert status.worlds == [] and status.agreements is agreements
+        assert ours.inside and ours.tracing and status.call_of(threading.get_ident()).log is ours
+    assert (ours.number, ours.passed, theirs.number, theirs.passed) == (1, 1, 2, 2)
+    assert not status.in_call and not status.tracing
+
+
+def in_the_world_of_a_thread(status, train):
+    status.worlds = []
+    train()
+    assert status.worlds == ["theirs"]
+
+
 def test_of_several_threads_that_wait_for_others_the_first_counts():
     """One that agrees again and again, in a communicator of its own, hides none that has waited for long."""
     status = WorkerStatus(0, 2)

@@ -19,7 +19,7 @@ from distdl_jax.watchdog.messages import (
     SurveyQuestion,
     SurveyResult,
 )
-from distdl_jax.watchdog.survey import Compiled, Doing, Relay, Survey, held_up_by, merged
+from distdl_jax.watchdog.survey import Compiled, Doing, Relay, Survey, at_fault, held_up_by, lines_of, merged
 
 LIMITS = TimeLimits(100.0, 100.0)
 
@@ -51,8 +51,8 @@ def carried(worlds, survey, compiled, random):
             own = {worker: Doing(Compiled(*compiled[worker]))}
             state = State("compiling")
             letters += [
-                (mine, worker, SurveyAnswer(mine.index(worker), which, state, merged(known, own)))
-                for which, known in due
+                (mine, worker, SurveyAnswer(mine.index(worker), which, state, merged(known, own), is_last))
+                for which, known, is_last in due
             ]
     assert awaited == 0
     return answered
@@ -82,10 +82,10 @@ def test_nobody_is_asked_twice_and_a_world_of_those_who_left_is_not_waited_for()
     relay, again = relay.asked(Survey((0, 1), 1), (2, 3), [(1, 2), (2, 4)])
     assert not again
     relay, due = relay.answers((2, 3), {(1, 2), (2, 3), (2, 4)})
-    assert due == [(Survey((0, 1), 1), {})]
+    assert due == [(Survey((0, 1), 1), {}, True)]
     relay = relay.told(Survey((0, 1), 1), (2, 4), {4: Doing()})
     relay, due = relay.answers((1, 2), {(1, 2)})
-    assert due == [(Survey((0, 1), 1), {4: Doing()})]
+    assert due == [(Survey((0, 1), 1), {4: Doing()}, True)]
     assert relay.answers((1, 2), set())[1] == []
 
 
@@ -124,6 +124,38 @@ def test_a_survey_that_does_not_come_back_is_given_up_at_the_limit():
     coordinator, _ = asks(Coordinator((5, 3), LIMITS), 110.0)
     assert coordinator.tick(209.0)[1] == []
     assert isinstance(coordinator.tick(211.0)[1][0][1], EndJob)
+
+
+def test_what_is_known_goes_on_beforehand_where_somebody_is_silent():
+    """So that worker 7 is named, of the world of workers 3 and 7, to which worker 3 belongs, too."""
+    survey = Survey((5, 3), 9)
+    silent, posts = Coordinator((3, 7), LIMITS).hear(SurveyAsked(0, survey), 10.0)
+    assert [to for to, _ in posts] == [0, 1]
+    silent, posts = silent.hear(SurveyAnswer(0, survey, State("elsewhere", episode=4), {}), 11.0)
+    silent, asked = silent.tick(12.0)
+    assert not posts and not asked and silent.wakes_at() == 60.0
+    silent, ((to, result),) = silent.tick(60.0)
+    assert (to, result.is_last, result.known[7].what) == (0, False, "was not heard from")
+    relay, _ = Relay().asked(survey, (5, 3), [(3, 7)])
+    relay = relay.told(survey, (3, 7), result.known, result.is_last)
+    relay, ((_, known, is_last),) = relay.answers((5, 3), {(5, 3), (3, 7)})
+    assert not is_last and not relay.answers((5, 3), {(5, 3), (3, 7)})[1]
+    coordinator, posts = asks(Coordinator((5, 3), LIMITS), 110.0)
+    begun = posts[0][1].survey
+    coordinator, _ = coordinator.hear(SurveyAnswer(1, begun, State("elsewhere", episode=4), known, is_last), 160.0)
+    ((_, end), _) = coordinator.tick(211.0)[1]
+    assert end.about == (7,) and "Of MPI.COMM_WORLD, worker 7 was not heard from." in end.text
+    # It is there after all: the last answer counts.
+    silent, ((_, result),) = silent.hear(SurveyAnswer(1, survey, State("compiling"), {}), 70.0)
+    assert result.is_last
+
+
+def test_who_could_not_be_asked_is_named():
+    waits = {5: Doing(waits=True, waits_for=frozenset({8})), 3: Doing()}
+    assert at_fault(5, waits, is_complete=True) == (8,)
+    assert lines_of((8,), waits) == ["worker 8 could not be asked"]
+    silent = Doing(what="was not heard from")
+    assert at_fault(5, {**waits, 3: silent}, is_complete=True) == (3,)
 
 
 def test_who_holds_up_whom_is_followed_through_all_worlds():

@@ -66,8 +66,12 @@ class Job:
             self._to_come += not watch
             heapq.heappush(self._events, (time, next(self._order), watch, event))
 
-    def run(self, most: int = 2_000_000) -> Ended | None:
-        """Until the watch ends the job, all programs have ended, or nothing can happen any more."""
+    def run(self, most: int = 20_000_000) -> Ended | None:
+        """Until the watch ends the job, all programs have ended, or nothing can happen any more.
+
+        `most`: how many events that may take. With a limit of a year, of which every hour has its lines and roll calls,
+        it takes millions.
+        """
         while self._events and self.ended is None and not all(worker.left is not None for worker in self.workers):
             self.now, _, watch, event = heapq.heappop(self._events)
             self._to_come -= not watch
@@ -153,6 +157,15 @@ class Job:
         if all(met[rank] >= mine for rank in team):
             for rank in team:
                 self.poke(watch.world.watches[rank].worker)
+        return lambda: all(met[rank] >= mine for rank in team)
+
+    def meet(self, worker: Worker, team: tuple[int, ...]) -> Callable[[], bool]:
+        """Where workers of the job make a communicator that no world knows of yet."""
+        met = self._met["communicator", team]
+        met[worker.rank] += 1
+        mine = met[worker.rank]
+        for rank in team:
+            self.poke(self.workers[rank])
         return lambda: all(met[rank] >= mine for rank in team)
 
     def send(self, watch: Watch, dest: int) -> Callable[[], bool]:

@@ -113,7 +113,18 @@ class Watch:
                 has_all = here.keys() >= set(world.members)
                 waits_for = tuple(here[world.members[worker]] for worker in theirs.waits_for) if has_all else ()
                 return replace(theirs, waits_for=waits_for, elsewhere=True)
-        return None
+        if self.worker.opening is None:
+            return None
+        number, others = self.worker.opening
+        has_all = here.keys() >= set(others)
+        beyond = others if self is self._clock_for(others) and not has_all else ()
+        waits_for = tuple(here[other] for other in others) if has_all else ()
+        return Agreement(number, "the first partition", "", waits_for, elsewhere=True, beyond=beyond)
+
+    def _clock_for(self, workers: tuple[int, ...]) -> Watch | None:
+        watches = [watch for watch in self.worker.watches.values() if not watch.is_covered()]
+        having_all = (watch for watch in watches if set(watch.world.members) >= set(workers))
+        return next(having_all, next(iter(watches), None))
 
     def _detail(self, in_full: bool) -> Detail:
         worker = self.worker
@@ -148,18 +159,18 @@ class Watch:
         self.reporter, posts, orders = self.reporter.look(facts, now, self._detail)
         for message in posts:
             self.post(message, COORDINATOR)
-        answers: list[tuple[Survey, Known]] = []
+        answers: list[tuple[Survey, Known, bool]] = []
         if next(watch for other, watch in worker.watches.items() if other.members == world.members) is self:
             worker.relay, answers = worker.relay.answers(world.members, {other.members for other in worker.watches})
         mine = {worker.rank: Doing(Compiled(worker.compiled_so_far(), now))}
-        for survey, known in answers:
-            self.post(SurveyAnswer(self.rank, survey, facts.state(), merged(known, mine)), COORDINATOR)
+        for survey, known, is_last in answers:
+            self.post(SurveyAnswer(self.rank, survey, facts.state(), merged(known, mine), is_last), COORDINATOR)
         if orders.finish is not None:
             job.end(orders.finish, (world.members[COORDINATOR],))
         wakes = self.reporter.wakes_at(now)
         if self.rank == COORDINATOR:
-            world.coordinator, answers = world.coordinator.tick(now)
-            self._post_all(answers)
+            world.coordinator, told = world.coordinator.tick(now)
+            self._post_all(told)
             wakes = min(wakes, world.coordinator.wakes_at())
         if wakes < FOREVER:
             self._look_at(job.now + max(wakes - now, 0.0) + TURN * job.random.random())
@@ -174,8 +185,8 @@ class Watch:
                 self.worker.relay, asked = self.worker.relay.asked(survey, self.world.members, others)
                 for members in asked:
                     others[members].post(SurveyAsked(others[members].rank, survey), COORDINATOR)
-            case SurveyResult(survey, known):
-                self.worker.relay = self.worker.relay.told(survey, self.world.members, known)
+            case SurveyResult(survey, known, is_last):
+                self.worker.relay = self.worker.relay.told(survey, self.world.members, known, is_last)
                 for watch in self.worker.watches.values():  # they take turns all the time
                     watch.look_soon()
             case _:

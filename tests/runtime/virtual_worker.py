@@ -89,11 +89,14 @@ class Worker:
         self.busy = False
         self.watch, self.whole = Still(), Still()
         self.blocked: list[tuple[Callable[[], bool], Steps]] = []
+        self.opening: tuple[int, tuple[int, ...]] | None = (
+            None  # which of its agreements that is, and for whom it waits
+        )
 
     def is_at_work(self) -> bool:
         """Whether it neither waits for others nor has left."""
         agrees = any(watch.agreement is not None for watch in self.watches.values())
-        return self.left is None and not self.run and not agrees
+        return self.left is None and not self.run and not agrees and self.opening is None
 
     def is_in_an_unknown_program(self) -> bool:
         """Whether it is in a program of which one of its largest worlds does not know what it waits for."""
@@ -140,6 +143,15 @@ class Worker:
             for worker in children:
                 watch.tell(worker, purpose)
         watch.agreement = None
+        self._look_soon()
+
+    def open(self, team: tuple[int, ...]) -> Steps:
+        """Open one more world, with these workers of the job."""
+        self.episodes += 1
+        self.opening = (self.episodes, tuple(worker for worker in team if worker != self.rank))
+        self._look_soon()
+        yield self.job.meet(self, team)
+        self.opening = None
         self._look_soon()
 
     def _gather(self, watch: Watch, purpose: str, sources: Iterable[int]) -> Steps:

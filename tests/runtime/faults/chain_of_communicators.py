@@ -1,6 +1,6 @@
 """Nothing is wrong: three communicators that overlap in one worker each, a compilation longer than the clock's limit at
-the far end, and workers that wait for it in one communicator while others wait for them in the next. The last two wait
-at the first partition of one more communicator.
+the far end, and workers that wait for it in one communicator while others wait for them in the next. Two of them wait
+at the first partition of one more communicator: the neighbour, and the one at the other end, which has none in common.
 
 workers: 4
 timeout: 2
@@ -25,6 +25,7 @@ pairs = [(first, first + 1) for first in range(3)]
 comms = {pair[0]: MPI.COMM_WORLD.Create_group(group.Incl(pair)) for pair in pairs if rank in pair}
 P = {first: dj.Partition(comm) for first, comm in comms.items()}
 again = comms[2].Dup() if rank >= 2 else None
+ends = MPI.COMM_WORLD.Create_group(group.Incl((0, 3))) if rank in (0, 3) else None
 
 if rank == 3:
     began, factor = time.monotonic(), 0.0
@@ -34,6 +35,8 @@ if rank == 3:
         function.lower(jnp.ones((2, 2))).compile()
 if again is not None:
     P[2] = dj.Partition(again)
+if ends is not None:
+    assert dj.Partition(ends).size == 2
 for first in sorted(P, reverse=True):  # who waits for the far end comes late to the next pair
     total = dj.jit(lambda x, P=P[first]: all_sum_reduce(x, P, axes_keep=()))(jnp.ones(()))
 print(f"worker {rank} is done: {float(total)}", flush=True)

@@ -1,5 +1,5 @@
-"""Nothing is wrong: exits that are caught, errors that all handle, and workers that end at different times, each in its
-own way.
+"""Nothing is wrong: exits that are caught, errors that all handle, or that a console shows before it goes on, and
+workers that end at different times, each in its own way.
 
 workers: 2
 status: 0
@@ -7,6 +7,7 @@ says: worker 0 is done
 says: worker 1 is done
 """
 
+import code
 import contextlib
 import os
 import sys
@@ -21,6 +22,9 @@ try:
     dj.jit(lambda x: scatter(x) if rank else spread(x))(on_root(4, 6))
 except dj.PlanError:
     dj.jit(lambda x: jnp.sum(spread(x)))(on_root(4, 6))
+console = code.InteractiveConsole()
+for line in ("1 / 0", "no_such_name"):
+    console.runsource(line)
 time.sleep(3 - 3 * rank)
 print(f"worker {rank} is done", flush=rank == 1)
 if rank == 1:

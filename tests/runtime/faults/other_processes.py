@@ -1,4 +1,5 @@
-"""Nothing is wrong: workers fork processes that end in many ways, catch exits, and have a SIGTERM handler of their own.
+"""Nothing is wrong: workers fork processes that end in many ways, catch exits, have a SIGTERM handler of their own, and
+a descriptor that wakes up for signals.
 
 workers: 2
 status: 0
@@ -7,19 +8,23 @@ says: worker 1 is done: [0, 1, 4]
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
 
-from parts import P_all, dj, jnp, rank
+wakes, wakeup = socket.socketpair()
+wakeup.setblocking(False)
+signal.set_wakeup_fd(wakeup.fileno())  # before the library wants to know of signals, too
 
-from distdl_jax.functional import all_sum_reduce
-
+parts = importlib.import_module("parts")
+P_all, dj, jnp, rank = parts.P_all, parts.dj, parts.jnp, parts.rank
 warnings.filterwarnings("ignore", "os.fork")  # JAX's: its threads are not forked along
-total = dj.jit(lambda x: all_sum_reduce(x, P_all, axes_keep=()))
+total = dj.jit(lambda x: dj.functional.all_sum_reduce(x, P_all, axes_keep=()))
 fork = multiprocessing.get_context("fork")
 
 
@@ -41,6 +46,11 @@ for ends, status in ((sys.exit, 3), (square, 1)):  # the latter raises
     other.join()
     assert other.exitcode == status, other.exitcode
 
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+os.kill(os.getpid(), signal.SIGUSR1)
+wakes.settimeout(60)
+assert wakes.recv(1)[0] == signal.SIGUSR1
+assert signal.set_wakeup_fd(-1) == wakeup.fileno()
 told = []
 before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,7 @@
-"""One worker gets SIGTERM while it waits in a compiled program, after asyncio has heard of signals in its own way.
+"""One worker gets SIGTERM while it waits in a compiled program, inside an event loop that listens to signals itself.
 
 workers: 2
+says: Worker 0 has heard of SIGUSR1
 says: Worker 0 got SIGTERM; the job ends. It was at:
 says: terminated.py
 """
@@ -19,15 +20,18 @@ total = dj.jit(lambda x: all_sum_reduce(x, P_all, axes_keep=()))
 total(jnp.ones(1_000_000))
 
 
-async def hear_of_signals():
+async def train():
+    heard = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, print)
-    loop.remove_signal_handler(signal.SIGUSR1)
+    loop.add_signal_handler(signal.SIGUSR1, heard.set)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await heard.wait()
+    print(f"Worker {rank} has heard of SIGUSR1", flush=True)
+    if rank == 0:
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        time.sleep(10_000)
+    total(jnp.ones(1_000_000))
 
 
-asyncio.run(hear_of_signals())
-if rank == 0:
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-else:
-    time.sleep(10_000)
-total(jnp.ones(1_000_000))
+asyncio.run(train())
