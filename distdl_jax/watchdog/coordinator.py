@@ -45,7 +45,7 @@ from distdl_jax.watchdog.roll import (
     time_is_up,
     was_not_heard_from,
 )
-from distdl_jax.watchdog.survey import Poll, Survey, at_fault, lines_of, merged
+from distdl_jax.watchdog.survey import Poll, Survey, again, at_fault, lines_of, merged
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -327,8 +327,9 @@ class Coordinator:
         return poll if poll is not None and poll.survey.number == self.roll.number else None
 
     def _begin_survey(self, asked: frozenset[int]) -> tuple[Coordinator, Posts]:
-        survey = Survey(self.members, self.roll.number)
-        known = replace(self, polls={**self.polls, self.members: Poll(survey, None, self.roll.began_at, asked)})
+        survey, before = Survey(self.members, self.roll.number), self.polls.get(self.members)
+        poll = again(before, survey, asked, self.roll.began_at, self.limits.waiting)
+        known = replace(self, polls={**self.polls, self.members: poll})
         posts: Posts = [(asker.worker, Noted(asker.kind, asker.episode)) for asker in self.roll.askers.values()]
         return known, posts + [(worker, SurveyQuestion(survey)) for worker in sorted(asked)]
 
@@ -359,8 +360,7 @@ class Coordinator:
         return replace(self, polls={**self.polls, poll.survey.world: known}), posts
 
     def _overdue_at(self) -> float:
-        limit = self.limits.waiting or float("inf")
-        return min((poll.overdue_at(limit) for poll in self.polls.values()), default=float("inf"))
+        return min((poll.overdue_at(self.limits.waiting) for poll in self.polls.values()), default=float("inf"))
 
     def _tell_beforehand(self, now: float) -> tuple[Coordinator, Posts]:
         known: Coordinator = self

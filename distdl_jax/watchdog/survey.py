@@ -20,6 +20,9 @@ from distdl_jax.watchdog.deadlock import workers_text
 OVERDUE = 0.5
 """After which part of the limit what is known goes on to who asked."""
 
+AGAIN = 0.125
+"""For which part of the limit answers are awaited where the last survey was given up."""
+
 NOT_HEARD_FROM = "was not heard from"
 
 
@@ -60,13 +63,13 @@ class Doing:
         return f"waits for {workers_text(tuple(sorted(self.waits_for))) if self.waits_for else 'others'}"
 
     def and_also(self, other: Doing) -> Doing:
-        """What two worlds know of it together."""
+        """What two worlds know of it together: who was heard from in one is not silent."""
         return Doing(
             max(self.compiled, other.compiled, key=lambda compiled: compiled.awake),
             self.waits or other.waits,
             self.waits_for | other.waits_for,
             self.perhaps | other.perhaps,
-            self.what or other.what,
+            self.what if self.what not in ("", NOT_HEARD_FROM) else other.what or self.what,
         )
 
 
@@ -143,6 +146,14 @@ class Poll:
         """When what is known goes on, if not all answer before."""
         is_due = self.asker is not None and self.awaited and not self.is_overdue
         return self.began_at + OVERDUE * limit if is_due else float("inf")
+
+
+def again(before: Poll | None, survey: Survey, asked: frozenset[int], now: float, limit: float) -> Poll:
+    """That of the coordinator that begins a survey: where somebody was silent for the limit in the one `before`, it has
+    an eighth of that, and what was known then."""
+    if before is None or not before.awaited:
+        return Poll(survey, None, now, asked)
+    return Poll(survey, None, now - (1 - AGAIN) * limit, asked, known=before.known)
 
 
 @dataclass(frozen=True)

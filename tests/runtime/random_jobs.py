@@ -31,6 +31,9 @@ FAULTS = (
 STOPS = ("hangs", "is killed", "is stopped", "fails")
 """Those with which a worker just does nothing more."""
 
+SILENT = ("is killed", "is stopped")
+"""Those with which its watch says nothing any more."""
+
 
 @dataclass
 class Step:

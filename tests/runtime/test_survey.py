@@ -126,6 +126,19 @@ def test_a_survey_that_does_not_come_back_is_given_up_at_the_limit():
     assert isinstance(coordinator.tick(211.0)[1][0][1], EndJob)
 
 
+def test_after_a_survey_that_was_given_up_the_next_one_has_less_time():
+    """Where somebody compiled for a moment, say, and is asked again."""
+    coordinator, posts = asks(Coordinator((5, 3), LIMITS), 110.0)
+    compiled = {7: Doing(Compiled(20.0, 120.0)), 8: Doing(what="was not heard from")}
+    told = SurveyAnswer(1, posts[0][1].survey, State("elsewhere", episode=4), compiled, is_last=False)
+    coordinator, _ = coordinator.hear(told, 170.0)
+    coordinator, posts = coordinator.tick(211.0)
+    assert posts == [(0, Allowance("agreeing", 1, 20.0, 100.0))]
+    coordinator, _ = asks(coordinator, 212.0)
+    assert not coordinator.tick(224.0)[1]
+    assert coordinator.tick(225.0)[1][0][1].about == (8,)
+
+
 def test_what_is_known_goes_on_beforehand_where_somebody_is_silent():
     """So that worker 7 is named, of the world of workers 3 and 7, to which worker 3 belongs, too."""
     survey = Survey((5, 3), 9)
