@@ -9,11 +9,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 import distdl_jax as dj
 
 
-def untied(function: Callable[..., Any], *args: Any) -> list[str]:
+def untied(program: ClosedJaxpr) -> list[str]:
     """The messages that do not depend on the input of the operation that they are part of, or that its result does not
     depend on: JAX may move the first to another place, and drop the second, on this worker alone."""
-    program = jax.make_jaxpr(function)(*args)
     return [text for jaxpr in _programs(program.jaxpr) for text in _untied_in(jaxpr)]
+
+
+def there_and_back(function: Callable[[Any], Any], x: Any, dy: Any) -> ClosedJaxpr:
+    """The program of a function and of its adjoint."""
+    return jax.make_jaxpr(lambda x, dy: jax.vjp(function, x)[1](dy))(x, dy)
 
 
 def _programs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:

@@ -10,7 +10,7 @@ from matrix.cases import of_world, shape_dtypes
 from matrix.dense import shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
-from matrix.ties import untied
+from matrix.ties import there_and_back, untied
 
 import distdl_jax as dj
 from distdl_jax.backends.jaxpr_reader import read_program
@@ -30,24 +30,32 @@ def talking(jaxpr: Any) -> bool:
     return bool(read_program(dj.Partition().world.transport, jaxpr.jaxpr))
 
 
-@pytest.mark.primitives
-@pytest.mark.world(1, 4)
-@pytest.mark.simulated(4)
-def test_eval_shape(world_size: int) -> None:
-    """The shape and dtype of every worker's output are known without running anything, and are what the plan says."""
-    xs, operators, held = mine(world_size), library(of_world(world_size)), {}
+def check_shapes(held: dict[str, Any], world_size: int) -> None:
+    """What `jax.eval_shape` said here, of each case: as the reference has it, and, with all workers', as the plan."""
     for case in of_world(world_size):
-        y = named(case, jax.eval_shape, operators[case.name], xs[case.name])
+        y = held[case.name]
         assert (y.shape, y.dtype) == (shapes_out(case)[dj.Partition().rank], np.float64), case.name
-        held[case.name] = ShapeDtype(y.shape, y.dtype)
-    everyone = dj.Partition().allgather_data(held)
+    everyone = dj.Partition().allgather_data({name: ShapeDtype(y.shape, y.dtype) for name, y in held.items()})
     for case in of_world(world_size):
         plan = named(case, case.plan, dj.Partition(), shape_dtypes(case))
         assert plan.outputs == {worker: everyone[worker][case.name] for worker in plan.workers}, case.name
 
 
+@pytest.mark.primitives
+@pytest.mark.world(1)
+@pytest.mark.simulated(4)
+def test_eval_shape(world_size: int) -> None:
+    """The shape and dtype of every worker's output are known without running anything, and are what the plan says."""
+    xs, operators = mine(world_size), library(of_world(world_size))
+    held = {
+        case.name: named(case, jax.eval_shape, operators[case.name], xs[case.name]) for case in of_world(world_size)
+    }
+    check_shapes(held, world_size)
+
+
+@pytest.mark.primitives
 @pytest.mark.world(4)
-def test_a_call_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_shape_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     """A primitive at most one; a layer exactly one, among the workers that take part, however much it moves."""
     purposes: list[str] = []
     P = dj.Partition()
@@ -58,15 +66,16 @@ def test_a_call_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
         return agree(world, team, purpose, *args)
 
     monkeypatch.setattr(type(P.world), "agree", counted)
-    xs, operators = mine(4), library(of_world(4))
+    xs, operators, held = mine(4), library(of_world(4)), {}
     for case in of_world(4):
         takes_part = P.rank in case.plan(P, shape_dtypes(case)).workers
         purposes.clear()
-        jax.eval_shape(operators[case.name], xs[case.name])
+        held[case.name] = named(case, jax.eval_shape, operators[case.name], xs[case.name])
         is_around = "residual" in case.name  # one for the layer inside, and one for the sum of those who have it
         assert len(purposes) <= (1 + is_around) * takes_part, f"{case}: {purposes}"
         if case.kind in ("linear", "linear_of_parameters", "conv", "average_pool", "layer") and not is_around:
             assert len(purposes) == takes_part, f"{case}: {purposes}"
+    check_shapes(held, 4)
 
 
 @pytest.mark.primitives
@@ -87,27 +96,19 @@ def test_donated_inputs(world_size: int) -> None:
 
 @pytest.mark.world(1, 4)
 @pytest.mark.simulated(4)
-def test_no_message_where_nothing_moves(world_size: int) -> None:
-    """Between equal partitions, along no dimension, and on one worker, a program holds no operation."""
-    xs, operators = mine(world_size), library(of_world(world_size))
+def test_messages_where_something_moves_tied_to_data(world_size: int) -> None:
+    """Forward and adjoint: between equal partitions, along no dimension, and on one worker, a program holds no message;
+    and every message depends on its operation's input, and its result on every message."""
+    xs, operators, blocks = mine(world_size), library(of_world(world_size)), blocks_of(world_size)
     for case in of_world(world_size):
         F, x = operators[case.name], xs[case.name]
-        gradient = jax.make_jaxpr(jax.grad(lambda x, F=F: jnp.sum(F(x))))(x)
-        talks = any(map(talking, (jax.make_jaxpr(F)(x), gradient)))
-        anyone = any(dj.Partition().allgather_data(talks))
-        moves = not case.silent and world_size > 1 and any(np.size(block) for block in blocks_of(world_size)[case.name])
+        there, y = jax.make_jaxpr(F, return_shape=True)(x)
+        both = there_and_back(F, x, jnp.zeros(y.shape))
+        anyone = any(dj.Partition().allgather_data(any(map(talking, (there, both)))))
+        moves = not case.silent and world_size > 1 and any(np.size(block) for block in blocks[case.name])
         assert anyone == moves, f"{case}: messages {anyone}"
-
-
-@pytest.mark.world(4)
-@pytest.mark.simulated(4)
-def test_messages_are_tied_to_data() -> None:
-    """Every message depends on its operation's input, and its result on every message: forward and adjoint."""
-    xs, operators = mine(4), library(of_world(4))
-    for name, F in operators.items():
-        y = jax.eval_shape(F, xs[name])
-        loose = untied(lambda x, dy, F=F: jax.vjp(F, x)[1](dy), xs[name], jnp.zeros(y.shape))
-        assert not loose, f"{name}: {loose}"
+        loose = untied(both)
+        assert not loose, f"{case}: {loose}"
 
 
 @pytest.mark.world(4)
