@@ -45,8 +45,8 @@ def check_dtype(dtype: str, world_size: int) -> None:
 
 
 @pytest.mark.primitives
-@pytest.mark.world(*((1, 3, 4, 12) if LONG > 1 else (3, 12)))
-@pytest.mark.simulated(4)
+@pytest.mark.world(*((1, 3, 4, 12) if LONG > 1 else (3,)))
+@pytest.mark.simulated(4, 12)
 @pytest.mark.parametrize("dtype", EXACT_TO_ROUNDING)
 def test_adjoint(dtype: str, world_size: int) -> None:
     """<F x, y> = <x, F* y>, summed over all workers, and both equal to the reference's, on every worker.

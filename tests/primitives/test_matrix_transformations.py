@@ -1,8 +1,8 @@
 """Every primitive under every transformation gives on every worker what the reference gives, to rounding in float64.
 
 On four workers, or on two where a program takes long to trace; in a long run on both, on one, too, where nothing
-travels, and on twelve, where large teams talk in another way (forward and adjoint are always compared there, and large
-teams are in test_messages.py).
+travels, and on twelve, where large teams talk in another way (forward and adjoint are always compared there, on
+threads; such teams over MPI are in test_messages.py).
 Each transformation takes one case of every operator, and the next one the next case; in a long run all take all. One
 compiled program holds them; a failure names the cases.
 """
