@@ -30,6 +30,9 @@ from distdl_jax.primitives.tie import tie
 MOST_TAPS = 4
 """The most inputs of an output that are taken one after the other; more are taken together."""
 
+MOST_STRETCHES = 8
+"""The most slices that outputs are put together of."""
+
 
 @dataclass(frozen=True, eq=False)
 class Taps:
@@ -64,12 +67,60 @@ class Taps:
         steps = np.diff(self.inputs[0]) if len(self.inputs) == 1 else [0]
         return len(self.inputs) == 1 and bool(np.all(steps == 1)) and bool(np.all(self.weights == 1))
 
+    @cached_property
+    def window(self) -> int:
+        """How many inputs an output has, where these are windows that follow each other, of equal weights; or 0."""
+        k, m = self.inputs.shape
+        follow = self.inputs[:1, :1] + np.arange(k)[:, None] + k * np.arange(m)[None, :]
+        return k if m and np.all(self.inputs == follow) and np.all(self.weights == self.weights[0, 0]) else 0
+
+    @cached_property
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """Of outputs that read one input: where from (-1: nothing), with which step, and how many outputs, in turn."""
+        where = np.where(self.weights[0] != 0, self.inputs[0], -1)
+        found: list[tuple[int, int, int]] = []
+        for place in where.tolist():
+            first, step, n = found[-1] if found else (0, 0, 0)
+            reads = found and (first < 0) == (place < 0)
+            if reads and n == 1 and abs(place - first) <= 1:
+                found[-1] = (first, place - first, 2)
+            elif reads and n > 1 and place == first + step * n:
+                found[-1] = (first, step, n + 1)
+            else:
+                found.append((place, 0, 1))
+        return found
+
     def apply(self, x: Array, d: int, start: int) -> Array:
         """The outputs along dimension `d`, of inputs from `start` on."""
         places = self.inputs - start
         if self.is_slice:
             return lax.slice_in_dim(x, int(places[0, 0]), int(places[0, -1]) + 1, axis=d)
+        if self.window and self.weights[0, 0]:
+            its = lax.slice_in_dim(x, int(places[0, 0]), int(places[-1, -1]) + 1, axis=d)
+            its = its.reshape(*x.shape[:d], self.outputs, self.window, *x.shape[d + 1 :])
+            return jnp.sum(its, d + 1) * self.weights[0, 0].astype(x.dtype)
+        ones = np.all((self.weights == 0) | (self.weights == 1))
+        if len(places) == 1 and ones and not self.periodic and len(self.stretches) <= MOST_STRETCHES:
+            return self._in_stretches(x, d, start)
         return _applied(Taps(places, self.weights), x, d)
+
+    def _in_stretches(self, x: Array, d: int, start: int) -> Array:
+        """Its derivative is made of sums of slices, where that of a gather goes element by element."""
+        parts: list[Array] = []
+        ends, stretches = [0, 0], list(self.stretches)
+        for side, place in enumerate((0, -1)):
+            if len(stretches) > 1 and stretches[place][0] < 0:
+                ends[side] = stretches.pop(place)[2]
+        for place, step, n in stretches:
+            shape = (*x.shape[:d], n, *x.shape[d + 1 :])
+            if place < 0:
+                parts.append(jnp.zeros(shape, x.dtype))
+                continue
+            first, last = sorted((place - start, place - start + step * (n - 1)))
+            its = lax.slice_in_dim(x, first, last + 1, axis=d)
+            parts.append(jnp.broadcast_to(its, shape) if step == 0 else lax.rev(its, (d,)) if step < 0 else its)
+        inside = parts[0] if len(parts) == 1 else jnp.concatenate(parts, d)
+        return lax.pad(inside, jnp.zeros((), x.dtype), [(*(ends if k == d else (0, 0)), 0) for k in range(x.ndim)])
 
     def adjoint(self, size: int) -> Taps:
         """What is read of the outputs' cotangents for those of the inputs, of which there are `size`."""
