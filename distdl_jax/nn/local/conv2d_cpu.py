@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from distdl_jax.nn.local.lax_conv import conv
 from distdl_jax.nn.local.layout import row_major
 from distdl_jax.nn.local.placement import Placement, padded
 from distdl_jax.plans.windows import Pairs
@@ -86,14 +87,7 @@ def _channels_last(x: Array, weight: Array, window: Placement) -> Array:
     That is the order that the compiler computes in. It rearranges other orders by itself, but not inside a loop, where
     it then takes 4 to 10 times as long.
     """
-    return lax.conv_general_dilated(
-        x,
-        weight,
-        window.stride,
-        window.padding,
-        rhs_dilation=window.dilation,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
+    return conv(x, weight, window.stride, window.padding, dilation=window.dilation, channels_last=True)
 
 
 def _plain(x: Array, weight: Array, window: Placement) -> Array:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from distdl_jax.nn.local.lax_conv import conv
 from distdl_jax.nn.local.layout import row_major
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.plans.windows import Pairs
 
-_CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
-
 
 def as_lax_has_it(x: Array, weight: Array, window: Placement, groups: int) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
-    return lax.conv_general_dilated(
-        x, weight, window.stride, window.padding, rhs_dilation=window.dilation, feature_group_count=groups
-    )
+    return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=groups)
 
 
 def forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
@@ -54,13 +51,13 @@ def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, group
     if x.ndim == 3:
         x, weight, dy = (a[:, :, None] for a in (x, weight, dy))
         return weight_gradient(x, weight, dy, window.with_row(), 1)[:, :, 0]
-    gradient = lax.conv_general_dilated(
+    gradient = conv(
         row_major(jnp.transpose(x, (1, 2, 3, 0))),
         row_major(jnp.transpose(dy, (2, 3, 0, 1))),
         window.dilation,
         window.padding_read(x.shape[2:], weight.shape[2:], dy.shape[2:]),
-        rhs_dilation=window.stride,
-        dimension_numbers=_CHANNELS_LAST,
+        dilation=window.stride,
+        channels_last=True,
     )
     return jnp.transpose(gradient, (3, 0, 1, 2))
 
@@ -72,7 +69,6 @@ def _is_told(groups: int, *arrays: Array) -> bool:
 def _told(
     x: Array, kernel: Array, stride: tuple[int, ...], padding: Pairs, spread: tuple[int, ...], dilation: tuple[int, ...]
 ) -> Array:
-    y = lax.conv_general_dilated(
-        row_major(jnp.moveaxis(x, 1, 3)), kernel, stride, padding, spread, dilation, dimension_numbers=_CHANNELS_LAST
-    )
+    x = row_major(jnp.moveaxis(x, 1, 3))
+    y = conv(x, kernel, stride, padding, x_dilation=spread, dilation=dilation, channels_last=True)
     return row_major(jnp.moveaxis(y, 3, 1))

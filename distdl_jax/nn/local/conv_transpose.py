@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.nn.local.conv_forms import PLAIN, Forms, Problem, convolution
+from distdl_jax.nn.local.lax_conv import conv
 from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.plans.decomposition import Range
@@ -108,14 +109,14 @@ class LocalTransposedConvolution:
         return Placement((1,) * len(self.stride), tuple(padding), self.dilation)
 
     def _with_zeros_between(self, x: Array, weight: Array) -> Array:
-        return lax.conv_general_dilated(
+        return conv(
             x,
             self._turned(weight),
             (1,) * len(self.stride),
             self._padding(),
-            lhs_dilation=self.stride,
-            rhs_dilation=self.dilation,
-            feature_group_count=self.groups,
+            x_dilation=self.stride,
+            dilation=self.dilation,
+            groups=self.groups,
         )
 
     def _turned(self, weight: Array) -> Array:
