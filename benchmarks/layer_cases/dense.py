@@ -65,7 +65,7 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("DistributedBatchNorm, rows split, in evaluation", [x], lambda: nn.DistributedBatchNorm(on(*rows), 32),
                lambda p, x: by_channel(p, x * lax.rsqrt(jnp.float32(1 + 1e-5))), evaluated)  # fmt: skip
     yield Case("DistributedGroupNorm, rows split", [x], lambda: nn.DistributedGroupNorm(on(*rows), 4, 32),
-               lambda p, x: by_channel(p, in_groups(x, 4)))  # fmt: skip
+               lambda p, x: by_channel(p, in_groups(x, 4)), tolerance=1e-2)  # fmt: skip
     yield Case("DistributedInstanceNorm, rows split", [x],
                lambda: nn.DistributedInstanceNorm(on(*rows), 32, affine=True),
                lambda p, x: by_channel(p, normalised(x, (2, 3))))  # fmt: skip
@@ -91,7 +91,8 @@ def linear_cases(n: int) -> Iterator[Case]:
     column, row = (1, n, 1), (1, 1, n)
     yield case("outputs, and x's sequence split", Tensor(sequence, column), made(column, row, (n, 1), shape=sequence))
     yield case("inputs, and y's sequence split", Tensor(sequence, row), made(row, column, (1, n), shape=sequence))
+    # Of copies the gradients are shares that add up, of which the sum of sizes says nothing.
     yield case("outputs split, x in copies", Tensor(sequence),
-               made(column, row, (n, 1), shape=sequence, replicated=True))  # fmt: skip
+               made(column, row, (n, 1), shape=sequence, replicated=True), tolerance=None)  # fmt: skip
     yield case("inputs split, y in copies", Tensor(sequence, row),
                made(row, column, (1, n), shape=sequence, replicated=True), tolerance=None)  # fmt: skip
