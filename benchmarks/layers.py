@@ -11,6 +11,7 @@ and the run then fails. The cases are in layer_cases/.
 
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,6 +30,8 @@ from layer_cases import Case, Tensor
 from layer_cases.everything import all_cases
 
 ROUNDS, PAUSE = 5, 0.02
+MOST_CALLS, LONG_ENOUGH = 20, 0.02
+"""How many calls a run makes of those that don't take so many seconds together."""
 
 jax_sharding.start()
 P_all = dj.Partition()
@@ -60,25 +63,43 @@ def rows(case: Case) -> None:
         ways = [alone, split]
         ways += [Called("JAX sharding", wrap(case.plain), copies, *shared)] if N > 1 else []
         title = f"{case.title}, {direction}"
-        table.row(title, [Way(way.name, way.run) for way in ways], ROUNDS, partial(processor_seconds, alone, split))
+        for way in ways:
+            way.repeat_short_calls()
+        timed = [Way(way.name, way.run, way.calls) for way in ways]
+        table.row(title, timed, ROUNDS, partial(processor_seconds, alone, split))
         if case.tolerance is not None:
             compare(title, sums(alone.result), sums(split.result), case.tolerance)
 
 
 class Called:
-    """Calls of the jitted `function`, waited for, and the processor time of each; nothing on workers not `here`."""
+    """Calls of the jitted `function`, waited for, and the processor time of each; nothing on workers not `here`.
+
+    - `calls`: how many a run makes.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any], *arguments: Any, here: bool = True) -> None:
         self.name = name
         self.seconds: list[float] = []
         self.result: Any = None
+        self.calls = 1
         self._function, self._arguments, self._here = jax.jit(function), arguments, here
 
+    def repeat_short_calls(self) -> None:
+        """Have a run last for a while: right after a rest a call takes up to five times as long."""
+        self._call()  # compiles
+        start = time.perf_counter()
+        self._call()
+        took = max(P_all.allgather_data(time.perf_counter() - start))
+        self.calls = max(1, min(MOST_CALLS, int(LONG_ENOUGH / took)))
+
     def run(self) -> None:
-        """One call."""
-        self.seconds.append(processor_time(self._call) if self._here else 0.0)
+        """The calls."""
+        for _ in range(self.calls):
+            self.seconds.append(processor_time(self._call) if self._here else 0.0)
 
     def _call(self) -> None:
+        if not self._here:
+            return
         self.result = jax.block_until_ready(self._function(*self._arguments))
 
 
