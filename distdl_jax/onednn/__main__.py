@@ -11,7 +11,7 @@ from distdl_jax.errors import SetupError
 from distdl_jax.nn.local import conv_onednn, conv_plain
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.onednn.build import build
-from distdl_jax.onednn.library import version
+from distdl_jax.onednn.compiled import DIRECTIONS, version
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def _try() -> None:
     window, draw = Placement((1, 2), ((1, 1), (0, 1)), (1, 1)), np.random.default_rng(0).standard_normal
     shapes = x, weight, _ = (2, 6, 9, 8), (20, 3, 3, 2), (2, 20, 9, 4)
     arrays = [jnp.asarray(draw(shape), jnp.float32) for shape in shapes]
-    for direction in ("forward", "input_gradient", "weight_gradient"):
+    for direction in DIRECTIONS:
         if not conv_onednn.can_compute(direction, *shapes, window, 2):
             raise SetupError(f"oneDNN {version()} can't compute a small convolution ({direction}: {x} by {weight}).")
         operands = arrays[:2] if direction == "forward" else arrays

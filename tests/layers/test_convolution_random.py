@@ -7,7 +7,7 @@ from convolution.draws import Conv, Draw, Pool
 from convolution.programs import check
 
 from distdl_jax.nn.local import conv_choice, conv_forms
-from distdl_jax.onednn.library import version
+from distdl_jax.onednn.compiled import version
 from distdl_jax.settings import Settings
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1

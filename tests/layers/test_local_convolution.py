@@ -15,7 +15,7 @@ from launcher.examples import LONG
 from distdl_jax.nn.local import conv2d_cpu
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution
 from distdl_jax.nn.local.placement import Placement
-from distdl_jax.onednn.library import version
+from distdl_jax.onednn.compiled import version
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
 CASES = {

@@ -1,5 +1,6 @@
 """oneDNN's convolutions: how they are compiled, found and refused. What they compute: tests/layers."""
 
+import ctypes
 import shutil
 
 import jax
@@ -10,26 +11,26 @@ import distdl_jax as dj
 from distdl_jax.nn.local import conv_onednn
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.onednn import __main__ as command
-from distdl_jax.onednn import build, library
+from distdl_jax.onednn import build, compiled
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
-needs_it = pytest.mark.skipif(library.version() == "none", reason="oneDNN's convolutions are not compiled here")
+needs_it = pytest.mark.skipif(compiled.version() == "none", reason="oneDNN's convolutions are not compiled here")
 
 
 def test_without_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "path", lambda: tmp_path / "none.so")
-    assert library.loaded.__wrapped__() is None
+    monkeypatch.setattr(compiled, "path", lambda: tmp_path / "none.so")
+    assert compiled.loaded.__wrapped__() is None
 
 
 @needs_it
 def test_one_that_was_compiled_for_something_else_is_left_out_with_a_warning(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "made_for", lambda: "another jaxlib")
+    monkeypatch.setattr(compiled, "made_for", lambda: "another jaxlib")
     with pytest.warns(RuntimeWarning, match="must have been compiled for another jaxlib, but says .*, jaxlib"):
-        assert library.loaded.__wrapped__() is None
-    monkeypatch.setattr(library, "path", lambda: tmp_path / "broken.so")
+        assert compiled.loaded.__wrapped__() is None
+    monkeypatch.setattr(compiled, "path", lambda: tmp_path / "broken.so")
     (tmp_path / "broken.so").write_text("no library")
     with pytest.warns(RuntimeWarning, match="Make it anew: python -m distdl_jax.onednn"):
-        assert library.loaded.__wrapped__() is None
+        assert compiled.loaded.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_how_many_threads(monkeypatch, environment, count):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert library.threads() == count
+    assert compiled.threads() == count
 
 
 def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
@@ -68,8 +69,10 @@ def test_what_a_compiler_says_is_shown(monkeypatch, tmp_path):
 def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "path", lambda: tmp_path / "new.so")
     assert command.main() == 0
-    assert (tmp_path / "new.so").exists()
-    assert f"is ready: oneDNN {library.version()}" in capsys.readouterr().out
+    new = ctypes.CDLL(str(tmp_path / "new.so"))
+    new.convolution_made_for.restype = ctypes.c_char_p
+    assert new.convolution_made_for().decode() == compiled.made_for()
+    assert f"is ready: oneDNN {compiled.version()}" in capsys.readouterr().out
 
 
 @needs_it

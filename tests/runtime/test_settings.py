@@ -111,7 +111,7 @@ def test_no_other_file_reads_the_environment():
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("process/launcher.py", "process/huge_pages.py", "compat.py", "backends/inprocess/devices.py")
-    readers += ("tuning/processor.py", "tuning/kept.py", "onednn/library.py", "onednn/build.py")
+    readers += ("tuning/processor.py", "tuning/kept.py", "onednn/compiled.py", "onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 

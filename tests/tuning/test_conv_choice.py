@@ -16,7 +16,7 @@ from distdl_jax.nn.local import conv as local_conv
 from distdl_jax.nn.local import conv_choice, conv_forms
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem
 from distdl_jax.nn.local.placement import Placement
-from distdl_jax.onednn.library import version
+from distdl_jax.onednn.compiled import version
 from distdl_jax.settings import Settings
 from distdl_jax.tuning import timing
 from distdl_jax.tuning.kept import add, read

@@ -12,7 +12,7 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.onednn.library import version as onednn_version
+from distdl_jax.onednn.compiled import version as onednn_version
 from distdl_jax.process.launcher import MPI_SIZES, told_size
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 

@@ -21,7 +21,7 @@ from distdl_jax.errors import SetupError
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, MANY_SAMPLES, Direction, Forms, Problem
 from distdl_jax.nn.local.layout import row_major
 from distdl_jax.nn.local.placement import Placement
-from distdl_jax.onednn.library import version
+from distdl_jax.onednn.compiled import version
 from distdl_jax.settings import current_settings
 from distdl_jax.tuning.choosing import Times, best_everywhere, cheapest, worth_trying
 from distdl_jax.tuning.kept import Kept, add, default_path, read

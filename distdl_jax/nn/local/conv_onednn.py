@@ -18,7 +18,7 @@ from jax import Array
 
 from distdl_jax.nn.local import conv_plain
 from distdl_jax.nn.local.placement import Placement, padded
-from distdl_jax.onednn.library import DIRECTIONS, bytes_needed, target
+from distdl_jax.onednn.compiled import DIRECTIONS, bytes_needed, target
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
 """In which order activations are in memory while oneDNN computes; as convolution.cc numbers them."""
