@@ -1,5 +1,8 @@
 """dj.simulate: workers that are threads do what workers that are processes do."""
 
+import ast
+import gc
+import sys
 import threading
 from functools import partial
 
@@ -227,3 +230,18 @@ def test_workers_see_their_own_world_only():
     assert first != second
     names = dj.simulate(2, lambda: threading.current_thread().name)
     assert names == ["worker 0 of 2", "worker 1 of 2"] and threading.current_thread().name not in names
+
+
+def test_all_workers_may_read_arrays_at_once(tmp_path):
+    """np.load parses Python, which threads of Python 3.11 and 3.12 disturb in each other where garbage is collected."""
+    np.save(tmp_path / "x.npy", np.arange(3))
+    switching, collecting = sys.getswitchinterval(), gc.get_threshold()
+    parse = ast.parse
+    sys.setswitchinterval(1e-5)
+    gc.set_threshold(5)
+    try:
+        loads = dj.simulate(12, lambda: [int(np.load(tmp_path / "x.npy").sum()) for _ in range(300)])
+    finally:
+        sys.setswitchinterval(switching)
+        gc.set_threshold(*collecting)
+    assert loads == [[3] * 300] * 12 and ast.parse is parse

@@ -12,6 +12,7 @@ import jax
 
 from distdl_jax.backends.inprocess.current import simulated_world
 from distdl_jax.backends.inprocess.devices import give_back, take_devices, threads_of_each
+from distdl_jax.backends.inprocess.parsing import one_parses_at_a_time
 from distdl_jax.backends.inprocess.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.backends.inprocess.world import InProcessWorld
 from distdl_jax.watchdog.status import acting_as
@@ -42,6 +43,10 @@ class Workers:
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """What `program(*args)` returns on each worker; raises the first error of any, when all have ended."""
+        with one_parses_at_a_time():
+            return self._run(program, args)
+
+    def _run(self, program: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         self._results = [None] * len(self._worlds)
         self._rendezvous.begin()
         try:
