@@ -18,6 +18,7 @@ from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.spectral.decimation import DecimationPlan, plan_decimation
 from distdl_jax.spectral.lines import Forward, Inverse
 from distdl_jax.spectral.stages import StagesPlan, Step, plan_stages
 
@@ -32,7 +33,9 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
     With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
     group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
     is split nothing moves. `plans/pencils.py` finds the fewest movements that keep the workers busy: one there and one
-    back, where the other dimensions are long enough to be split instead.
+    back, where the other dimensions are long enough to be split instead. On CPUs, where `axes` are the tensor's last two
+    or three dimensions and two workers share one of them, not the last, the tensor stays on its grid
+    (`spectral/decimation.py`).
 
     **Arguments:**
 
@@ -49,7 +52,8 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
     **Raises:** `InvalidArgumentError`, on every worker, where `axes` or `norm` doesn't fit; `PlanError`, on every
     worker of P_x, where blocks don't form a grid, or the tensor has no elements along one of `axes`.
 
-    Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils.
+    Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils; Gentleman and Sande (1966),
+    doi:10.1145/1464291.1464352, on decimation in frequency.
     """
     return _transform("fft", x, P_x, axes, norm)
 
@@ -111,7 +115,7 @@ def plan_fourier(
     axes: Axes | None = -1,
     norm: str | None = None,
     n: int | None = None,
-) -> StagesPlan:
+) -> StagesPlan | DecimationPlan:
     """The plan of the transform `kind`, from what the workers of P_x (and perhaps more) hold."""
     along, halved = _checked(kind, P_x, axes, norm, n)
     held = taking_part(shape_dtypes, P_x.ranks)
@@ -119,6 +123,10 @@ def plan_fourier(
     before = {a: grid.extent[a] for a in along}
     if nothing := [a for a, length in before.items() if length == 0]:
         raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {nothing[0]}.")
+    if halved is None and jax.default_backend() == "cpu":
+        decimation = plan_decimation(held, grid, dtype, sorted(along), inverse=kind == "ifft", norm=norm)
+        if decimation is not None:
+            return decimation
     real = not jnp.issubdtype(dtype, jnp.complexfloating)
     after = dict(before)
     if halved is not None:

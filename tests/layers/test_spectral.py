@@ -14,6 +14,9 @@ from sequential import Beside, check_beside, cut
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.plans.pencils import pencils
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.spectral.decimation import DecimationPlan
+from distdl_jax.spectral.fourier import plan_fourier
 
 TOLERANCE = 1e-12
 
@@ -84,6 +87,10 @@ CASES = (
     Case("irfft", (2, 3, 4), on(1, 1, 4), (2, 1), "ortho", complex),
     Case("fft", ([3, 0, 2],), on(3, ranks=(2, 0, 3)), (0,)),
     Case("rfft", (4, 2), on(2, 2), (0,), dtype=np.int32),
+    Case("fft", (3, 8, 5), on(2, 2, 1, ranks=(3, 1, 0, 2)), (2, 1), "forward", complex),
+    Case("ifft", (4, 2, 3), on(2, 1, 1, ranks=(2, 0)), (0, 1, 2), "ortho", complex),
+    Case("fft", (2, 4, 3), on(1, 2, 2), (1,), None, complex),
+    Case("ifft", (4, 3), on(2, 1), (0, 1)),
 )
 MORE = (
     Case("fft", ([0, 4], [1, 2], 5), on(2, 2, 1), (1,), "forward", complex),
@@ -98,6 +105,11 @@ MORE = (
     Case("irfft", (3, 1), on(1, 3), (1,), None, complex, 1),
     Case("rfft", (1, 9), on(1, 4), (1,)),
     Case("fft", (3, 8), on(4, 1, ranks=(3, 1, 0, 2)), (0, 1)),
+    Case("ifft", (2, 2, 12, 1), on(2, 1, 2, 1), (1, 2, 3), "forward", complex),
+    Case("fft", ([3, 1], 5), on(2, 1), (0, 1), None, complex),
+    Case("fft", (4, [0, 2], 5), on(1, 2, 1), (1, 2), None, complex),
+    Case("fft", (0, 4, 5), on(1, 2, 1), (1, 2), None, complex),
+    Case("fft", (6, 5), on(2, 1), (0, 1), "ortho", complex),
 )
 
 
@@ -237,6 +249,29 @@ def test_the_fewest_movements() -> None:
     assert pencils((8,), (4,), ((0, 8),), (4,))[1] == ((1,), (0,))
 
 
+def test_a_dimension_that_two_workers_share_stays_where_it_is() -> None:
+    """Where others behind it are transformed with it. Then nothing has to be transposed."""
+
+    def is_decimated(kind: Any, sizes: Any, P_x: On, axes: Any) -> bool:
+        def plan() -> Any:
+            P = dj.Partition()
+            held = {
+                rank: ShapeDtype(cut(np.zeros(sizes), P_x, rank, sizes).shape, np.dtype(float)) for rank in P_x.ranks
+            }
+            return plan_fourier(kind, held, P_x.partition(P), axes)
+
+        return isinstance(dj.simulate(4, plan)[0], DecimationPlan)
+
+    assert is_decimated("fft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))
+    assert is_decimated("ifft", (3, 8, 7), on(2, 2, 1), (2, 1))
+    assert not is_decimated("rfft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))  # half of the data are complex then
+    assert not is_decimated("fft", (8, 8, 8), on(1, 1, 2), (0, 1, 2))  # the last one travels best
+    assert not is_decimated("fft", (8, 8, 8), on(2, 1, 1), (0,))
+    assert not is_decimated("fft", (8, 8, 8), on(2, 2, 1), (0, 1, 2))
+    assert not is_decimated("fft", (8, 8, 8), on(4, 1, 1), (0, 1, 2))
+    assert not is_decimated("fft", (6, 8, 8), on(2, 1, 1), (0, 1, 2))
+
+
 def test_refusals() -> None:
     """In one sentence on every worker."""
 
@@ -269,8 +304,6 @@ def test_refusals() -> None:
         ),
     }.items():
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
-    from distdl_jax.plans.shape_dtype import ShapeDtype
-    from distdl_jax.spectral.fourier import plan_fourier
 
     def plan(kind: Any, dtype: str, shape: Any = (3, 2), **options: Any) -> Any:
         held = {worker: ShapeDtype(shape, np.dtype(dtype)) for worker in range(4)}

@@ -159,6 +159,7 @@ PRIMITIVES = (
     ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
+    hartley(on(2, 2, 1), (3, 4, 2), (1, 2)),
     layer(
         "spectral",
         on(1, 1, 3, ranks=(2, 0, 3)),
