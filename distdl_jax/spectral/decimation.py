@@ -1,10 +1,13 @@
 """Fourier transforms along a dimension that two workers share, by one butterfly between them: no pencils.
 
 XLA transforms along trailing dimensions, and transposes for others. So pencils along a dimension that is not the last
-are transposed twice, which takes longer than their transform. Decimation in frequency leaves every dimension where it
-is: with x_0 and x_1 the halves of n elements and w = exp(-2 pi i / n), the even frequencies are the transform of
-x_0 + x_1 and the odd ones that of (x_0 - x_1) w^j. Each worker gets the other's half, has one local transform along all
-dimensions at once, and gives half of its frequencies away.
+are transposed twice, which takes longer than their transform. Here every dimension stays where it is.
+
+- Forward, by decimation in time: one worker gets the even elements and the other one the odd ones; each transforms its
+  own, E and O, along all dimensions at once; then, with w = exp(-2 pi i / n), the frequencies k of the first half are
+  E_k + w^k O_k, and those of the second half are E_k - w^k O_k.
+- Backward, by decimation in frequency, the same in reverse: the even elements come of X_0 + X_1, where X_0 and X_1 are
+  the halves of the frequencies, and the odd ones of (X_0 - X_1) w^-k.
 """
 
 from __future__ import annotations
@@ -12,37 +15,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import Workers, World
-from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan
-from distdl_jax.spectral.lines import AT_ONCE, as_complex, as_real
+from distdl_jax.spectral.lines import AT_ONCE, as_complex, as_real, real_part
+
+Kind = Literal["fft", "ifft", "rfft", "irfft"]
 
 
 @dataclass(frozen=True)
 class DecimationPlan(Plan):
     """The plan of a transform along `axes`, of which `axis` is split in two.
 
-    - `grid`: the blocks of x, and of the result.
-    - `other`: the movement of each half to the worker that has the other one.
-    - `sorting`: that of the frequencies, which are every other one before: its tensors have `axis` in two dimensions,
-      of pairs and of which of a pair.
+    - `second`: the workers that hold the second half, and between the movements the odd elements.
+    - `sizes`: how long a worker's block is along `axes` where it holds data, not frequencies.
+    - `sorting`: the movement between halves, and even and odd elements. Its tensors have two dimensions for `axis`: the
+      pairs, and which of a pair.
+    - `other`: the movement of each worker's frequencies to the one that shares `axis` with it.
     """
 
-    grid: ProductGrid
+    kind: Kind
     axes: tuple[int, ...]
     axis: int
-    inverse: bool
     norm: str | None
-    other: RepartitionPlan
+    second: frozenset[int]
+    sizes: tuple[int, ...]
     sorting: RepartitionPlan
+    other: RepartitionPlan
     held: ShapeDtypes = field(hash=False)
 
     @cached_property
@@ -53,61 +61,101 @@ class DecimationPlan(Plan):
         return self.held[worker]
 
     def run(self, world: World, x: Array) -> Array:
-        """This worker's block of the frequencies, of which `x` is its block of the data."""
-        mine = self.held[world.rank]
+        """What this worker, which holds `x`, holds afterwards."""
+        second, dtype = world.rank in self.second, self.held[world.rank].dtype
+        if self.kind in ("fft", "rfft"):
+            x = self._sorted(world, x)
+            x = x.astype(as_real(np.dtype(x.dtype)))
+            x = getattr(jnp.fft, self.kind + "n")(x, axes=self.axes, norm=self.norm)
+            x = x * self._roots(x) if second else x
+            theirs = self.other.run(world, x)
+            return self._scaled(theirs - x if second else x + theirs).astype(dtype)
         theirs = self.other.run(world, x)
-        x, theirs = (half.astype(as_real(np.dtype(half.dtype))) for half in (x, theirs))
-        odd = self.grid.index(self.grid.cell_of[world.rank])[self.axis]
-        x = (theirs - x) * self._roots(mine) if odd else x + theirs
-        transform = jnp.fft.ifftn if self.inverse else jnp.fft.fftn
-        x = transform(x, axes=self.axes, norm=self.norm)
-        every_other = x.reshape(*mine.shape[: self.axis + 1], 1, *mine.shape[self.axis + 1 :])
-        return self.sorting.run(world, self._scaled(every_other)).reshape(mine.shape).astype(mine.dtype)
+        x, theirs = (half.astype(as_complex(np.dtype(half.dtype))) for half in (x, theirs))
+        x = self._scaled((theirs - x) * self._roots(x) if second else x + theirs)
+        x = getattr(jnp.fft, self.kind + "n")(x, self.sizes, self.axes, self.norm)
+        return self._sorted(world, x).astype(dtype)
 
-    def _roots(self, mine: ShapeDtype) -> np.ndarray:
-        """w^j for the elements j of a half, along `axis`."""
-        half = mine.shape[self.axis]
+    def _sorted(self, world: World, x: Array) -> Array:
+        there, back = self.sorting.inputs[world.rank].shape, x.shape
+        return self.sorting.run(world, x.reshape(there)).reshape(back)
+
+    def _roots(self, x: Array) -> np.ndarray:
+        """w^k for the frequencies k of `x`, a half, along `axis`; backward w^-k."""
+        half = x.shape[self.axis]
         turns = np.arange(half) / (2 * half)
-        roots = np.exp((2j if self.inverse else -2j) * np.pi * turns).astype(mine.dtype)
-        return roots.reshape(-1, *(1,) * (len(mine.shape) - self.axis - 1))
+        roots = np.exp((-2j if self.kind in ("fft", "rfft") else 2j) * np.pi * turns).astype(x.dtype)
+        return roots.reshape(-1, *(1,) * (x.ndim - self.axis - 1))
 
     def _scaled(self, x: Array) -> Array:
         """The local transform is one of half the length."""
         if self.norm == "ortho":
             return x * np.asarray(np.sqrt(0.5), x.real.dtype)
-        return x * np.asarray(0.5, x.real.dtype) if self.inverse != (self.norm == "forward") else x
+        halved = (self.norm == "forward") == (self.kind in ("fft", "rfft"))
+        return x * np.asarray(0.5, x.real.dtype) if halved else x
 
 
 def plan_decimation(
-    held: ShapeDtypes, grid: ProductGrid, dtype: np.dtype, axes: Sequence[int], *, inverse: bool, norm: str | None
+    kind: Kind,
+    grid: ProductGrid,
+    dtype: np.dtype,
+    axes: Sequence[int],
+    last: int | None,
+    norm: str | None,
 ) -> DecimationPlan | None:
     """The plan for data of `dtype` on `grid`; None where this is not the faster way, or none at all.
 
     It moves half as much again as pencils do. It pays where `axes`, ascending, are the last dimensions, so that nothing
-    has to be transposed, and one of them, not the last, is split in two halves of an even length.
+    has to be transposed, and one of them, not the last, is split in two halves of an even length. `last` is how long
+    the last dimension is afterwards.
     """
     dims = len(grid.shape)
     split = [a for a in axes if grid.shape[a] > 1]
-    if len(split) != 1 or not 2 <= len(axes) <= AT_ONCE or list(axes) != list(range(dims - len(axes), dims)):
+    if (
+        last is None
+        or len(split) != 1
+        or not 2 <= len(axes) <= AT_ONCE
+        or list(axes) != list(range(dims - len(axes), dims))
+    ):
         return None
-    axis = split[0]
-    n, blocks = grid.extent[axis], grid.ranges[axis]
+    axis, n = split[0], grid.extent[split[0]]
     halves = ((0, n // 2), (n // 2, n))
-    if axis == dims - 1 or n % 4 or blocks != halves or 0 in grid.extent or not _is_full(grid):
+    if axis == dims - 1 or n % 4 or grid.ranges[axis] != halves:
         return None
-    exchanged = ProductGrid(tuple(np.flip(np.reshape(grid.ranks, grid.shape), axis).ravel().tolist()), grid.ranges)
-    other = RepartitionPlan("repartition", held, dtype, Exchange(grid, exchanged), True)
-    found = as_complex(dtype)
-    every_other = {w: ShapeDtype((*its.shape[: axis + 1], 1, *its.shape[axis + 1 :]), found) for w, its in held.items()}
-    before, after = grid.ranges[:axis], grid.ranges[axis + 1 :]
-    pairs, quarter = (0, n // 2), n // 4
-    odd_or_even = ProductGrid(grid.ranks, (*before, (pairs,), ((0, 1), (1, 2)), *after))
-    in_order = ProductGrid(grid.ranks, (*before, ((0, quarter), (quarter, n // 2)), ((0, 2),), *after))
-    sorting = RepartitionPlan("repartition", every_other, found, Exchange(odd_or_even, in_order), True)
-    results = {worker: ShapeDtype(its.shape, found) for worker, its in held.items()}
-    return DecimationPlan(grid, tuple(axes), axis, inverse, norm, other, sorting, results)
+    if any(start == stop for ranges in grid.ranges for start, stop in ranges):
+        return None
+    result = ProductGrid(grid.ranks, (*grid.ranges[:-1], ((0, last),)))
+    forward, found = kind in ("fft", "rfft"), real_part(dtype) if kind == "irfft" else as_complex(dtype)
+    ranks = np.reshape(grid.ranks, grid.shape)
+    exchanged = ProductGrid(tuple(np.flip(ranks, axis).ravel().tolist()), (result if forward else grid).ranges)
+    frequencies = ProductGrid(grid.ranks, exchanged.ranges)
+    data, of_data = (grid, dtype) if forward else (result, found)
+    in_order = _in_pairs(data, axis, ((0, n // 4), (n // 4, n // 2)), ((0, 2),))
+    even_and_odd = _in_pairs(data, axis, ((0, n // 2),), ((0, 1), (1, 2)))
+    sorting = (in_order, even_and_odd) if forward else (even_and_odd, in_order)
+    lengths = _held(data, of_data)[grid.ranks[0]].shape
+    return DecimationPlan(
+        kind,
+        tuple(axes),
+        axis,
+        norm,
+        frozenset(np.take(ranks, 1, axis).ravel().tolist()),
+        tuple(lengths[a] for a in axes),
+        _movement(sorting[0], sorting[1], of_data),
+        _movement(frequencies, exchanged, found if forward else dtype),
+        _held(result, found),
+    )
 
 
-def _is_full(grid: ProductGrid) -> bool:
-    """Whether every worker has elements."""
-    return all(start < stop for ranges in grid.ranges for start, stop in ranges)
+def _in_pairs(grid: ProductGrid, axis: int, pairs: tuple[Range, ...], which: tuple[Range, ...]) -> ProductGrid:
+    """The blocks with `axis` in two dimensions."""
+    return ProductGrid(grid.ranks, (*grid.ranges[:axis], pairs, which, *grid.ranges[axis + 1 :]))
+
+
+def _held(grid: ProductGrid, dtype: np.dtype) -> dict[int, ShapeDtype]:
+    """What the workers of a grid hold of a tensor of `dtype`."""
+    return {worker: ShapeDtype(box_shape(grid.box(cell)), dtype) for worker, cell in grid.cell_of.items()}
+
+
+def _movement(owned: ProductGrid, needed: ProductGrid, dtype: np.dtype) -> RepartitionPlan:
+    return RepartitionPlan("repartition", _held(owned, dtype), dtype, Exchange(owned, needed), True)

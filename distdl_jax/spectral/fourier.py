@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,10 @@ from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.spectral.decimation import DecimationPlan, plan_decimation
+from distdl_jax.spectral.decimation import DecimationPlan, Kind, plan_decimation
 from distdl_jax.spectral.lines import Forward, Inverse
 from distdl_jax.spectral.stages import StagesPlan, Step, plan_stages
 
-Kind = Literal["fft", "ifft", "rfft", "irfft"]
 Axes = int | Sequence[int]
 NORMS = (None, "backward", "ortho", "forward")
 
@@ -33,8 +31,8 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
     With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
     group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
     is split nothing moves. `plans/pencils.py` finds the fewest movements that keep the workers busy: one there and one
-    back, where the other dimensions are long enough to be split instead. On CPUs, where `axes` are the tensor's last two
-    or three dimensions and two workers share one of them, not the last, the tensor stays on its grid
+    back, where the other dimensions are long enough to be split instead. On CPUs, where `axes` are the tensor's last
+    two or three dimensions and two workers share one of them, not the last, the tensor stays on its grid
     (`spectral/decimation.py`).
 
     **Arguments:**
@@ -123,14 +121,14 @@ def plan_fourier(
     before = {a: grid.extent[a] for a in along}
     if nothing := [a for a, length in before.items() if length == 0]:
         raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {nothing[0]}.")
-    if halved is None and jax.default_backend() == "cpu":
-        decimation = plan_decimation(held, grid, dtype, sorted(along), inverse=kind == "ifft", norm=norm)
-        if decimation is not None:
-            return decimation
     real = not jnp.issubdtype(dtype, jnp.complexfloating)
     after = dict(before)
     if halved is not None:
         after[halved] = _halved_length(kind, before[halved], n, real, dtype)
+    if jax.default_backend() == "cpu" and halved in (None, P_x.dim - 1):
+        decimation = plan_decimation(kind, grid, dtype, along, after.get(P_x.dim - 1), norm)
+        if decimation is not None:
+            return decimation
     forward, reals = kind in ("fft", "rfft"), Reals(before=real, after=kind == "irfft")
     path = pencils(grid.extent, P_x.shape, tuple(after.items()), P_x.shape, reals=reals)
     done: set[int] = set()

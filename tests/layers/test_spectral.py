@@ -91,6 +91,8 @@ CASES = (
     Case("ifft", (4, 2, 3), on(2, 1, 1, ranks=(2, 0)), (0, 1, 2), "ortho", complex),
     Case("fft", (2, 4, 3), on(1, 2, 2), (1,), None, complex),
     Case("ifft", (4, 3), on(2, 1), (0, 1)),
+    Case("rfft", (2, 4, 3), on(1, 2, 1), (1, 2), "ortho"),
+    Case("irfft", (4, 3), on(2, 1), (0, 1), None, complex),
 )
 MORE = (
     Case("fft", ([0, 4], [1, 2], 5), on(2, 2, 1), (1,), "forward", complex),
@@ -110,6 +112,11 @@ MORE = (
     Case("fft", (4, [0, 2], 5), on(1, 2, 1), (1, 2), None, complex),
     Case("fft", (0, 4, 5), on(1, 2, 1), (1, 2), None, complex),
     Case("fft", (6, 5), on(2, 1), (0, 1), "ortho", complex),
+    Case("rfft", (3, 8, 2, 4), on(2, 2, 1, 1), (2, 1, 3)),
+    Case("rfft", (2, 4, 2), on(2, 2, 1), (1, 2), None, np.int32),
+    Case("irfft", (2, 8, 5), on(2, 2, 1), (1, 2), "forward", complex, 3),
+    Case("irfft", (4, 2, 3), on(2, 1, 1), (0, 1, 2), "ortho", complex, 7),
+    Case("irfft", (4, 5), on(2, 1), (1, 0), None, complex),
 )
 
 
@@ -264,7 +271,9 @@ def test_a_dimension_that_two_workers_share_stays_where_it_is() -> None:
 
     assert is_decimated("fft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))
     assert is_decimated("ifft", (3, 8, 7), on(2, 2, 1), (2, 1))
-    assert not is_decimated("rfft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))  # half of the data are complex then
+    assert is_decimated("rfft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))
+    assert is_decimated("irfft", (8, 8), on(2, 1), (0, 1))
+    assert not is_decimated("rfft", (8, 8), on(2, 1), (1, 0))  # the halved one is split
     assert not is_decimated("fft", (8, 8, 8), on(1, 1, 2), (0, 1, 2))  # the last one travels best
     assert not is_decimated("fft", (8, 8, 8), on(2, 1, 1), (0,))
     assert not is_decimated("fft", (8, 8, 8), on(2, 2, 1), (0, 1, 2))
