@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -30,7 +31,7 @@ def prepare_process() -> None:
     for programs that start MPI in between. What `multiprocessing` has started is no worker, though it has a worker's
     environment, in which MPI can't be started again: nothing is done there, unless MPI is up.
     """
-    if not settings_at_import().process or (_is_of_multiprocessing() and not mpi_is_up()):
+    if _is_left_alone():
         return
     hand_tokens_back()  # JAX's dispatch of programs that communicate
     give_tokens_to_compiled_functions()  # and of those that were compiled by hand
@@ -46,6 +47,19 @@ def prepare_process() -> None:
         watch_main_program()  # sys.monitoring
         record_errors_of_threads()  # threading.excepthook
         end_the_job_on_sigterm()  # the handler of SIGTERM, and the descriptor that wakes up for signals
+
+
+def stop_looking_at_imports() -> None:
+    """Called at the end of the import: Python's garbage collector never looks again through what there is by now.
+
+    Neither while the program runs nor, which takes longest, when it ends.
+    """
+    if worker_status().size > 1 and not _is_left_alone():
+        gc.freeze()
+
+
+def _is_left_alone() -> bool:
+    return not settings_at_import().process or (_is_of_multiprocessing() and not mpi_is_up())
 
 
 def _is_of_multiprocessing() -> bool:

@@ -9,13 +9,18 @@ from launcher import mpiexec
 from programs import run
 
 PROGRAM = """
-import ctypes, signal, sys
-before = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd
+import ctypes, gc, signal, sys
+
+def here():
+    hooks = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd
+    return *hooks, gc.get_freeze_count()
+
+before = here()
 import distdl_jax as dj
+assert gc.isenabled()
 
 def changed():
-    after = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd
-    return [a is not b and a != b for a, b in zip(after, before)]
+    return [a is not b and a != b for a, b in zip(here(), before)]
 
 mpi = sys.modules.get("mpi4py.MPI")
 sys.stdout.write(f"after the import {changed()} {mpi is not None and mpi.Is_initialized()}\\n")  # in one piece
@@ -48,7 +53,7 @@ def lines(workers: int, settings: dict[str, str]) -> Counter[str]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_left_alone(workers):
     """Not even MPI is started before it is needed."""
-    nothing = [False] * 5
+    nothing = [False] * 6
     assert lines(workers, {"DISTDL_JAX_PROCESS": "0"}) == {
         f"after the import {nothing} False": workers,
         f"with a partition {nothing} False": workers,
@@ -57,12 +62,12 @@ def test_left_alone(workers):
 
 def test_several_workers_get_every_hook():
     found = lines(2, {"DISTDL_JAX_HUGE_PAGES": "0"})
-    assert found == {f"after the import {[True] * 5} True": 2, f"with a partition {[True] * 5} False": 2}
+    assert found == {f"after the import {[True] * 6} True": 2, f"with a partition {[True] * 6} False": 2}
 
 
 def test_one_worker_gets_none():
     """One worker alone makes nobody wait: MPI is started, no more."""
-    nothing = [False] * 5
+    nothing = [False] * 6
     found = lines(1, {"DISTDL_JAX_HUGE_PAGES": "0"})
     assert found == {f"after the import {nothing} True": 1, f"with a partition {nothing} False": 1}
 
