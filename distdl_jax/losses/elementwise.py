@@ -45,7 +45,8 @@ class DistributedL1Loss(DistributedLoss):
 class DistributedHuberLoss(DistributedLoss):
     """Squared near 0 and absolute beyond `delta`: `DistributedLoss`, PyTorch's HuberLoss.
 
-    (x - t)^2 / 2 where |x - t| is at most delta, else delta (|x - t| - delta / 2).
+    (x - t)^2 / 2 where |x - t| is at most delta, else delta (|x - t| - delta / 2), with a slope of delta however large
+    |x - t| is.
     """
 
     delta: float = 1.0
@@ -58,14 +59,19 @@ class DistributedHuberLoss(DistributedLoss):
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         error = prediction - target
         size = jnp.abs(error)
-        return jnp.where(size <= self.delta, jnp.square(error) / 2, self.delta * (size - self.delta / 2))
+        delta = min(self.delta, float(jnp.finfo(error.dtype).max))
+        far = size > delta  # a NaN is not: the derivative of its square is NaN, that of its absolute value is not
+        # What is not chosen has a derivative of 0, but 0 times infinity is no number: far ones are not squared.
+        squares = jnp.square(jnp.where(far, 0, error)) / 2
+        return jnp.where(far, delta * (size - delta / 2), squares)
 
 
 @dataclass(frozen=True)
 class DistributedBCELoss(DistributedLoss):
     """The binary cross entropy of probabilities: `DistributedLoss`, PyTorch's BCELoss.
 
-    -(t log x + (1 - t) log(1 - x)), with logarithms of at least -100, as in PyTorch; there the gradient is 0.
+    -(t log x + (1 - t) log(1 - x)), with logarithms of at least -100, as in PyTorch; there the gradient is 0. What is
+    no probability, NaN or beyond 0 to 1, has the loss NaN.
     """
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
@@ -73,8 +79,8 @@ class DistributedBCELoss(DistributedLoss):
 
 
 def _log(p: Array) -> Array:
-    inside = p > np.exp(LOWEST_LOG).astype(p.dtype)
-    return jnp.where(inside, jnp.log(jnp.where(inside, p, 1)), LOWEST_LOG)
+    lowest = (p >= 0) & (p <= np.exp(LOWEST_LOG).astype(p.dtype))  # a NaN is neither
+    return jnp.where(lowest, LOWEST_LOG, jnp.log(jnp.where(lowest, 1, p)))
 
 
 @jax.custom_jvp
@@ -163,6 +169,7 @@ class DistributedPoissonNLLLoss(DistributedLoss):
             terms = prediction - target * jnp.log(prediction + self.eps)
         if not self.full:
             return terms
-        large = jnp.where(target > 1, target, 2)
+        small = target <= 1  # a NaN is not
+        large = jnp.where(small, 2, target)
         stirling = large * jnp.log(large) - large + jnp.log(2 * np.pi * large) / 2
-        return terms + jnp.where(target > 1, stirling, 0)
+        return terms + jnp.where(small, 0, stirling)

@@ -230,6 +230,32 @@ def test_nothing_is_not_a_number() -> None:
     assert not any(np.any(gradient) for gradient in gradients[:3])
 
 
+@pytest.mark.simulated(2)
+def test_no_number_stays_none() -> None:
+    """A NaN or an infinity in an element: its loss and gradients, in both arguments, are those of plain JAX."""
+    P = dj.Partition().create_cartesian_topology_partition([2, 1])
+
+    def poisson(x: Any, t: Any) -> Any:
+        return jnp.exp(x) - t * x + t * jnp.log(t) - t + jnp.log(2 * np.pi * t) / 2
+
+    nan, inf = np.nan, np.inf
+    cases: tuple[tuple[Any, Any, list[float], list[float]], ...] = (
+        (nn.DistributedBCELoss(P, "none"), binary, [nan, -0.5, 1.5, 0.3], [0.2, 1, 0.2, 0.2]),
+        (nn.DistributedHuberLoss(P, "none"), optax.huber_loss, [nan, inf, 2, 3], [0, 1, nan, inf]),
+        (nn.DistributedHuberLoss(P, "none", inf), lambda x, t: squares(x, t) / 2, [nan, inf, 2, -3], [0, 1, 3, 1]),
+        (nn.DistributedPoissonNLLLoss(P, "none", full=True), poisson, [nan, 1, 2, 3], [2, nan, 3, 2]),
+    )
+
+    def program() -> Any:
+        def each(function: Any, *pair: Any) -> Any:
+            return function(*pair), jax.vjp(function, *pair)[1](jnp.ones_like(pair[0]))
+
+        pairs = [[jnp.array(its, float)[2 * P.rank :][:2, None] for its in pair] for _, _, *pair in cases]
+        return tuple([each(case[place], *pair) for case, pair in zip(cases, pairs, strict=True)] for place in (0, 1))
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), *dj.jit(program)())
+
+
 @pytest.mark.simulated(4)
 def test_half_precision_is_summed_in_float32() -> None:
     """5,000 errors of 1 add up to more than float16 counts to."""
