@@ -60,7 +60,7 @@ class DistributedHuberLoss(DistributedLoss):
         error = prediction - target
         size = jnp.abs(error)
         delta = min(self.delta, float(jnp.finfo(error.dtype).max))
-        far = size > delta  # a NaN is not: the derivative of its square is NaN, that of its absolute value is not
+        far = size > self.delta  # a NaN is not: the derivative of its square is NaN, that of its absolute value is not
         # What is not chosen has a derivative of 0, but 0 times infinity is no number: far ones are not squared.
         squares = jnp.square(jnp.where(far, 0, error)) / 2
         return jnp.where(far, delta * (size - delta / 2), squares)
