@@ -224,6 +224,16 @@ def test_arrays_come_and_go():
     assert len(dj.simulate(2, lambda x: x + results[0], results[1])) == 2
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_sums_of_infinities_and_beyond_the_largest_number_warn_of_nothing():
+    def program():
+        P = dj.Partition()
+        return np.asarray(all_sum_reduce(jnp.array([-np.inf if P.rank else np.inf, 3e38], "float32"), P, 0))
+
+    for total in dj.simulate(2, program):
+        np.testing.assert_array_equal(total, [np.nan, np.inf])
+
+
 def test_workers_see_their_own_world_only():
     """A thread that is no worker has none of it, and a partition of one run differs from that of another."""
     (first,), (second,) = (dj.simulate(1, dj.Partition) for _ in range(2))
