@@ -30,6 +30,9 @@ from distdl_jax.primitives.tie import tie
 MOST_TAPS = 4
 """The most inputs of an output that are taken one after the other; more are taken together."""
 
+MOST_UNEVEN = 4
+"""How much longer the adjoint of a gather may be for the sake of the input that is read most often."""
+
 MOST_STRETCHES = 8
 """The most slices that outputs are put together of."""
 
@@ -122,10 +125,15 @@ class Taps:
         inside = parts[0] if len(parts) == 1 else jnp.concatenate(parts, d)
         return lax.pad(inside, jnp.zeros((), x.dtype), [(*(ends if k == d else (0, 0)), 0) for k in range(x.ndim)])
 
+    def is_even(self, size: int) -> bool:
+        """Whether the `size` inputs are read about equally often, so that the adjoint is not much longer."""
+        read = np.clip(self.inputs[np.nonzero(self.weights)], 0, size - 1)
+        return int(np.bincount(read, minlength=1).max()) * size <= MOST_UNEVEN * max(read.size, size)
+
     def adjoint(self, size: int) -> Taps:
         """What is read of the outputs' cotangents for those of the inputs, of which there are `size`."""
         tap, output = np.nonzero(self.weights)
-        inputs = self.inputs[tap, output]
+        inputs = np.clip(self.inputs[tap, output], 0, size - 1)
         order = np.argsort(inputs, kind="stable")
         tap, output, inputs = tap[order], output[order], inputs[order]
         turn = np.arange(inputs.size) - np.searchsorted(inputs, inputs)  # the how manieth that reads this input
@@ -138,20 +146,26 @@ class Taps:
 def _applied(taps: Taps, x: Array, d: int) -> Array:
     """The outputs along dimension `d` of `x`. What is read with a weight of 0 is not: 0 times infinity is no number.
 
-    A product with a matrix would have to be of all inputs with all outputs. The gradient of what is taken together is
-    taken, too: JAX's own would be a scatter.
+    A product with a matrix would have to be of all inputs with all outputs. Gradients are gathered, too, unless few
+    inputs are read by most outputs: JAX's own would be scattered, element by element, which takes ten times as long.
     """
-    if len(taps.inputs) <= MOST_TAPS:
-        return reduce(jnp.add, (_taken(x, *tap, d) for tap in zip(taps.inputs, taps.weights, strict=True)))
+    size = x.shape[d]
+    if not taps.is_even(size):
+        return _summed(taps, x, d)
 
     @jax.custom_vjp
-    def together(x: Array) -> Array:
-        return jnp.sum(_taken(x, taps.inputs.T, taps.weights.T, d), d + 1)
+    def gathered(x: Array) -> Array:
+        return _summed(taps, x, d)
 
-    size = x.shape[d]
-    together.defvjp(lambda x: (together(x), None), lambda _, dy: (_applied(taps.adjoint(size), dy, d),))
-    y: Array = together(x)
+    gathered.defvjp(lambda x: (gathered(x), None), lambda _, dy: (_applied(taps.adjoint(size), dy, d),))
+    y: Array = gathered(x)
     return y
+
+
+def _summed(taps: Taps, x: Array, d: int) -> Array:
+    if len(taps.inputs) > MOST_TAPS:
+        return jnp.sum(_taken(x, taps.inputs.T, taps.weights.T, d), d + 1)
+    return reduce(jnp.add, (_taken(x, *tap, d) for tap in zip(taps.inputs, taps.weights, strict=True)))
 
 
 def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
