@@ -175,8 +175,8 @@ def _from(places: Places, first: int | Array) -> Places:
     return places._replace(keys=places.keys + first)
 
 
-def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> Array:
-    """n x key heads x heads of each x queries x keys; -inf where a query doesn't see a key."""
+def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> tuple[Array, Array | None]:
+    """n x key heads x heads of each x queries x keys; -inf where a query doesn't see a key. And where that is."""
     (n, s, heads, d), (_, t, groups, _) = q.shape, k.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
     products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), k.astype(wide))
@@ -190,7 +190,10 @@ def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> Array:
             scores = scores + mask.astype(wide)
     if places.causal:
         unseen.append(places.keys + jnp.arange(t)[None, :] > places.queries + jnp.arange(s)[:, None])
-    return jnp.where(reduce(jnp.logical_or, unseen), -jnp.inf, scores) if unseen else scores
+    if not unseen:
+        return scores, None
+    somewhere = reduce(jnp.logical_or, unseen)
+    return jnp.where(somewhere, -jnp.inf, scores), somewhere
 
 
 def _rows(x: Array, groups: int) -> Array:
@@ -212,7 +215,7 @@ def _added(
     running: Running, q: Array, k: Array, v: Array, hidden: Hidden, places: Places, factors: Array | None
 ) -> Running:
     (n, s, heads, d), wide = q.shape, running.top.dtype
-    scores = _scores(q, k, hidden, places)
+    scores, _ = _scores(q, k, hidden, places)
     # The results do not depend on which number this is. Its derivative would compare the largest score with scores that
     # XLA works out again, rounded in another way, so that none of them might be it.
     top = lax.stop_gradient(jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s)))
@@ -238,7 +241,7 @@ def _gradients(
     factors: Array | None,
 ) -> tuple[Array, Array, Array, Array | None]:
     (n, s, heads, d), groups, wide = q.shape, k.shape[2], log_sum.dtype
-    scores = _scores(q, k, hidden, places)
+    scores, unseen = _scores(q, k, hidden, places)
     by_group = (*scores.shape[:-1], 1)
     weights = jnp.exp(scores - log_sum.reshape(by_group))
     of_rows = _rows(dy.astype(wide), groups)
@@ -249,6 +252,8 @@ def _gradients(
     rows = (*of_rows.shape[:3], weights.shape[-1])
     dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), of_rows)
     of_scores = weights * (of_weights - delta.reshape(by_group))
+    if unseen is not None:  # not even a query whose output is NaN makes anything of a key that it doesn't see
+        of_scores = jnp.where(unseen, 0, of_scores)
     of_mask, mask = None, hidden.mask
     if mask is not None and mask.dtype != jnp.bool_:
         by_head = of_scores.reshape(n, heads, s, -1)

@@ -105,6 +105,36 @@ def test_beside_plain_jax(case: Told) -> None:
 
 
 @pytest.mark.simulated(2)
+def test_an_infinity_that_is_padding_has_no_gradient() -> None:
+    """Outputs are NaN, as in plain JAX (0 times infinity); yet nothing comes back to a key that nobody sees."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 2, 1])
+    layer, draw = nn.DistributedMultiHeadAttention(P, 4, 2, bias=False), np.random.default_rng(0)
+    params = layer.init(jax.random.key(0), jnp.float64)
+    x, memory = draw.normal(size=(1, 2, 4)), draw.normal(size=(1, 4, 4))
+    memory[0, 3] = -np.inf
+    padding = jnp.array([[False, False, False, True]])
+
+    def plain(memory: Any) -> Any:
+        q = jnp.einsum("nse,hde->nhsd", x, params["query"])
+        k, v = (jnp.einsum("nse,hde->nhsd", memory, params[name]) for name in ("key", "value"))
+        scores = jnp.where(padding[:, None, None], -jnp.inf, q @ k.mT / np.sqrt(2))
+        return jnp.einsum("nhsd,ehd->nse", jax.nn.softmax(scores) @ v, params["out"])
+
+    own, keys = (each[:, P.rank * each.shape[1] // 2 :][:, : each.shape[1] // 2] for each in (x, memory))
+    flags = padding[:, 2 * P.rank :][:, :2]
+
+    def both(keys: Any) -> Any:
+        y = layer(params, own, memory=keys, key_padding_mask=flags)
+        return jnp.sum(y), y
+
+    (_, y), got = dj.jit(dj.value_and_grad(both, has_aux=True))(keys)
+    np.testing.assert_allclose(y, jax.jit(plain)(memory)[:, P.rank : P.rank + 1])
+    want = jax.jit(jax.grad(lambda memory: jnp.sum(plain(memory))))(memory)
+    assert np.all(np.isnan(y)) and np.all(want[0, 3] == 0)
+    np.testing.assert_allclose(got, want[:, 2 * P.rank :][:, :2])
+
+
+@pytest.mark.simulated(2)
 def test_a_cache_remembers_padding() -> None:
     """Sequences that begin with padding, in two pieces, with a mask for all places: as all at once."""
     P = dj.Partition()
