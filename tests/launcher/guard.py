@@ -61,11 +61,18 @@ def within(limit: Callable[[], float], name: str, stderr: int) -> Iterator[None]
 
 
 class PlainGuard:
-    """Plugin of the parent: every test that runs in the parent has its limit, and so has the collection."""
+    """Plugin of the parent: every test that runs in the parent has its limit, and so has each file that is collected.
+
+    The collection as a whole has none: how long it takes depends on how busy the machine is.
+    """
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
         self.stderr = real_stderr()
+        self.pytest_collectreport()
+
+    def pytest_collectreport(self) -> None:
+        """One more has been collected; the next one has as long again."""
         limit = settings.own_limit() or settings.DEFAULT_LIMIT
         faulthandler.dump_traceback_later(backstop(limit), exit=True, file=self.stderr)
 

@@ -1,7 +1,6 @@
 """The ordinary pytest process: runs the plain tests, has lanes run those of worlds beside them, reports for all."""
 
 import builtins
-import gc
 import os
 import shutil
 import tempfile
@@ -95,9 +94,6 @@ class Parent:
 
     def _begin(self, session: pytest.Session) -> None:
         """Make a lane for each group of processes, and let the first of them run."""
-        gc.collect()
-        gc.freeze()  # what has been imported stays: no need to look through it again and again
-        gc.set_threshold(20_000, 20, 20)
         self.home = Path(tempfile.mkdtemp(prefix="worlds-"))
         arguments, options = for_workers(self.config)
         for group in sorted({marks.of(item) for item in session.items} - {marks.PARENT}):

@@ -1,5 +1,6 @@
 """The hooks of pytest: `pytest_plugins = ["launcher.plugin"]` in the top `conftest.py` brings them in."""
 
+import gc
 from collections import Counter
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is imported, which stays
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     examples.load_profile()
@@ -83,6 +85,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plain tests first, then the simulated ones, then world after world, each in the order of the files."""
     session.items.sort(key=marks.of)
+    gc.freeze()  # no need to look through what has been imported, again and again
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

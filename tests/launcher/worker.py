@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import fcntl
-import gc
 import json
 import os
 import shutil
@@ -106,9 +105,6 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        gc.collect()
-        gc.freeze()  # what has been imported stays: no need to look through it again and again
-        gc.set_threshold(20_000, 20, 20)
         here = {item.nodeid: item for item in session.items}
         wanted: list[str] = self.spec.get("items", list(here))
         missing = self.ranks.missing(set(wanted) - set(here))

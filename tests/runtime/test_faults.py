@@ -1,9 +1,10 @@
 """The catalogue of mistakes and faults: each ends the job, soon, with a message that says what to change.
 
-Each program in `faults/` is started as a user starts it. Its docstring says how: `workers`, and where needed
-`environment`, `timeout` (DISTDL_JAX_TIMEOUT; more on a slow machine), `by` (what runs it, instead of Python itself) and
-`status` (0 where the job must end well); and what must be said. `when: long` is for a long run alone: where another
-program ends in the same way, or simulated workers make the same mistake in every run.
+Each program in `faults/` is started as a user starts it, but compiled cheaply unless the run is long. Its docstring
+says how: `workers`, and where needed `environment`, `timeout` (DISTDL_JAX_TIMEOUT; more on a slow machine), `by` (what
+runs it, instead of Python itself) and `status` (0 where the job must end well); and what must be said. `when: long` is
+for a long run alone: where another program ends in the same way, or simulated workers make the same mistake in every
+run.
 """
 
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from launcher.settings import long_run
-from programs import ROOT, finish, patience, start, start_up
+from programs import FAST_TO_COMPILE, ROOT, finish, patience, start, start_up
 
 FOLDER = Path(__file__).parent / "faults"
 PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.name != "parts.py")
@@ -51,7 +52,7 @@ def play(path: Path) -> tuple[int, str]:
     if workers == "none":
         return run_alone(path, settings)
     by = " ".join(told(path, "by")).split()
-    return finish(start(int(workers), *by, path, settings=settings), limit)
+    return finish(start(int(workers), *by, path, settings=settings, flags=FAST_TO_COMPILE), limit)
 
 
 @pytest.fixture(scope="module")
