@@ -157,7 +157,9 @@ def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
     others = [size for place, size in enumerate(sizes) if place != widest]
     few = len(others) <= 2 and 8 * sum(others) <= total and sum(size > 1 for size in others) <= 1
     if axis != blocks[0].ndim - 1 or not few or 0 in blocks[0].shape:
-        return jnp.concatenate(blocks, axis=axis)
+        # Complex numbers are copied one by one where a slice is fused into the copy.
+        alone = lax.optimization_barrier(tuple(blocks)) if jnp.iscomplexobj(blocks[0]) else blocks
+        return jnp.concatenate(alone, axis=axis)
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     zero = jnp.zeros((), blocks[0].dtype)
 

@@ -67,9 +67,8 @@ class DecimationPlan(Plan):
             x = self._sorted(world, x)
             x = x.astype(as_real(np.dtype(x.dtype)))
             x = getattr(jnp.fft, self.kind + "n")(x, axes=self.axes, norm=self.norm)
-            x = x * self._roots(x) if second else x
-            theirs = self.other.run(world, x)
-            return self._scaled(theirs - x if second else x + theirs).astype(dtype)
+            theirs, roots = self.other.run(world, x), self._roots(x)
+            return self._scaled(theirs - x * roots if second else x + theirs * roots).astype(dtype)
         theirs = self.other.run(world, x)
         x, theirs = (half.astype(as_complex(np.dtype(half.dtype))) for half in (x, theirs))
         x = self._scaled((theirs - x) * self._roots(x) if second else x + theirs)
