@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
+from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
@@ -227,7 +228,7 @@ class SamplingPlan(Plan):
         )
         for d, taps in enumerate(own):
             if taps is not None:
-                y = taps.apply(y, d, halos.needed[d][index[d]][0])
+                y = between_layers(taps.apply(y, d, halos.needed[d][index[d]][0]))
                 if self.fill:
                     reads = np.any(taps.weights, axis=0).reshape(-1, *(1,) * (y.ndim - d - 1))
                     y = jnp.where(reads, y, np.asarray(self.fill).astype(y.dtype))
