@@ -106,7 +106,7 @@ class Taps:
         ones = np.all((self.weights == 0) | (self.weights == 1))
         if len(places) == 1 and ones and not self.periodic and len(self.stretches) <= MOST_STRETCHES:
             return self._in_stretches(x, d, start)
-        return _applied(Taps(places, self.weights), x, d)
+        return between_layers(_applied(Taps(places, self.weights), x, d))
 
     def _in_stretches(self, x: Array, d: int, start: int) -> Array:
         """Its derivative is made of sums of slices, where that of a gather goes element by element."""
@@ -228,7 +228,7 @@ class SamplingPlan(Plan):
         )
         for d, taps in enumerate(own):
             if taps is not None:
-                y = between_layers(taps.apply(y, d, halos.needed[d][index[d]][0]))
+                y = taps.apply(y, d, halos.needed[d][index[d]][0])
                 if self.fill:
                     reads = np.any(taps.weights, axis=0).reshape(-1, *(1,) * (y.ndim - d - 1))
                     y = jnp.where(reads, y, np.asarray(self.fill).astype(y.dtype))
