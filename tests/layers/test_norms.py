@@ -296,3 +296,14 @@ def test_refusals_when_it_is_called() -> None:
 def test_a_layer_without_running_statistics_has_no_state() -> None:
     layer = nn.DistributedBatchNorm(on(1, 1).partition(partition_of(0, 1)), 2, track_running_stats=False)
     assert layer.init_state() == layer.state_specs() == {}
+
+
+@pytest.mark.simulated(2)
+def test_a_variance_that_overflows_leaves_numbers() -> None:
+    """As in plain JAX: y and the gradients are 0, where the variance of a row is beyond its dtype."""
+    P_x = on(1, 2).partition(dj.Partition())
+    layer = nn.DistributedLayerNorm(P_x, 4)
+    x = jnp.float32([[1e30, -2e30], [1.0, 2.0]]) * (1 if P_x.rank else -1)
+    y, pullback = jax.vjp(layer.apply, layer.init(), x)
+    dparams, dx = pullback(jnp.ones_like(y))
+    assert not y[0].any() and not dx[0].any() and np.isfinite(dx).all() and np.isfinite(dparams["weight"]).all()
