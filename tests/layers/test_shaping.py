@@ -17,6 +17,7 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.nn.shaping.sampling import Taps
 
 
 def transposed(
@@ -321,3 +322,16 @@ def on_planning() -> Any:
     from distdl_jax.backends.planning import PlanningWorld
 
     return PlanningWorld(0, 1)
+
+
+def test_gradients_of_what_is_read_unevenly() -> None:
+    """Gathered where inputs are read about equally often, else as JAX has them: beside the product with a matrix."""
+    for inputs, even in ((np.array([[0, 1, 1, 2, 3], [1, 1, 2, 3, 3]]), True), (np.array([[0] * 30 + [9]]), False)):
+        taps = Taps(inputs, np.arange(1.0, inputs.size + 1).reshape(inputs.shape))
+        matrix = np.zeros((inputs.shape[1], 10))
+        np.add.at(matrix, (np.broadcast_to(np.arange(inputs.shape[1]), inputs.shape), inputs), taps.weights)
+        x = jnp.arange(20.0).reshape(2, 10)
+        y, pullback = jax.vjp(lambda x, taps=taps: taps.apply(x, 1, 0), x)
+        assert taps.is_even(10) == even
+        np.testing.assert_allclose(y, x @ matrix.T)
+        np.testing.assert_allclose(pullback(jnp.cos(y))[0], jnp.cos(y) @ matrix, atol=1e-9)
