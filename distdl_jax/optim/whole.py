@@ -135,9 +135,9 @@ def squares(x: Array, axis: Sequence[int] | None = None) -> Array:
 
 
 def square_root(x: Array) -> Array:
-    """The root, whose derivative at 0 is 0."""
-    positive = x > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), x)
+    """The root, whose derivative at 0 is 0; at NaN it is NaN."""
+    at_zero = x == 0
+    return jnp.where(at_zero, 0, jnp.sqrt(jnp.where(at_zero, 1, x)))
 
 
 def _real(dtype: np.dtype) -> np.dtype:

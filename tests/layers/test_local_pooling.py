@@ -95,6 +95,14 @@ def test_the_way_back_does_not_see_the_largest_entry():
     np.testing.assert_array_equal(kept, x)
 
 
+@pytest.mark.parametrize("values", [[1, np.nan, 2], [np.nan, 3, 2], [1, 2, np.nan], [4, np.nan, np.nan]])
+def test_a_nan_is_the_largest(values):
+    """The first of them gets the window's cotangent."""
+    y, pullback = jax.vjp(lambda x: largest(x, spec((3,), (3,))), jnp.array(values)[None, None])
+    assert np.isnan(y).all()
+    np.testing.assert_array_equal(pullback(jnp.ones_like(y))[0][0, 0], np.arange(3) == np.argmax(np.isnan(values)))
+
+
 def test_large_windows_and_other_devices_keep_to_the_plain_operation(monkeypatch):
     def is_plain(function, kernel):
         window = spec(kernel, kernel)

@@ -307,3 +307,16 @@ def test_a_variance_that_overflows_leaves_numbers() -> None:
     y, pullback = jax.vjp(layer.apply, layer.init(), x)
     dparams, dx = pullback(jnp.ones_like(y))
     assert not y[0].any() and not dx[0].any() and np.isfinite(dx).all() and np.isfinite(dparams["weight"]).all()
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_infinity_makes_nan_of_its_row(rows: int) -> None:
+    """And of the whole gradient of that row, as in plain JAX; of nothing else."""
+    P = dj.Partition()
+    layer = nn.DistributedRMSNorm(on(1, 2).partition(P), 4)
+    x = np.array([[1.0, 2.0, 3.0, np.inf], [1.0, 2.0, 3.0, 4.0]])[:rows]
+    want_y, want = jax.vjp(lambda x: rms_norm(on(1, 2), (4,), rows, 4).whole({}, x), x)
+    y, pullback = jax.vjp(lambda x: layer(layer.init(None, float), x), cut(x, on(1, 2), P.rank))
+    for got, whole in ((y, want_y), (pullback(np.ones_like(y))[0], want(np.ones_like(want_y))[0])):
+        np.testing.assert_allclose(got, cut(np.asarray(whole), on(1, 2), P.rank), atol=1e-12)

@@ -63,7 +63,7 @@ def compare(got: dict[str, Any], want: dict[str, Any], tolerance: float) -> None
 
 @pytest.mark.simulated(4)
 def test_global_norm() -> None:
-    """In every dtype, with the derivative; copies count once."""
+    """In every dtype, with the derivative; copies count once. One NaN makes NaN of all of the gradient."""
     its = specs()
     tolerances = {"float64": 1e-14, "float32": 1e-6, "bfloat16": 1e-6, "complex128": 1e-14}
     trees = {dtype: drawn(0, dtype=dtype) for dtype in tolerances}
@@ -72,10 +72,11 @@ def test_global_norm() -> None:
     def program(trees: Any, zeros: Any) -> Any:
         norms = {dtype: dj.optim.global_norm(tree, its) for dtype, tree in trees.items()}
         gradient = jax.grad(lambda tree: dj.optim.global_norm(tree, its) / 4)
-        return norms, gradient(trees["float64"]), gradient(zeros)
+        with_nan = {**zeros, "kernel": trees["float64"]["kernel"] * jnp.nan}
+        return norms, gradient(trees["float64"]), gradient(zeros), gradient(with_nan)
 
     zeros = jax.tree.map(np.zeros_like, cut(drawn(0)))
-    norms, gradient, at_zero = program({dtype: cut(tree) for dtype, tree in trees.items()}, zeros)
+    norms, gradient, at_zero, at_nan = program({dtype: cut(tree) for dtype, tree in trees.items()}, zeros)
     for dtype, tolerance in tolerances.items():
         whole = trees[dtype]
         wide = {name: np.asarray(x, complex) for name, x in whole.items()}
@@ -86,6 +87,7 @@ def test_global_norm() -> None:
             for name, x in cut(whole).items():
                 np.testing.assert_allclose(gradient[name], held[name] * x / want, 1e-12)
     assert not any(np.any(x) for x in jax.tree.leaves(at_zero))
+    assert all(np.all(np.isnan(x) == its[name].counts) for name, x in at_nan.items())
 
 
 TRANSFORMATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {

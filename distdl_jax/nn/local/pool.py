@@ -24,7 +24,10 @@ MOST_SLICES = 64
 
 
 def largest(x: Array, windows: WindowSpec) -> Array:
-    """The largest entry of each window; its cotangent goes to the first such entry."""
+    """The largest entry of each window, NaN where there is one; its cotangent goes to the first such entry.
+
+    `lax.reduce_window` gives a NaN's cotangent to some other entry of the window.
+    """
     x = _padded(x, least(x.dtype), windows.padding)
     if _by_slices(windows):
         return between_layers(_largest(between_layers(x), windows, x.shape))
@@ -97,7 +100,7 @@ def _first_largest(entries: list[Array]) -> Array:
     while len(left) > 1:
         pairs = []
         for (one, i), (other, j) in zip(left[::2], left[1::2], strict=False):
-            later = other > one
+            later = ~((one >= other) | (one != one))  # a NaN is the largest
             pairs.append((jnp.where(later, other, one), jnp.where(later, j, i)))
         left = pairs + left[len(left) // 2 * 2 :]
     return left[0][1]

@@ -24,7 +24,8 @@ def _backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array, 
         # Sums along rows are products with the weight: then one array is all that is written for the sums.
         products = dy * (deviation * scale)
         of_mean, overflown = _times(dy, weight) * scale, scale == 0  # of a variance that is too large for its dtype
-        of_scale = jnp.where(overflown, 0, _times(products, weight) / jnp.where(overflown, 1, scale))
+        # There the products are 0, or NaN where x is infinite.
+        of_scale = _times(products, weight) / jnp.where(overflown, 1, scale)
         return dy * weight * scale, -of_mean, of_scale, _summed(products, weight.shape)
     weighted = dy * weight
     if mean.shape == scale.shape:  # so that the sum is that of which a bias's gradient is made
