@@ -213,7 +213,8 @@ class DistributedSpectralConv(Static):
             forward.append((P, Forward(sizes, halved) if sizes else None))
             sizes = tuple((a, lengths[a]) for a in stage.axes)
             inverse.append((P, Inverse(sizes, halved, k == first) if sizes else None))
-        there = plan_stages(x, grid, dtype, forward, grid)
+        # Frequencies are balanced as the weight is, also where there are as many as x is long, in blocks of its own.
+        there = plan_stages(x, grid, dtype, forward, grid, anew=axes)
         ranges = list(there.grid.ranges)
         ranges[1] = balanced_ranges(self.out_channels, 1)
         between = ProductGrid(there.grid.ranks, tuple(ranges))

@@ -212,6 +212,7 @@ LAYERS = (
     spectral((2, 3, 5), on(2, 2, 1, ranks=(3, 1, 0, 2)), (3,)),
     spectral((2, 2, 4, [0, 5]), on(1, 1, 1, 2), (2, 2), on(1, 1, 3, 1, ranks=(1, 3, 2)), 3),
     spectral((1, 2, 4, 5, 4), on(1, 1, 4, 1, 1), (1, 2, 2), None, 3, True),
+    spectral((1, 2, [1, 3], 3), on(1, 1, 2, 1, ranks=(3, 2)), (2, 1)),  # as many frequencies as rows
 )
 MORE_LAYERS = (
     spectral((1, 2, 4, 4, 4), on(1, 1, 2, 1, 2), (2, 1, 3)),
