@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
@@ -27,34 +27,12 @@ WARNING_OF_A_NEW_JAX = r"\s*The latest supported JAX version with this release o
 """How mpi4jax begins to warn of a jax that it does not know."""
 
 
-class SourceFrame(Protocol):
-    """A line of the program that led to an equation."""
-
-    @property
-    def file_name(self) -> str: ...
-
-    @property
-    def function_name(self) -> str: ...
-
-    @property
-    def start_line(self) -> int: ...
-
-
 # --- jax ------------------------------------------------------------------------------------------------------------
 
 
-def allow_in_checkpoint(effect_type: type) -> None:
-    """Have `jax.checkpoint` accept operations with an effect of this type, which it refuses otherwise.
-
-    Private: `jax._src.effects.remat_allowed_effects`. A public registry of effects would replace it.
-    """
-    from jax._src.effects import remat_allowed_effects
-
-    remat_allowed_effects.add_type(effect_type)
-
-
-def source_frames(traceback: Any) -> Iterator[SourceFrame]:
-    """Where an equation of a traced program comes from, the innermost line first, without the lines of jax.
+def source_frames(traceback: Any) -> Iterator[Any]:
+    """Where an equation of a traced program comes from, the innermost line first, without the lines of jax. Each has a
+    `file_name`, a `function_name` and a `start_line`.
 
     Private: `jax._src.source_info_util.user_frames`. `jax.extend.source_info_util.summarize` would replace it, if it
     gave frames instead of text.
@@ -110,10 +88,9 @@ def dispatched_by_this_thread() -> Callable[[], list[Any]]:
 def hand_tokens_back() -> None:
     """Have a program with ordered effects take the token of the one before it as it is.
 
-    JAX puts it on the device anew, by way of a mesh, which costs each call of a program that communicates 55 us of
-    Python. Everything else stays as it is: the program before is waited for, what it raised is raised, and what is not
-    on this one device is put there. Private: `jax._src.dispatch.RuntimeTokenSet.get_token_input`, and a token's `_buf`.
-    A `jax.device_put` that returns at once what is where it should be would replace it.
+    JAX puts it on the device anew, which costs 55 us of Python. The rest stays: the program before is waited for, what
+    it raised is raised, and what is not on this one device is put there. Private: a token's `_buf`, and
+    `jax._src.dispatch.RuntimeTokenSet.get_token_input`. A faster `jax.device_put` would replace it.
     """
     from jax._src.core import Token
     from jax._src.dispatch import RuntimeTokenSet
@@ -133,6 +110,38 @@ def hand_tokens_back() -> None:
 
     vars(get_token_input)["hands_back"] = True
     setattr(RuntimeTokenSet, anew.__name__, get_token_input)
+
+
+def wait_for_program(effect: Any) -> None:
+    """Wait for this thread's last program with this ordered effect, and raise what it raised.
+
+    Private: `jax._src.dispatch.runtime_tokens`. It goes where `set_last_program` goes.
+    """
+    from jax._src.dispatch import runtime_tokens
+
+    if (token := runtime_tokens.current_tokens.get(effect)) is not None:
+        token.block_until_ready()
+
+
+def set_last_program(effect: Any, done: jax.Array) -> None:
+    """Have a program count as this thread's last with this ordered effect; `done` is without elements, and its result.
+
+    Private: `jax._src.dispatch.runtime_tokens`, and a `Token`. Ordered effects in JAX's C++ would replace it.
+    """
+    from jax._src.core import Token
+    from jax._src.dispatch import runtime_tokens
+
+    runtime_tokens.current_tokens[effect] = Token(done)
+
+
+def is_transformed() -> bool:
+    """Whether this thread traces, differentiates or maps: what it calls is part of something else then.
+
+    Private: `jax._src.core.trace_state_clean`. A public name for it would replace it.
+    """
+    from jax._src.core import trace_state_clean
+
+    return not trace_state_clean()
 
 
 def give_tokens_to_compiled_functions() -> None:
@@ -193,25 +202,24 @@ class TracedFunction(NamedTuple):
     record: Any
 
 
+_THAT_TRACE = ("trace_to_jaxpr", "trace_to_jaxpr_nocache")
+
+
 def functions_traced() -> list[TracedFunction]:
     """Those functions that this thread traces now of which JAX keeps the programs, each within the one before.
 
     Private: `jax._src.interpreters.partial_eval.trace_to_jaxpr` (with jax 0.12 that is a cache in front of
     `trace_to_jaxpr_nocache`), where all of them go through: its locals `fun`, `in_avals`, `debug_info` and `trace`,
-    and that it is a function of Python which runs only where nothing was kept; `jax._src.config.trace_context`;
-    `jax._src.core.trace_state_clean`. Events of `jax.monitoring` at the begin of a
-    trace, with the key, would replace it.
+    and that it is a function of Python which runs only where nothing was kept; `jax._src.config.trace_context`. Events
+    of `jax.monitoring` at the begin of a trace, with the key, would replace it.
     """
     from jax._src.config import trace_context
-    from jax._src.core import trace_state_clean
 
     found: list[TracedFunction] = []
-    frame = None if trace_state_clean() else sys._getframe(1)
+    frame = sys._getframe(1) if is_transformed() else None
     while frame is not None:
         code = frame.f_code
-        if code.co_name in ("trace_to_jaxpr", "trace_to_jaxpr_nocache") and code.co_filename.endswith(
-            "partial_eval.py"
-        ):
+        if code.co_name in _THAT_TRACE and code.co_filename.endswith("partial_eval.py"):
             values = frame.f_locals
             function, types, info, trace = (values.get(name) for name in ("fun", "in_avals", "debug_info", "trace"))
             if isinstance(values, dict):
@@ -328,12 +336,14 @@ def import_mpi4jax() -> ModuleType:
 def mpi_effect() -> Any:
     """The effect that orders the operations of mpi4jax; `jax.checkpoint` accepts it from then on.
 
-    Private: `mpi4jax._src.utils.ordered_effect`. A public name for it would replace it.
+    Private: `mpi4jax._src.utils.ordered_effect`, and `jax._src.effects.remat_allowed_effects`. A public name for the
+    one, and a public registry of effects, would replace it.
     """
     import_mpi4jax()
+    from jax._src.effects import remat_allowed_effects
     from mpi4jax._src.utils import ordered_effect
 
-    allow_in_checkpoint(type(ordered_effect))
+    remat_allowed_effects.add_type(type(ordered_effect))
     return ordered_effect
 
 

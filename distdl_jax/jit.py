@@ -13,12 +13,15 @@ from time import perf_counter
 from typing import Any
 
 import jax
+from jax import Array
+from jax.core import Tracer
 
 from distdl_jax.autodiff.moved_constants import told_of_constants
 from distdl_jax.backends.base import OutsideWorldError, World
+from distdl_jax.backends.contained import contained
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
-from distdl_jax.compat import functions_traced
+from distdl_jax.compat import functions_traced, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
@@ -39,7 +42,7 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     elements of which dtype, also inside scans, conditionals, while loops, `jax.checkpoint` and nested jits. Worker 0
     plays the programs against each other; if one of them would wait for ever, or two partners do not mean the same,
     all workers raise the same `PlanError`, which names the workers, the operations and the source lines. After that
-    a call costs what a call of `jax.jit` does.
+    a call costs less than one of `jax.jit`, which passes through Python where a program communicates.
 
     All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
     argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
@@ -103,20 +106,22 @@ class CheckedFunction:
         self._inner: Any = jax.jit(fun, **_of_the_inner_jit(options))
         self._counts_in: CallLog | None = None  # where its calls count: nowhere if one trace counts, another doesn't
         self._is_traced = False
+        self._effect: Any = None  # that of the messages which it is known to send
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
-            if _enclosing.compared:
-                return fun(*args, **kwargs)
-            with worker_status().traced() as agreements:
-                with _unchecked(), worlds_used() as worlds:
-                    traced = self._inner.trace(*args, **kwargs)
-                log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
-                if not agreements.replayed:
-                    self._count_in(log)
+            if not _enclosing.compared:
+                self._trace(args, kwargs)
             return self._inner(*args, **kwargs)
 
+        @wraps(fun)
+        def compared_alone(*args: Any, **kwargs: Any) -> tuple[Array | None, Any]:
+            traced, world = self._trace(args, kwargs)
+            return self._contained(traced, world, args, kwargs)
+
         self._jitted: Any = jax.jit(compared, **options)
+        # What is not part of anything else: with the array that is there when its program is done, if it communicates.
+        self._alone: Any = None if _SHAPED_LIKE_THE_RESULT & set(options) else jax.jit(compared_alone, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
 
@@ -124,12 +129,51 @@ class CheckedFunction:
         if functions_traced():  # it is part of another one, and called no more once that is compiled
             return self._jitted(*args, **kwargs)
         with worker_status().call(self._name, self._counts_in):
-            return self._jitted(*args, **kwargs)
+            if self._alone is None or is_transformed():
+                return self._jitted(*args, **kwargs)
+            if self._effect is not None:
+                wait_for_program(self._effect)
+            done, result = self._alone(*args, **kwargs)
+            if done is not None:
+                set_last_program(self._effect, done)
+            return result
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
+        """Trace it, and compare what it communicates; the traced program, and the world that it belongs to."""
+        with worker_status().traced() as agreements:
+            with _unchecked(), worlds_used() as worlds:
+                traced = self._inner.trace(*args, **kwargs)
+            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
+            if not agreements.replayed:
+                self._count_in(log)
+        return traced, world
+
+    def _contained(
+        self, traced: Any, world: World | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Array | None, Any]:
+        effect = None if world is None else world.transport.effect
+        if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
+            return None, self._inner(*args, **kwargs)
+        self._effect = effect
+        wait_for_program(effect)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        arrays = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+
+        def of_arrays(*arrays: Array) -> list[Array]:
+            given = iter(arrays)
+            whole = [next(given) if isinstance(leaf, Tracer) else leaf for leaf in leaves]
+            args, kwargs = jax.tree.unflatten(structure, whole)
+            return jax.tree.leaves(self._inner(*args, **kwargs))
+
+        # One equation, the call: to lower it takes no second trace of all that it holds.
+        done, results = contained(jax.make_jaxpr(of_arrays)(*arrays), effect, arrays)
+        return done, jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
     def clear_cache(self) -> None:
         """As that of `jax.jit`: the function is traced and compiled anew when it is called next."""
-        for jitted in (self._jitted, self._inner):
-            jitted.clear_cache()
+        for jitted in (self._jitted, self._alone, self._inner):
+            if jitted is not None:
+                jitted.clear_cache()
 
     def _count_in(self, log: CallLog | None) -> None:
         counts = log if not self._is_traced or log is self._counts_in else None
@@ -145,6 +189,10 @@ class CheckedFunction:
 
     def __repr__(self) -> str:
         return f"dj.jit({self._name})"
+
+
+_SHAPED_LIKE_THE_RESULT = {"out_shardings"}
+"""The options that say something of each part of what the function returns."""
 
 
 class _Enclosing(threading.local):
@@ -182,18 +230,18 @@ _SEVERAL_WORLDS = (
 )
 
 
-def _compare(name: str, jaxpr: Any, worlds: list[World]) -> CallLog | None:
-    """Raise on all workers where the programs of the function don't complete together. Where all must call it: the log
-    that its calls count in."""
+def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, CallLog | None]:
+    """Raise on all workers where the programs of the function don't complete together. The world that it belongs to,
+    if it is one; where all must call it, the log that its calls count in."""
     world, program = _read(jaxpr, worlds)
     if world is None:
         log.warning("%s %s", name, _SEVERAL_WORLDS)
-        return None
+        return None, None
     if not program and not worlds and worker_status().is_beside_the_program:
-        return None  # a loader's, say: it needs nobody, and comes to it when it likes
+        return world, None  # a loader's, say: it needs nobody, and comes to it when it likes
     world.check_devices()
     if world.size == 1:
-        return None
+        return world, None
     start, log_of_calls = perf_counter(), world.calls
     earlier = Earlier(0, None) if log_of_calls is None else log_of_calls.earlier()
     mine = _Told(bool(jax.config.jax_enable_x64), program, earlier)  # type: ignore[attr-defined, unused-ignore]
@@ -225,9 +273,9 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> CallLog | None:
         raise PlanError(problem + told_of_constants(world, tuple(range(world.size)), f"the plan of {name}", jaxpr))
     replayed = (agreements := worker_status().agreements) is not None and agreements.replayed
     if log_of_calls is None or number is None or replayed:
-        return None
+        return world, None
     worker_status().agreed_on(log_of_calls, number, name)
-    return log_of_calls
+    return world, log_of_calls
 
 
 def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program]:

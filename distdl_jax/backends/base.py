@@ -82,6 +82,10 @@ class Transport(Protocol):
     largest_tree: int
     """Teams of up to this many workers broadcast and reduce faster by a tree of messages than in one operation."""
 
+    @property
+    def effect(self) -> Any:
+        """The JAX effect that orders its operations."""
+
     def send(self, x: Array, dest: int, tag: int) -> Array:
         """Send `x` to a worker; something that depends on it."""
 

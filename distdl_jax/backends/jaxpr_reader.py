@@ -11,7 +11,7 @@ from typing import Any
 from jax.extend.core import jaxprs_in_params
 
 from distdl_jax.backends.base import Transport
-from distdl_jax.compat import SourceFrame, source_frames
+from distdl_jax.compat import source_frames
 from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program, movement_in
 from distdl_jax.watchdog.source_lines import is_library
 
@@ -106,5 +106,5 @@ def _line(eqns: tuple[Any, ...]) -> str:
     return ""
 
 
-def _frames(traceback: Any) -> Iterable[SourceFrame]:
+def _frames(traceback: Any) -> Iterable[Any]:
     return (frame for frame in source_frames(traceback) if not is_library(frame.file_name))

@@ -87,7 +87,7 @@ class Sampler:
         callers = self._status.callers
         for thread in [thread for thread in list(callers) if thread not in frames]:
             callers.pop(thread)
-        activities = {thread: activity(frame) for thread, frame in frames.items()}
+        activities = {thread: _activity(frame) for thread, frame in frames.items()}
         compiles = "compiling" in activities.values()  # in any thread: the others may wait for it
         for thread in list(callers) or [threading.main_thread().ident or 0]:
             self._look_at_call(thread, frames[thread] if activities.get(thread) == "executing" else None, now)
@@ -125,6 +125,12 @@ class Sampler:
             if not pending[0].is_deleted() and not pending[0].is_ready()
         }
         return min(self._pending.values(), key=lambda pending: pending[1], default=None)
+
+
+def _activity(innermost: FrameType) -> str | None:
+    code = innermost.f_code
+    is_call = code.co_filename == _JIT and code.co_name == "__call__"  # what is called from C++ has no frame of its own
+    return "executing" if is_call else activity(innermost)
 
 
 def _put_mark(frame: FrameType) -> Any:
@@ -190,7 +196,7 @@ def _innermost_line(idents: Iterable[int]) -> list[Line]:
 def runs_its_call(stack: list[Line]) -> bool:
     """Whether the program that a stack is in is that of the checked function that is called, not one inside its trace:
     then there is nothing of anybody else's between the two."""
-    if not stack or not stack[0].file.endswith("jax/_src/interpreters/pxla.py"):
+    if not stack or not (stack[0].file == _JIT or stack[0].file.endswith("jax/_src/interpreters/pxla.py")):
         return False
     for place, line in enumerate(stack):
         if line.file == _JIT:

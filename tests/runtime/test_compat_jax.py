@@ -26,24 +26,6 @@ MOST_LOOKS = 3000
 """How often a thread looks, every 10 ms, before what it waits for counts as not there."""
 
 
-@what_breaks(compat.allow_in_checkpoint)
-def test_checkpoint_accepts_an_effect() -> None:
-    class Unheard(Effect):
-        pass
-
-    effect, operation = Unheard(), Primitive("unheard")
-    operation.def_effectful_abstract_eval(lambda x: (x, {effect}))
-
-    @jax.checkpoint
-    def f(x: Any) -> Any:
-        return jnp.sin(x) * operation.bind(jnp.ones(()))
-
-    with pytest.raises(NotImplementedError, match="Effects not supported"):
-        jax.make_jaxpr(jax.grad(f))(1.0)
-    compat.allow_in_checkpoint(Unheard)
-    assert jax.make_jaxpr(jax.grad(f))(1.0).effects == {effect}
-
-
 @what_breaks(compat.source_frames)
 def test_the_lines_of_an_equation() -> None:
     def inner(x: Any) -> Any:
@@ -220,6 +202,55 @@ def test_a_program_takes_the_token_of_the_one_before_it() -> None:
         jax.effects_barrier()
     runtime_tokens.clear()
     assert float(program(3.0)) == 4
+
+
+@what_breaks(compat.wait_for_program)
+def test_the_last_program_is_waited_for_and_what_it_raised_is_raised() -> None:
+    effect, x, seen = compat.ordered_effect("test"), jnp.eye(300), []
+
+    def wait() -> None:  # in a thread of its own, which has tokens of its own
+        compat.wait_for_program(effect)  # there is none
+        compat.set_last_program(effect, jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, y: y @ x, x))(x))
+        compat.wait_for_program(effect)
+        (done,) = compat.dispatched_by_this_thread()()
+        seen.append(done.is_ready())
+        done.delete()  # there are few ways to have a program fail beside the thread; so does its result
+        with pytest.raises(RuntimeError, match="deleted"):
+            compat.wait_for_program(effect)
+        seen.append("deleted")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert seen == [True, "deleted"]
+
+
+@what_breaks(compat.set_last_program)
+def test_a_program_comes_after_the_one_that_is_set() -> None:
+    called: list[Any] = []
+    effect = compat.ordered_effect("test")
+    call, done = calls(effect, called), jax.jit(lambda x: x)(np.zeros(0, bool))
+    compat.set_last_program(effect, done)
+    assert compat.dispatched_by_this_thread()()[-1] is done
+    jax.jit(call)(1.0).block_until_ready()
+    assert compat.dispatched_by_this_thread()()[-1] is not done and [x for x, _ in called] == [1]
+    jax.effects_barrier()
+    assert compat.dispatched_by_this_thread()() == []
+
+
+@what_breaks(compat.is_transformed)
+def test_whether_something_is_transformed() -> None:
+    seen: list[bool] = []
+
+    def f(x: Any) -> Any:
+        seen.append(compat.is_transformed())
+        return x * x
+
+    f(1.0)
+    for transformed in (jax.jit(f), jax.grad(f), lambda x: jax.jvp(f, (x,), (x,))):
+        transformed(1.0)
+    jax.vmap(f)(jnp.ones(2))
+    assert seen == [False, True, True, True, True]
 
 
 @what_breaks(compat.give_tokens_to_compiled_functions)

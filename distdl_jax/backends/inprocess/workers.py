@@ -136,5 +136,7 @@ class Workers:
 
 
 def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
-    """Whether an error of a compiled program is what its operation raised."""
-    return raised is not None and isinstance(error, jax.errors.JaxRuntimeError) and str(raised) in str(error)
+    """Whether an error of a compiled program (of C++, a ValueError) is what its operation raised."""
+    return (
+        raised is not None and isinstance(error, jax.errors.JaxRuntimeError | ValueError) and str(raised) in str(error)
+    )

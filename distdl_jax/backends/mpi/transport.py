@@ -49,6 +49,10 @@ class MPITransport:
     def __init__(self, communicators: Communicators) -> None:
         self._communicators = communicators
 
+    @property
+    def effect(self) -> Any:
+        return mpi_effect()
+
     def send(self, x: Array, dest: int, tag: int) -> Array:
         return _together([self._exchange(chunk, dest, None, MPI.PROC_NULL, tag) for chunk in _chunks(_as_sendable(x))])
 

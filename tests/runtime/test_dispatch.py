@@ -1,0 +1,157 @@
+"""A call of dj.jit whose program communicates: from C++ like any other, with the same results, in the same order."""
+
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import distdl_jax as dj
+from distdl_jax.functional import all_sum_reduce
+
+pytestmark = pytest.mark.world(2)
+
+
+class Both(NamedTuple):
+    first: object
+    second: object
+
+
+@pytest.fixture
+def summed():
+    """The sum over all workers, in one message at least."""
+    P = dj.Partition()
+    P = P.create_cartesian_topology_partition([P.size])
+    return lambda x: all_sum_reduce(x, P, axes_reduce=(0,))
+
+
+def python_of_jax(call):
+    """The functions of Python in JAX that a call runs."""
+    called = set()
+
+    def note(frame, event, arg):
+        if event == "call" and "/jax/_src/" in frame.f_code.co_filename:
+            called.add((frame.f_code.co_filename.rsplit("/", 1)[-1], frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return {file for file, _ in called}
+
+
+def test_it_runs_none_of_jaxs_python_for_arguments_and_results(summed):
+    xs = [jnp.full(3, float(n)) for n in range(6)]
+
+    def fun(xs):
+        return [summed(xs[0]), *xs[2:], xs[1] + 1]
+
+    checked, plain = dj.jit(fun), jax.jit(fun)
+    for f in (checked, plain):
+        jax.block_until_ready(f(xs)), jax.block_until_ready(f(xs))
+    assert not {"pjit.py", "pxla.py", "dispatch.py"} & python_of_jax(lambda: checked(xs))
+    assert "pxla.py" in python_of_jax(lambda: plain(xs))
+
+
+CONSTANT = np.arange(3.0, dtype=np.float32)
+
+SIGNATURES = {
+    "no arguments": (lambda s: s(jnp.ones(3)), (), {}, {}),
+    "a constant": (lambda s, x: s(x) + CONSTANT, (np.ones(3, np.float32),), {}, {}),
+    "Python's numbers": (lambda s, x, n: (s(jnp.ones(2)) * x, n + 1, x), (2.5, 3), {}, {}),
+    "a key": (
+        lambda s, key: (s(jax.random.normal(key, (2,))), jax.random.split(key)),
+        (jax.random.key(3),),
+        {},
+        {},
+    ),
+    "keywords": (lambda s, x, *, scale=1.0: s(x) * scale, (np.ones(2),), {"scale": 3.0}, {}),
+    "a static tuple": (
+        lambda s, x, shape, axis: s(x.reshape(shape)).sum(axis),
+        (np.ones(6), (2, 3)),
+        {"axis": 1},
+        {"static_argnums": 1, "static_argnames": "axis"},
+    ),
+    "unused, and None": (lambda s, x, unused, none: (s(x), none, ()), (np.ones(2), np.ones(5), None), {}, {}),
+    "trees": (
+        lambda s, both: {"b": Both(s(both.second["x"]), both.first), "a": [both.first, both.first]},
+        (Both(np.arange(4), {"x": np.ones(2)}),),
+        {},
+        {},
+    ),
+    "loops": (
+        lambda s, x: lax.scan(lambda x, _: (s(x) / 2 + 1, x[0]), x, None, length=4),
+        (np.ones(3, np.float32),),
+        {},
+        {},
+    ),
+    "a result that is an input": (lambda s, x, y: (y, s(x), x, y), (jnp.ones(3), jnp.ones(4)), {}, {}),
+    "a derivative": (lambda s, x: jax.value_and_grad(lambda x: jnp.sum(s(x) ** 2))(x), (jnp.ones(3),), {}, {}),
+    "donated": (lambda s, x: s(x) + 1, (), {"x": "donated"}, {"donate_argnames": "x"}),
+    "a sharding": (
+        lambda s, x: s(x),
+        (jnp.ones(3),),
+        {},
+        {"out_shardings": jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SIGNATURES)
+def test_it_gives_what_jax_jit_gives(summed, case):
+    """Values, dtypes, weak types, trees and devices, in the call that compiles and in the next ones."""
+    fun, args, kwargs, options = SIGNATURES[case]
+    checked, plain = (jit(lambda *args, **kwargs: fun(summed, *args, **kwargs), **options) for jit in (dj.jit, jax.jit))
+    if options.get("static_argnums"):  # found by their names in the function's own signature
+
+        def whole(x, shape, axis):
+            return fun(summed, x, shape, axis)
+
+        checked, plain = dj.jit(whole, **options), jax.jit(whole, **options)
+    if options.get("donate_argnames"):
+        checked, plain = (jit(lambda x: fun(summed, x), **options) for jit in (dj.jit, jax.jit))
+    for _ in range(3):
+        given = {key: jnp.ones(3) if value == "donated" else value for key, value in kwargs.items()}
+        again = {key: jnp.ones(3) if value == "donated" else value for key, value in kwargs.items()}
+        ours, theirs = checked(*args, **given), plain(*args, **again)
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert (jax.typeof(a), a.committed, a.devices()) == (jax.typeof(b), b.committed, b.devices())
+            a, b = (
+                jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b)
+            )
+            np.testing.assert_array_equal(a, b)
+        if "donated" in kwargs.values():
+            assert given["x"].is_deleted() and again["x"].is_deleted()
+
+
+def test_programs_run_in_the_order_of_the_calls(summed):
+    """Called in all ways, one long, one short, none waited for: a message of another program would be a wrong number,
+    or of another size. Both workers draw the same numbers."""
+    draw = np.random.default_rng(7)
+
+    def work(x, n, size):
+        """`n` parts of work that take some ms, and messages of a size of their own."""
+        y = lax.fori_loop(0, n, lambda _, y: y @ y / 200, jnp.ones((200, 200)))
+        return x + jnp.sum(summed(jnp.full(size, 1.0))) + 0 * y[0, 0]
+
+    def gradient(x, n, size):
+        return x + jax.grad(lambda x: jnp.sum(summed(x) ** 2))(jnp.ones(size))[0] + 0 * work(x, n, size)
+
+    ways = [dj.jit(work, static_argnums=(1, 2)), jax.jit(work, static_argnums=(1, 2)), work]
+    ways += [
+        dj.jit(gradient, static_argnums=(1, 2)),
+        dj.jit(lambda x, n, size: work(x, 0, size), static_argnums=(1, 2)),
+    ]
+    expected, results = [], []
+    for _ in range(40):
+        way, n, size = int(draw.integers(len(ways))), int(draw.choice([0, 2])), int(draw.choice([2, 5]))
+        results.append(ways[way](jnp.float32(1.0), n, size))  # of nothing before it: only the calls are in order
+        expected.append(1 + (8 if way == 3 else 2 * size))
+        if draw.random() < 0.05:
+            jax.effects_barrier()
+    np.testing.assert_allclose(results, expected, rtol=1e-6)
