@@ -217,6 +217,7 @@ def test_nothing_is_not_a_number() -> None:
         (loss, impossible.at[:, 1].set(0.0) if P.rank % 2 == 0 else impossible, jnp.ones(2, int)),
         (nn.DistributedBCELoss(grid, "sum"), sure, sure),
         (nn.DistributedBCELoss(grid, "sum"), sure, 1 - sure),
+        (nn.DistributedKLDivLoss(grid, "sum"), sure, 0 * sure),
     )
     xs, targets = [case[1] for case in cases], [case[2] for case in cases]
 
@@ -225,7 +226,7 @@ def test_nothing_is_not_a_number() -> None:
         return sum(parts), parts
 
     (total, parts), gradients = dj.jit(dj.value_and_grad(values, has_aux=True))(xs)
-    assert [float(part) for part in parts] == [0, 0, 0, 0, 200] and total == 800
+    assert [float(part) for part in parts] == [0, 0, 0, 0, 200, 0] and total == 800
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
     assert not any(np.any(gradient) for gradient in gradients[:3])
 
@@ -243,6 +244,7 @@ def test_no_number_stays_none() -> None:
         (nn.DistributedBCELoss(P, "none"), binary, [nan, -0.5, 1.5, 0.3], [0.2, 1, 0.2, 0.2]),
         (nn.DistributedHuberLoss(P, "none"), optax.huber_loss, [nan, inf, 2, 3], [0, 1, nan, inf]),
         (nn.DistributedHuberLoss(P, "none", inf), lambda x, t: squares(x, t) / 2, [nan, inf, 2, -3], [0, 1, 3, 1]),
+        (nn.DistributedKLDivLoss(P, "none"), lambda x, t: t * jnp.log(t) - t * x, [nan, 1, 2, 3], [0.2, nan, 2, -1]),
         (nn.DistributedPoissonNLLLoss(P, "none", full=True), poisson, [nan, 1, 2, 3], [2, nan, 3, 2]),
     )
 
