@@ -126,10 +126,11 @@ class CheckedFunction:
         update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if functions_traced():  # it is part of another one, and called no more once that is compiled
+        transformed = is_transformed()
+        if transformed and functions_traced():  # it is part of another one, and called no more once that is compiled
             return self._jitted(*args, **kwargs)
         with worker_status().call(self._name, self._counts_in):
-            if self._alone is None or is_transformed():
+            if transformed or self._alone is None:
                 return self._jitted(*args, **kwargs)
             if self._effect is not None:
                 wait_for_program(self._effect)
