@@ -134,9 +134,10 @@ def run(
 
 
 def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: Sequence[str] = ()) -> tuple[int, str]:
-    """The exit status and the output of `python *arguments`, without a launcher."""
+    """The exit status and the output of `python *arguments`, without a launcher; `limit` grows on a slow machine."""
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=cwd, env=_environment(flags))
+    most, environment = patience(limit), _environment(flags)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=most, cwd=cwd, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
