@@ -6,7 +6,9 @@ from collections.abc import Callable, MutableMapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import compiled_once
 import pytest
+from launcher.settings import long_run
 from programs import FAST_TO_COMPILE
 
 if TYPE_CHECKING:
@@ -57,6 +59,12 @@ def pytest_world_settle() -> None:
         sys.modules["jax"].effects_barrier()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Here tests call dj.simulate themselves."""
+    if not session.config.option.in_world and "jax" in sys.modules and not long_run():
+        compiled_once.begin()
+
+
 _workers: "dict[int, Workers]" = {}
 
 
@@ -64,6 +72,8 @@ def pytest_world_simulate(size: int, test: Callable[[], object]) -> None:
     """The workers stay from test to test, as those of MPI worlds do, and keep what they have compiled."""
     from distdl_jax.backends.inprocess.workers import Workers
 
+    if not long_run():
+        compiled_once.begin()
     workers = _workers.pop(size, None) or Workers(size)
     workers.run(test)
     _workers[size] = workers  # not where it failed
