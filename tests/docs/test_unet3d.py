@@ -40,7 +40,7 @@ def leapfrog(u: np.ndarray, c: np.ndarray, size: int, times: list[int]) -> list[
     return found
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_waves_are_those_of_the_whole_volume(examples: tuple[ModuleType, ModuleType]) -> None:
     """On blocks of 6 + 5 cells along two dimensions, in float64: medium, pulses, and the pressure at two times."""
     (wave3d, _), size, times = examples, 11, (30, 47)
@@ -57,7 +57,7 @@ def test_waves_are_those_of_the_whole_volume(examples: tuple[ModuleType, ModuleT
         np.testing.assert_allclose(got, want[box], rtol=0, atol=1e-13)
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_enlarging_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleType, ModuleType]) -> None:
     """5 voxels over 2 workers are 3 + 2, and twice as many 5 + 5. The transposed convolution, and its adjoint."""
     _, unet3d = examples

@@ -119,7 +119,7 @@ def distributed(layer: Any) -> Operator:
     return lambda v: layer.apply({name: array for name, array in v.items() if name != "x"}, v["x"])
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 @pytest.mark.limit(300)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("name", LAYERS)

@@ -191,7 +191,7 @@ def check_against_plain_jax(P: dj.Partition, params: Any, value: Any, gradient: 
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), gathered, wanted)
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_a_sequential_network() -> None:
     """Value and gradient are those of plain JAX; parameters are a tuple like the layers, and optax works on them."""
     P = dj.Partition()
@@ -219,7 +219,7 @@ def test_a_sequential_network() -> None:
     np.testing.assert_allclose(network(params, x), by_hand, rtol=1e-13)
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_the_plan_of_a_network_says_what_all_workers_will_hold() -> None:
     """Without a message; after each layer, on every worker, and in the parameters' dtype where that is given."""
     P = dj.Partition()
@@ -270,7 +270,7 @@ def test_a_network_is_an_argument_of_dj_jit() -> None:
     check_against_plain_jax(P, params, *step(network, P, params, x))
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_equinox() -> None:
     """A network is a field, or a plain leaf, of an equinox module: dj.jit, value_and_grad, gather and optax work."""
 
@@ -298,7 +298,7 @@ def test_equinox() -> None:
     assert trained.network == network and step(trained, x)[0] < value
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_flax() -> None:
     """A network is an attribute of a linen module, and of an nnx one."""
     P = dj.Partition()

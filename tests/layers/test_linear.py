@@ -86,14 +86,14 @@ def random_case(seed: int, world: int) -> LinearCase:
     return LinearCase(*ranks, shape, n_in, n_out, lead, bool(draw.random() < 0.7), batches)
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 @pytest.mark.parametrize("batch", range(2 * LONG))
 def test_random_partitions_and_sizes(batch):
     """Ten random layers in a program: forward and all gradients together."""
     check_together([random_case(10 * batch + i, 4) for i in range(10)], alone=False)
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_every_dtype():
     """float32 within a few roundings of each sum; half, complex and mixed precision as sequentially."""
     case = LinearCase((0, 1), (3, 2), (0, 1, 2, 3), (2, 2), 7, 5)

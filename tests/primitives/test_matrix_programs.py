@@ -79,7 +79,7 @@ def test_eval_shape_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.primitives
-@pytest.mark.world(1, 4)
+@pytest.mark.world(1, 2)
 @pytest.mark.simulated(4)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_donated_inputs(world_size: int) -> None:
@@ -94,7 +94,7 @@ def test_donated_inputs(world_size: int) -> None:
         compare({name: got[name] for name in names}, {name: want[name] for name in names}, 0.0 if exact else 1e-12)
 
 
-@pytest.mark.world(1, 4)
+@pytest.mark.world(1, 2)
 @pytest.mark.simulated(4)
 def test_messages_where_something_moves_tied_to_data(world_size: int) -> None:
     """Forward and adjoint: between equal partitions, along no dimension, and on one worker, a program holds no message;
@@ -111,10 +111,10 @@ def test_messages_where_something_moves_tied_to_data(world_size: int) -> None:
         assert not loose, f"{case}: {loose}"
 
 
-@pytest.mark.world(4)
-def test_eager_calls_compile_once() -> None:
+@pytest.mark.world(2)
+def test_eager_calls_compile_once(world_size: int) -> None:
     """A second eager call of an operator, and of an equal one made anew, compiles nothing."""
-    xs, cases, compilations = mine(4), of_world(4, turn=1), []
+    xs, cases, compilations = mine(world_size), of_world(world_size, turn=1), []
     for operators in (library(cases), library(cases)):
         for name, F in operators.items():
             jax.block_until_ready((F(xs[name]), F(xs[name])))
@@ -125,18 +125,18 @@ def test_eager_calls_compile_once() -> None:
     assert [event for event in compilations if "backend_compile" in event]  # the listener would have heard
 
 
-@pytest.mark.world(4)
+@pytest.mark.world(2)
 @pytest.mark.simulated(4)
-def test_a_jitted_program_is_traced_once() -> None:
+def test_a_jitted_program_is_traced_once(world_size: int) -> None:
     """A second call of a jitted program, with equal shapes, does not come back to Python."""
-    traced, operators = [], library(of_world(4, turn=0))
+    traced, operators = [], library(of_world(world_size, turn=0))
 
     @jax.jit
     def program(xs: Any) -> Any:
         traced.append(True)
         return {name: F(xs[name]) for name, F in operators.items()}
 
-    xs = {name: x for name, x in mine(4).items() if name in operators}
+    xs = {name: x for name, x in mine(world_size).items() if name in operators}
     first = jax.block_until_ready(program(xs))
     second = jax.block_until_ready(program(jax.tree.map(lambda x: x + 0, xs)))
     assert len(traced) == 1

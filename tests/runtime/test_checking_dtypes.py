@@ -10,7 +10,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import nn
 
-pytestmark = pytest.mark.world(4)
+pytestmark = pytest.mark.simulated(4)
 
 FLOATING = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
