@@ -16,7 +16,7 @@ from launcher.pace import Pace
 from launcher.stacks import ranks_text
 from launcher.world import Rank, World
 
-POLL = 0.02
+POLL = 0.1
 GRACE = 5.0  # for the other ranks to fail too, once one has
 LAST_WORDS = 10.0  # for mpiexec to end by itself, once a rank is gone
 
