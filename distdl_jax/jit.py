@@ -132,12 +132,15 @@ class CheckedFunction:
         with worker_status().call(self._name, self._counts_in):
             if transformed or self._alone is None:
                 return self._jitted(*args, **kwargs)
-            if self._effect is not None:
-                wait_for_program(self._effect)
-            done, result = self._alone(*args, **kwargs)
+            done, result = self._alone(*args, **kwargs) if self._effect is None else self._run(args, kwargs)
             if done is not None:
                 set_last_program(self._effect, done)
             return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that communicates: C++ has no frame, so the watchdog knows it by this one."""
+        wait_for_program(self._effect)
+        return self._alone(*args, **kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare what it communicates; the traced program, and the world that it belongs to."""

@@ -27,6 +27,7 @@ from distdl_jax.watchdog.source_lines import is_library, is_of_python
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 _JIT = str(Path(__file__).parents[1] / "jit.py")
+_RUN = "_run"
 _OF_JAX = str(Path(jax.__file__).parent) + os.sep
 
 
@@ -129,8 +130,8 @@ class Sampler:
 
 def _activity(innermost: FrameType) -> str | None:
     code = innermost.f_code
-    is_call = code.co_filename == _JIT and code.co_name == "__call__"  # what is called from C++ has no frame of its own
-    return "executing" if is_call else activity(innermost)
+    is_run = code.co_filename == _JIT and code.co_name == _RUN  # what is called from C++ has no frame of its own
+    return "executing" if is_run else activity(innermost)
 
 
 def _put_mark(frame: FrameType) -> Any:
@@ -200,8 +201,8 @@ def runs_its_call(stack: list[Line]) -> bool:
         return False
     for place, line in enumerate(stack):
         if line.file == _JIT:
-            outer = stack[place + 1 :]
-            return line.function == "__call__" and not any(further.file == _JIT for further in outer)
+            functions = [further.function for further in stack[place:] if further.file == _JIT]
+            return functions in (["__call__"], [_RUN, "__call__"])
         if not line.file.startswith(_OF_JAX):
             return False
     return False

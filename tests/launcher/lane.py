@@ -16,7 +16,7 @@ from launcher.pace import Pace
 from launcher.stacks import ranks_text
 from launcher.world import Rank, World
 
-POLL = 0.1
+POLL = 0.02
 GRACE = 5.0  # for the other ranks to fail too, once one has
 LAST_WORDS = 10.0  # for mpiexec to end by itself, once a rank is gone
 
@@ -168,6 +168,9 @@ class Lane:
             refused = next((rank.refused for rank in world.ranks.values() if rank.refused), "")
             if refused:
                 raise Trouble(refused, "", broken=True)
+            # Before its end, for a world that has nothing to run may have ended by now.
+            if world.ready() and any(item.nodeid in (rank.ready or {})["missing"] for rank in world.ranks.values()):
+                return self._missing(world, item)
             if dead and died == 0:
                 died = now
             if dead and (world.ended() or now - died > LAST_WORDS * self.pace.now()):
@@ -176,8 +179,6 @@ class Lane:
                     raise self._death(world, number)
             elif not dead:
                 self._check_time(world, item, number, now)
-            if world.ready() and any(item.nodeid in (rank.ready or {})["missing"] for rank in world.ranks.values()):
-                return self._missing(world, item)
             self._pause()
 
     def _pause(self) -> None:
