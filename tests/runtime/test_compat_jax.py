@@ -4,9 +4,7 @@ import inspect
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -15,15 +13,9 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
-from jax.extend.core import Effect, Primitive
-from jax.interpreters import mlir
-from mpi4py import MPI
-from private_parts import what_breaks
+from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
-
-MOST_LOOKS = 3000
-"""How often a thread looks, every 10 ms, before what it waits for counts as not there."""
 
 
 @what_breaks(compat.source_frames)
@@ -88,25 +80,6 @@ def test_what_is_traced_takes_the_line_of_an_equation() -> None:
     assert str(eqn.source_info.name_stack) == "inner"
 
 
-def while_watched(look: Callable[[], bool], work: Callable[[threading.Event], None]) -> bool:
-    """Whether `look`, from another thread, was ever true while `work` ran; the event tells `work` that it may end."""
-    found, may_end = [], threading.Event()
-
-    def watch() -> None:
-        for _ in range(MOST_LOOKS):
-            if look():
-                found.append(True)
-                break
-            time.sleep(0.01)
-        may_end.set()
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    work(may_end)
-    watcher.join()
-    return bool(found)
-
-
 def is_in(kind: str) -> Callable[[], bool]:
     """Whether the main thread is in it."""
     return lambda: compat.activity(sys._current_frames()[threading.main_thread().ident or 0]) == kind
@@ -146,98 +119,6 @@ def test_a_main_thread_that_compiles_is_recognised() -> None:
     assert while_watched(is_in("compiling"), compile_programs)
 
 
-@pytest.mark.world(2)
-@what_breaks(compat.dispatched_by_this_thread)
-def test_a_program_under_way_is_seen_from_another_thread() -> None:
-    """The program waits for the other worker, which sends once it was seen to wait."""
-    comm, x = MPI.COMM_WORLD, np.ones((300, 300))
-    mpi4jax = compat.import_mpi4jax()
-    if comm.rank == 1:
-        comm.recv(source=0)
-        jax.jit(lambda x: mpi4jax.send(x, dest=0, comm=comm))(x)
-        jax.effects_barrier()
-        return
-    buffers = compat.dispatched_by_this_thread()
-
-    def look() -> bool:
-        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in buffers())
-
-    def wait(may_end: threading.Event) -> None:
-        y = program(x)
-        may_end.wait()
-        comm.send(None, dest=1)
-        y.block_until_ready()
-
-    program = jax.jit(lambda x: mpi4jax.recv(x, source=1, comm=comm) @ x @ x)  # what XLA calls cheap, it runs at once
-    assert while_watched(look, wait)
-    jax.effects_barrier()
-    assert not look()
-
-
-@what_breaks(compat.hand_tokens_back)
-def test_a_program_takes_the_token_of_the_one_before_it() -> None:
-    """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
-    from jax._src.dispatch import runtime_tokens
-
-    compat.hand_tokens_back()
-    called: list[float] = []
-
-    def note(x: Any) -> Any:
-        called.append(float(x))
-        if x < 0:
-            raise ValueError("a negative number")
-        return x
-
-    program = jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
-    jax.effects_barrier()
-    x = program(0.0)
-    ((effect, token),) = runtime_tokens.current_tokens.items()
-    assert runtime_tokens.get_token_input(effect, jax.devices()[:1]) is token
-    for _ in range(9):
-        x = program(x)
-    assert float(x) == 10 and called == [*range(10)]
-    with pytest.raises(Exception, match="a negative number"):
-        program(-1.0).block_until_ready()
-    with suppress(Exception):  # which jax 0.10 raises again here
-        jax.effects_barrier()
-    runtime_tokens.clear()
-    assert float(program(3.0)) == 4
-
-
-@what_breaks(compat.wait_for_program)
-def test_the_last_program_is_waited_for_and_what_it_raised_is_raised() -> None:
-    effect, x, seen = compat.ordered_effect("test"), jnp.eye(300), []
-
-    def wait() -> None:  # in a thread of its own, which has tokens of its own
-        compat.wait_for_program(effect)  # there is none
-        compat.set_last_program(effect, jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, y: y @ x, x))(x))
-        compat.wait_for_program(effect)
-        (done,) = compat.dispatched_by_this_thread()()
-        seen.append(done.is_ready())
-        done.delete()  # there are few ways to have a program fail beside the thread; so does its result
-        with pytest.raises(RuntimeError, match="deleted"):
-            compat.wait_for_program(effect)
-        seen.append("deleted")
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join()
-    assert seen == [True, "deleted"]
-
-
-@what_breaks(compat.set_last_program)
-def test_a_program_comes_after_the_one_that_is_set() -> None:
-    called: list[Any] = []
-    effect = compat.ordered_effect("test")
-    call, done = calls(effect, called), jax.jit(lambda x: x)(np.zeros(0, bool))
-    compat.set_last_program(effect, done)
-    assert compat.dispatched_by_this_thread()()[-1] is done
-    jax.jit(call)(1.0).block_until_ready()
-    assert compat.dispatched_by_this_thread()()[-1] is not done and [x for x, _ in called] == [1]
-    jax.effects_barrier()
-    assert compat.dispatched_by_this_thread()() == []
-
-
 @what_breaks(compat.is_transformed)
 def test_whether_something_is_transformed() -> None:
     seen: list[bool] = []
@@ -251,64 +132,6 @@ def test_whether_something_is_transformed() -> None:
         transformed(1.0)
     jax.vmap(f)(jnp.ones(2))
     assert seen == [False, True, True, True, True]
-
-
-@what_breaks(compat.give_tokens_to_compiled_functions)
-def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
-    compat.give_tokens_to_compiled_functions()
-    called: list[float] = []
-
-    def note(x: Any) -> Any:
-        called.append(float(x))
-        return x
-
-    program = jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
-    compiled = program.lower(0.0).compile()
-    assert [float(compiled(float(n))) for n in range(3)] == [1, 2, 3] and called == [0, 1, 2]
-
-
-# --- mpi4jax --------------------------------------------------------------------------------------------------------
-
-
-def calls(effect: Effect, called: list[Any]) -> Callable[[Any], Any]:
-    """An operation that calls Python, in the order that `effect` keeps, and notes its operand and the thread."""
-    operation = Primitive("call")
-    operation.def_effectful_abstract_eval(lambda x: (x, {effect}))
-
-    def lower(ctx: Any, x: Any) -> Any:
-        def call(x: Any) -> Any:
-            called.append((float(x), threading.get_ident()))
-            return (x,)
-
-        results, token, _ = mlir.emit_python_callback(
-            ctx, call, ctx.tokens_in.get(effect), [x], ctx.avals_in, ctx.avals_out, has_side_effect=True
-        )
-        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
-        return results
-
-    mlir.register_lowering(operation, lower, cacheable=False)
-    return operation.bind
-
-
-@what_breaks(compat.ordered_effect)
-def test_an_ordered_effect_in_all_structures() -> None:
-    called: list[Any] = []
-    call = calls(compat.ordered_effect("test"), called)
-
-    @jax.custom_vjp
-    def f(x: Any) -> Any:
-        return call(x)
-
-    f.defvjp(lambda x: (call(x), None), lambda _, dy: (call(dy + 10),))
-
-    @jax.jit
-    def program(x: Any) -> Any:
-        x = lax.fori_loop(0, 2, lambda _, x: call(x + 1), x)
-        x = lax.cond(x > 0, lambda x: call(x + 1), lambda x: x, x)
-        return jax.grad(jax.checkpoint(f))(x)
-
-    program(0.0).block_until_ready()
-    assert [x for x, _ in called][:4] == [1, 2, 3, 3] and called[-1][0] == 11
 
 
 @what_breaks(compat.new_cpu_device)

@@ -1,6 +1,9 @@
 """A call of dj.jit whose program communicates: from C++ like any other, with the same results, in the same order."""
 
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -8,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from mpi4py import MPI
+from private_parts import MOST_LOOKS
 
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce
+from distdl_jax.watchdog.main_thread import Sampler, main_stack, runs_its_call
+from distdl_jax.watchdog.status import worker_status
 
 pytestmark = pytest.mark.world(2)
 
@@ -55,6 +62,33 @@ def test_it_runs_none_of_jaxs_python_for_arguments_and_results(summed):
         jax.block_until_ready(f(xs)), jax.block_until_ready(f(xs))
     assert not {"pjit.py", "pxla.py", "dispatch.py"} & python_of_jax(lambda: checked(xs))
     assert "pxla.py" in python_of_jax(lambda: plain(xs))
+
+
+def test_the_watchdog_sees_that_it_runs(summed):
+    """In its second call, which has no frame of JAX's: by the name of ours."""
+    checked, comm, seen = dj.jit(summed), MPI.COMM_WORLD, []
+    checked(jnp.ones(3))
+    if comm.rank == 1:
+        comm.recv(source=0)
+        checked(jnp.ones(3))
+        return
+    sampler = Sampler(worker_status())
+
+    def watch():
+        for look in range(MOST_LOOKS):
+            sample = sampler.look(float(look))
+            if sample.run and sample.token is None:
+                seen.append(main_stack())
+                break
+            time.sleep(0.01)
+        comm.send(None, dest=1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    checked(jnp.ones(3))
+    watcher.join()
+    (stack,) = seen
+    assert runs_its_call(stack) and Path(stack[0].file).name == "jit.py"
 
 
 CONSTANT = np.arange(3.0, dtype=np.float32)
