@@ -8,7 +8,7 @@ there when the program is done, and is not called before that of the one before 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,18 @@ def contained(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[A
 
     To be traced by a `jax.jit` that nothing transforms: it has neither a derivative nor a batched form.
     """
-    done, *results = _program.bind(*args, jaxpr=jaxpr, effect=effect)
+    # A function, not the jaxpr: of operations that hold one JAX wants rules of their own for what it calls high.
+    done, *results = _program.bind(*args, of=jaxpr_as_fun(jaxpr), outputs=tuple(jaxpr.out_avals), effect=effect)
     return done, results
 
 
-def _abstract(*_: Any, jaxpr: ClosedJaxpr, effect: Any) -> list[Any]:
-    return [ShapedArray((0,), np.dtype(bool)), *jaxpr.out_avals]
+def _abstract(*_: Any, of: Callable[..., Any], outputs: tuple[Any, ...], effect: Any) -> list[Any]:
+    return [ShapedArray((0,), np.dtype(bool)), *outputs]
 
 
-def _lowered(ctx: Any, *args: Any, jaxpr: ClosedJaxpr, effect: Any) -> list[Any]:
+def _lowered(ctx: Any, *args: Any, of: Callable[..., Any], outputs: tuple[Any, ...], effect: Any) -> list[Any]:
     with_token = ctx.replace(tokens_in=mlir.TokenSet.create([effect]), tokens_out=None)
-    results = mlir.lower_fun(jaxpr_as_fun(jaxpr))(with_token, *args)
+    results = mlir.lower_fun(of)(with_token, *args)
     return [mlir.ir_constant(np.zeros(0, bool)), *results]
 
 

@@ -189,3 +189,22 @@ def test_programs_run_in_the_order_of_the_calls(summed):
         if draw.random() < 0.05:
             jax.effects_barrier()
     np.testing.assert_allclose(results, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        lambda x: jnp.einsum("i,j->j", x, x),
+        lambda x: x * jnp.searchsorted(jnp.arange(3.0), x),
+        lambda x: x[jnp.nonzero(x, size=3)[0]],
+        lambda x: jnp.ldexp(x, 2),
+    ],
+    ids=["einsum", "searchsorted", "nonzero", "ldexp"],
+)
+def test_operations_that_newer_releases_of_jax_lower_in_two_steps(summed, local):
+    x = jnp.arange(3.0) + dj.Partition().rank
+
+    def fun(x):
+        return local(summed(x) * x)
+
+    np.testing.assert_array_equal(dj.jit(fun)(x), jax.jit(fun)(x))
