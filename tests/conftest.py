@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import compiled_once
+import contexts
 import pytest
 from launcher.settings import long_run
 from programs import FAST_TO_COMPILE
@@ -60,8 +61,11 @@ def pytest_world_settle() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Here tests call dj.simulate themselves."""
-    if not session.config.option.in_world and "jax" in sys.modules and not long_run():
+    """Where there is no MPI, tests call dj.simulate themselves."""
+    if "jax" not in sys.modules or long_run():
+        return
+    contexts.keep()
+    if not session.config.option.in_world:
         compiled_once.begin()
 
 
