@@ -106,7 +106,7 @@ class CheckedFunction:
         self._inner: Any = jax.jit(fun, **_of_the_inner_jit(options))
         self._counts_in: CallLog | None = None  # where its calls count: nowhere if one trace counts, another doesn't
         self._is_traced = False
-        self._effect: Any = None  # that of the messages which it is known to send
+        self._effects: list[Any] = []  # those of the messages which it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
@@ -115,12 +115,13 @@ class CheckedFunction:
             return self._inner(*args, **kwargs)
 
         @wraps(fun)
-        def compared_alone(*args: Any, **kwargs: Any) -> tuple[Array | None, Any]:
+        def compared_alone(*args: Any, **kwargs: Any) -> tuple[dict[Any, Array], Any]:
             traced, world = self._trace(args, kwargs)
             return self._contained(traced, world, args, kwargs)
 
         self._jitted: Any = jax.jit(compared, **options)
-        # What is not part of anything else: with the array that is there when its program is done, if it communicates.
+        # What is not part of anything else: with the array that is there when its program is done, if it communicates;
+        # under its effect, for another call of the same function may have another one.
         self._alone: Any = None if _SHAPED_LIKE_THE_RESULT & set(options) else jax.jit(compared_alone, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
@@ -132,14 +133,15 @@ class CheckedFunction:
         with worker_status().call(self._name, self._counts_in):
             if transformed or self._alone is None:
                 return self._jitted(*args, **kwargs)
-            done, result = self._alone(*args, **kwargs) if self._effect is None else self._run(args, kwargs)
-            if done is not None:
-                set_last_program(self._effect, done)
+            done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
+            for effect, array in done.items():
+                set_last_program(effect, array)
             return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that communicates: C++ has no frame, so the watchdog knows it by this one."""
-        wait_for_program(self._effect)
+        for effect in self._effects:
+            wait_for_program(effect)
         return self._alone(*args, **kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
@@ -154,24 +156,28 @@ class CheckedFunction:
 
     def _contained(
         self, traced: Any, world: World | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Array | None, Any]:
+    ) -> tuple[dict[Any, Array], Any]:
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
-            return None, self._inner(*args, **kwargs)
-        self._effect = effect
+            return {}, self._inner(*args, **kwargs)
+        if effect not in self._effects:
+            self._effects.append(effect)
         wait_for_program(effect)
         leaves, structure = jax.tree.flatten((args, kwargs))
         arrays = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+        of_result: Any = None  # not that of `out_info`, whose leaves are no arrays: a user's node may ask them for more
 
         def of_arrays(*arrays: Array) -> list[Array]:
+            nonlocal of_result
             given = iter(arrays)
             whole = [next(given) if isinstance(leaf, Tracer) else leaf for leaf in leaves]
             args, kwargs = jax.tree.unflatten(structure, whole)
-            return jax.tree.leaves(self._inner(*args, **kwargs))
+            results, of_result = jax.tree.flatten(self._inner(*args, **kwargs))
+            return results
 
         # One equation, the call: to lower it takes no second trace of all that it holds.
         done, results = contained(jax.make_jaxpr(of_arrays)(*arrays), effect, arrays)
-        return done, jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+        return {effect: done}, jax.tree.unflatten(of_result, results)
 
     def clear_cache(self) -> None:
         """As that of `jax.jit`: the function is traced and compiled anew when it is called next."""

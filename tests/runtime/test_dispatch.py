@@ -27,6 +27,21 @@ class Both(NamedTuple):
     second: object
 
 
+@jax.tree_util.register_pytree_node_class
+class Converting:
+    """A node that takes arrays and numbers, and nothing else in their place."""
+
+    def __init__(self, x):
+        self.x = jnp.asarray(x)
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
 @pytest.fixture
 def summed():
     """The sum over all workers, in one message at least."""
@@ -117,6 +132,7 @@ SIGNATURES = {
         {},
         {},
     ),
+    "a node that converts": (lambda s, node: [Converting(s(node.x)), node], (Converting(np.ones(2)),), {}, {}),
     "loops": (
         lambda s, x: lax.scan(lambda x, _: (s(x) / 2 + 1, x[0]), x, None, length=4),
         (np.ones(3, np.float32),),
@@ -208,3 +224,33 @@ def test_operations_that_newer_releases_of_jax_lower_in_two_steps(summed, local)
         return local(summed(x) * x)
 
     np.testing.assert_array_equal(dj.jit(fun)(x), jax.jit(fun)(x))
+
+
+@pytest.mark.parametrize("first", ["over MPI", "in dj.simulate"])
+def test_a_function_of_both_kinds_of_worlds_is_in_the_order_of_each(summed, first):
+    """Whatever it was called in last, over MPI it waits for the program before, and the next one for it."""
+
+    @dj.jit
+    def both(x, n):
+        P = dj.Partition()
+        P = P.create_cartesian_topology_partition([P.size])
+        y = lax.fori_loop(0, n, lambda _, y: y @ y / 200, jnp.ones((200, 200)))
+        return all_sum_reduce(x + 0 * y[0, 0], P, axes_reduce=(0,))
+
+    long, short = dj.jit(lambda x: 3 * both(x, 200)), dj.jit(summed)
+    x = jnp.ones(3)
+    calls = {
+        "over MPI": lambda: np.testing.assert_array_equal(both(x, 1), 2 * x),
+        "in dj.simulate": lambda: np.testing.assert_array_equal(dj.simulate(3, lambda: both(np.ones(3), 1)), 3),
+    }
+    for where in (first, *calls, *calls):
+        calls[where]()
+    short(x), long(x)
+    jax.effects_barrier()
+    before = both(x, 200)
+    after = short(x)
+    assert before.is_ready()  # it takes 100 ms, and a call that does not wait some microseconds
+    before = long(x)
+    np.testing.assert_array_equal(both(x, 1), 2 * x)
+    assert before.is_ready()
+    np.testing.assert_array_equal([before, after], [6 * x, 2 * x])
