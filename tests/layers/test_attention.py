@@ -94,7 +94,7 @@ def test_beside_plain_jax(case: Told) -> None:
         alone = jax.grad(lambda p, x, _, m: loss(plain, c, p, x, x, m), numbers, has_aux=True)
     else:
         alone = jax.grad(lambda *args: loss(plain, c, *args), numbers, has_aux=True)
-    want, whole_y = alone(whole, x, memory, mask)
+    want, whole_y = jax.jit(alone)(whole, x, memory, mask)
     close(y, cut(whole_y, P_x, P.rank), 1e-12, "y")
     for name in specs:
         close(got[0][name], block_of(np.asarray(want[0][name]), specs[name]), 1e-12, name)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from matrix.case import Case
+from matrix.case import Case, outputs_of
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
@@ -85,7 +85,7 @@ def check_exactly(chosen: Sequence[tuple[Case, str]], by: Callable[..., Any] | N
     dys = {case.name: painted(f"{case.name} dy", shapes_out(case), dtypes[case.name]) for case in inexact}
     mine, mine_back = ({name: each[rank] for name, each in part.items()} for part in (xs, dys))
     got = moved(cases, mine, mine_back, by)
-    want = {case.name: {"y": case.outputs(xs[case.name])[rank]} for case in cases}
+    want = {name: {"y": parts[rank]} for name, parts in outputs_of(cases, xs).items()}
     for name, dx in adjoint_parts(inexact, xs, dys).items():
         want[name]["dx"] = dx
     for case in cases:  # what several workers share equally is no integer

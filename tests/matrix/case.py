@@ -1,8 +1,7 @@
 """One operator of the matrix: as the library builds it, and as the reference does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -44,15 +43,16 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
-    def outputs(self, blocks: Sequence[Any]) -> list[Any]:
-        """`dense`, compiled where it is JAX's."""
-        return self.dense(list(blocks)) if self.linear else jax.tree.map(np.asarray, self._compiled(list(blocks)))
-
-    @cached_property
-    def _compiled(self) -> Callable[[list[Any]], list[Any]]:
-        return jax.jit(self.dense)
-
     @property
     def kind(self) -> str:
         """Which operator it is, whatever the partitions."""
         return self.name.split(" ", 1)[0]
+
+
+def outputs_of(cases: Sequence[Case], blocks: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Each case's `dense` of its blocks, by name; what is JAX's in one compiled program."""
+    compiled = {case.name: case.dense for case in cases if not case.linear}
+    given = {name: list(blocks[name]) for name in compiled}
+    found = jax.jit(lambda given: {name: compiled[name](its) for name, its in given.items()})(given) if given else {}
+    outputs = {case.name: case.dense(list(blocks[case.name])) for case in cases if case.linear}
+    return outputs | jax.tree.map(np.asarray, found)

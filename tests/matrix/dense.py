@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from matrix.case import Case
+from matrix.case import Case, outputs_of
 from matrix.painting import is_shape, smooth
 from matrix.transformations import Transformation
 
@@ -95,7 +95,8 @@ class Reference:
 
     @cached_property
     def constant(self) -> np.ndarray:
-        return _vector([case.outputs(_zeros(case)) for case in self.cases])
+        outputs = outputs_of(self.cases, {case.name: _zeros(case) for case in self.cases})
+        return _vector([outputs[case.name] for case in self.cases])
 
     @cached_property
     def matrix(self) -> np.ndarray:

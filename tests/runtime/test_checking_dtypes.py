@@ -47,7 +47,7 @@ def test_layers_of_every_dtype(dtype: str) -> None:
     }
     params = {name: layer.init(jax.random.key(0), dtype) for name, (layer, _) in found.items()}
     xs = {
-        name: jnp.ones(shape, dtype) if layer.P_x.active else dj.zero_volume_tensor(shape[0], dtype)
+        name: np.ones(shape, jnp.dtype(dtype)) if layer.P_x.active else dj.zero_volume_tensor(shape[0], dtype)
         for name, (layer, shape) in found.items()
     }
 
