@@ -115,13 +115,14 @@ class CheckedFunction:
             return self._inner(*args, **kwargs)
 
         @wraps(fun)
-        def compared_alone(*args: Any, **kwargs: Any) -> tuple[dict[Any, Array], Any]:
+        def compared_alone(*args: Any, **kwargs: Any) -> tuple[dict[int, Array], Any]:
             traced, world = self._trace(args, kwargs)
             return self._contained(traced, world, args, kwargs)
 
         self._jitted: Any = jax.jit(compared, **options)
         # What is not part of anything else: with the array that is there when its program is done, if it communicates;
-        # under its effect, for another call of the same function may have another one.
+        # under the number of its effect, for another call of the same function may have another one. (What has an
+        # address in its name would be a key of its own, in each process, in JAX's persistent cache.)
         self._alone: Any = None if _SHAPED_LIKE_THE_RESULT & set(options) else jax.jit(compared_alone, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
@@ -134,8 +135,8 @@ class CheckedFunction:
             if transformed or self._alone is None:
                 return self._jitted(*args, **kwargs)
             done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
-            for effect, array in done.items():
-                set_last_program(effect, array)
+            for number, array in done.items():
+                set_last_program(self._effects[number], array)
             return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,7 +157,7 @@ class CheckedFunction:
 
     def _contained(
         self, traced: Any, world: World | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[dict[Any, Array], Any]:
+    ) -> tuple[dict[int, Array], Any]:
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
             return {}, self._inner(*args, **kwargs)
@@ -177,7 +178,7 @@ class CheckedFunction:
 
         # One equation, the call: to lower it takes no second trace of all that it holds.
         done, results = contained(jax.make_jaxpr(of_arrays)(*arrays), effect, arrays)
-        return {effect: done}, jax.tree.unflatten(of_result, results)
+        return {self._effects.index(effect): done}, jax.tree.unflatten(of_result, results)
 
     def clear_cache(self) -> None:
         """As that of `jax.jit`: the function is traced and compiled anew when it is called next."""
