@@ -36,6 +36,18 @@ jax.jit(lambda x: x + 1)(1.0)
 P.allgather_data(0)
 """
 
+# As in the processes of tests (conftest.py): where several programs share one, what they cost is compiling.
+CHEAPER = f"""
+import sys
+sys.path.append({str(ROOT / "tests")!r})
+import contexts, compiled_once
+sys.path.pop()
+contexts.keep()
+"""
+WITHOUT_MPI = "compiled_once.begin()\n"
+if long_run():
+    CHEAPER = WITHOUT_MPI = ""
+
 # Several programs in one world: importing jax on every worker is what takes time.
 ONE_AFTER_THE_OTHER = """
 import runpy, sys
@@ -143,14 +155,16 @@ def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: S
 
 def simulate_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
     """As `run_all`, on threads."""
-    status, output = run_alone("-c", SIMULATED, size, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE)
+    status, output = run_alone(
+        "-c", CHEAPER + WITHOUT_MPI + SIMULATED, size, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE
+    )
     assert status == 0, output
     return dict(part.split("\n", 1) for part in output.split("=====> ")[1:])  # type: ignore[misc]
 
 
 def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
     """What each of several programs prints, by file name, run one after the other in one world."""
-    status, output = run(size, "-c", ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE)
+    status, output = run(size, "-c", CHEAPER + ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE)
     assert status == 0, output
     parts = output.split("=====> ")[1:]
     return dict(part.split("\n", 1) for part in parts)  # type: ignore[misc]
