@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.primitives.team_operations import accumulation_dtype
+from distdl_jax.primitives.written_once import written_once
 
 PIECE = 512
 """How many keys are looked at together."""
@@ -276,5 +277,6 @@ def rotated(x: Array, first: int | Array, base: float) -> Array:
     speeds = base ** (-np.arange(0, d, 2) / d)
     angles = ((first + jnp.arange(x.shape[1]))[:, None] * speeds[None, :].astype(wide))[None, :, None, :]
     low, high = jnp.split(x.astype(wide), 2, axis=-1)
-    cos, sin = jnp.cos(angles).astype(wide), jnp.sin(angles).astype(wide)
+    # XLA would work them out again for each sample and head.
+    cos, sin = written_once(jnp.stack([jnp.cos(angles), jnp.sin(angles)]).astype(wide))
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
