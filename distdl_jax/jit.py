@@ -11,6 +11,7 @@ from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import Array
@@ -32,7 +33,7 @@ from distdl_jax.watchdog.calls import CallLog, Earlier
 from distdl_jax.watchdog.deadlock import different_earlier_calls
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.needs import takes_all
-from distdl_jax.watchdog.status import worker_status
+from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -104,8 +105,8 @@ class CheckedFunction:
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._name = function_name(fun)
         self._inner: Any = jax.jit(fun, **_of_the_inner_jit(options))
-        self._counts_in: CallLog | None = None  # where its calls count: nowhere if one trace counts, another doesn't
-        self._is_traced = False
+        # Where its calls count, by worker (of dj.simulate, too): nowhere if one trace counts, another doesn't.
+        self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
         self._effects: list[Any] = []  # those of the messages which it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
@@ -131,7 +132,8 @@ class CheckedFunction:
         transformed = is_transformed()
         if transformed and functions_traced():  # it is part of another one, and called no more once that is compiled
             return self._jitted(*args, **kwargs)
-        with worker_status().call(self._name, self._counts_in):
+        status = worker_status()
+        with status.call(self._name, self._counts_in.get(status)):
             if transformed or self._alone is None:
                 return self._jitted(*args, **kwargs)
             done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
@@ -187,8 +189,8 @@ class CheckedFunction:
                 jitted.clear_cache()
 
     def _count_in(self, log: CallLog | None) -> None:
-        counts = log if not self._is_traced or log is self._counts_in else None
-        self._counts_in, self._is_traced = counts, True
+        status = worker_status()
+        self._counts_in[status] = log if self._counts_in.get(status, log) is log else None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self.__call__, instance)

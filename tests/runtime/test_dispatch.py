@@ -15,6 +15,7 @@ from mpi4py import MPI
 from private_parts import MOST_LOOKS
 
 import distdl_jax as dj
+from distdl_jax.backends.opening import open_world
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.watchdog.main_thread import Sampler, main_stack, runs_its_call
 from distdl_jax.watchdog.status import worker_status
@@ -236,7 +237,8 @@ def test_operations_that_newer_releases_of_jax_lower_in_two_steps(summed, local)
 
 @pytest.mark.parametrize("first", ["over MPI", "in dj.simulate"])
 def test_a_function_of_both_kinds_of_worlds_is_in_the_order_of_each(summed, first):
-    """Whatever it was called in last, over MPI it waits for the program before, and the next one for it."""
+    """Whatever it was called in last, over MPI it waits for the program before, and the next one for it; and its calls
+    over MPI count there, those of threads don't: two at a time would count differently on each worker."""
 
     @dj.jit
     def both(x, n):
@@ -246,13 +248,15 @@ def test_a_function_of_both_kinds_of_worlds_is_in_the_order_of_each(summed, firs
         return all_sum_reduce(x + 0 * y[0, 0], P, axes_reduce=(0,))
 
     long, short = dj.jit(lambda x: 3 * both(x, 200)), dj.jit(summed)
-    x = jnp.ones(3)
+    x, log = jnp.ones(3), open_world().calls
     calls = {
         "over MPI": lambda: np.testing.assert_array_equal(both(x, 1), 2 * x),
         "in dj.simulate": lambda: np.testing.assert_array_equal(dj.simulate(3, lambda: both(np.ones(3), 1)), 3),
     }
     for where in (first, *calls, *calls):
+        counted = log.number
         calls[where]()
+        assert log.number == counted + (where == "over MPI")
     short(x), long(x)
     jax.effects_barrier()
     before = both(x, 200)
