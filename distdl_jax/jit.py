@@ -192,6 +192,10 @@ class CheckedFunction:
         status = worker_status()
         self._counts_in[status] = log if self._counts_in.get(status, log) is log else None
 
+    def __reduce__(self) -> str:
+        """Copied and pickled as functions are: a copy is the function itself, a pickle its name."""
+        return getattr(self, "__qualname__", self._name)
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else partial(self.__call__, instance)
 

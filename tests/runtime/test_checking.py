@@ -1,7 +1,10 @@
 """dj.jit is jax.jit with a comparison of programs; dj.check tells what they would communicate."""
 
+import copy
+import pickle
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +44,20 @@ def test_it_gives_what_jax_jit_gives(P):
 
     x = on_root(P, 4, 6)
     jax.tree.map(np.testing.assert_array_equal, dj.jit(fun)(x, scale=3.0), jax.jit(fun)(x, scale=3.0))
+
+
+@dj.jit
+def doubled(x):
+    return 2 * x
+
+
+def test_a_copy_is_the_function_itself_and_a_pickle_its_name(P):
+    assert copy.copy(doubled) is copy.deepcopy({"step": doubled})["step"] is doubled
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+    alone = dj.jit(partial(jnp.add, 1))
+    assert copy.deepcopy(alone) is alone and alone(1) == 2
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(dj.jit(lambda x: x))
 
 
 def test_static_arguments_by_number_and_by_name(P):
