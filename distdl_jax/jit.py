@@ -14,12 +14,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
 from distdl_jax.autodiff.moved_constants import told_of_constants
 from distdl_jax.backends.base import OutsideWorldError, World
-from distdl_jax.backends.contained import contained
+from distdl_jax.backends.contained import contained, inputs_unread
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
 from distdl_jax.compat import functions_traced, is_transformed, set_last_program, wait_for_program
@@ -167,13 +168,18 @@ class CheckedFunction:
             self._effects.append(effect)
         wait_for_program(effect)
         leaves, structure = jax.tree.flatten((args, kwargs))
-        arrays = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+        dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
+        unread = {dynamic[i] for i in inputs_unread(traced.jaxpr, len(dynamic))}
+        arrays = [leaves[place] for place in dynamic if place not in unread]
         of_result: Any = None  # not that of `out_info`, whose leaves are no arrays: a user's node may ask them for more
 
         def of_arrays(*arrays: Array) -> list[Array]:
             nonlocal of_result
-            given = iter(arrays)
-            whole = [next(given) if isinstance(leaf, Tracer) else leaf for leaf in leaves]
+            given, whole = iter(arrays), list(leaves)
+            for place in dynamic:
+                like = leaves[place]
+                whole[place] = jnp.zeros(like.shape, like.dtype) if place in unread else next(given)
             args, kwargs = jax.tree.unflatten(structure, whole)
             results, of_result = jax.tree.flatten(self._inner(*args, **kwargs))
             return results

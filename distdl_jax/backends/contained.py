@@ -9,12 +9,13 @@ there when the program is done, and is not called before that of the one before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from jax import Array
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, Var, jaxpr_as_fun
 from jax.interpreters import mlir
 
 
@@ -27,6 +28,15 @@ def contained(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[A
     # A function, not the jaxpr: of operations that hold one JAX wants rules of their own for what it calls high.
     done, *results = _program.bind(*args, of=jaxpr_as_fun(jaxpr), outputs=tuple(jaxpr.out_avals), effect=effect)
     return done, results
+
+
+def inputs_unread(jaxpr: ClosedJaxpr, count: int) -> list[int]:
+    """Which of the `count` inputs of a traced program no operation and no result of it has; random keys are left out."""
+    variables = jaxpr.jaxpr.invars
+    if len(variables) != count:  # with constants among them; then none
+        return []
+    read = {v for v in chain(jaxpr.jaxpr.outvars, *(eqn.invars for eqn in jaxpr.jaxpr.eqns)) if isinstance(v, Var)}
+    return [i for i, v in enumerate(variables) if v not in read and isinstance(v.aval.dtype, np.dtype)]
 
 
 def _abstract(*_: Any, of: Callable[..., Any], outputs: tuple[Any, ...], effect: Any) -> list[Any]:

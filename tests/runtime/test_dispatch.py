@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -266,3 +267,20 @@ def test_a_function_of_both_kinds_of_worlds_is_in_the_order_of_each(summed, firs
     np.testing.assert_array_equal(both(x, 1), 2 * x)
     assert before.is_ready()
     np.testing.assert_array_equal([before, after], [6 * x, 2 * x])
+
+
+def test_an_argument_that_is_not_read_may_be_gone_or_donated(summed):
+    def fun(x, unread):
+        return summed(x), unread["of"].shape
+
+    for jit in (jax.jit, dj.jit):
+        gone = {"of": jnp.ones((2, 3)), "key": jax.random.key(0)}
+        gone["of"].delete()
+        y, shape = jit(fun)(jnp.ones(3), gone)
+        np.testing.assert_array_equal(y, np.full(3, dj.Partition().size))
+        assert shape == (2, 3)
+        with warnings.catch_warnings(action="error"):
+            jit(fun, donate_argnums=1)(jnp.ones(3), {"of": jnp.ones(5)})
+    kept = dj.jit(fun, keep_unused=True)
+    with pytest.raises(RuntimeError, match="deleted"):
+        kept(jnp.ones(3), gone)
