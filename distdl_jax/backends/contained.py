@@ -31,7 +31,7 @@ def contained(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[A
 
 
 def inputs_unread(jaxpr: ClosedJaxpr, count: int) -> list[int]:
-    """Which of the `count` inputs of a traced program no operation and no result of it has; random keys are left out."""
+    """Which of the `count` inputs of a traced program no operation and no result of it has, but for random keys."""
     variables = jaxpr.jaxpr.invars
     if len(variables) != count:  # with constants among them; then none
         return []
