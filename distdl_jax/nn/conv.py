@@ -16,6 +16,7 @@ from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
+from distdl_jax.nn.conv_plan import ConvolutionPlan
 from distdl_jax.nn.local.conv import Choose, LocalConvolution, in_equal_forms
 from distdl_jax.nn.local.conv_choice import chosen_here, chosen_unseen
 from distdl_jax.nn.local.conv_forms import Forms
@@ -255,7 +256,7 @@ class DistributedConv(Static):
         parts_of_y = products(copies, of_params, local)
         local = in_equal_forms(local, copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 
     def _check_channels(self, owned: ProductGrid) -> None:
         held = tuple(stop - start for start, stop in owned.ranges[1])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.nn.parameters import ParameterPlan, Params
+from distdl_jax.nn.rows_around import RowsAroundPlan
 from distdl_jax.nn.windows import WindowsPlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -34,8 +36,8 @@ class LocalProduct(Protocol):
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the product, from that of the copy of x."""
 
-    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """The product of the copies of x and of the weight, of one dtype."""
+    def __call__(self, x: Any, weight: Array, bias: Array | None) -> Array:
+        """The product of the copies of x, as it was fetched, and of the weight; of one dtype."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +71,29 @@ class ProductPlan(SummedPlan):
     """
 
     local: Mapping[int, LocalProduct] = field(hash=False)
-    fetch: WindowsPlan | RangesPlan | None = None
+    fetch: WindowsPlan | RangesPlan | RowsAroundPlan | None = None
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """This worker's block of the output; on workers that take no part, `x`."""
         if (product := self.products.get(world.rank)) is None:
             return x
-        x = self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
+        fetched = self._fetched(world, x)
         local = self.local.get(world.rank)
         weight, bias = self.of_params.run(world, params, local.weight_shape if local else (0,))
         if local is None:
-            part = tie(jnp.zeros(product.shape, product.dtype), x, weight)
+            part = tie(jnp.zeros(product.shape, product.dtype), *jax.tree.leaves(fetched), weight)
         else:
             bias = bias.astype(product.dtype) if bias is not None and local.adds_bias else None
-            part = local(x.astype(product.dtype), weight.astype(product.dtype), bias)
+            fetched = jax.tree.map(lambda its: its.astype(product.dtype), fetched)
+            part = local(fetched, weight.astype(product.dtype), bias)
         # Every worker's part depends on all that any worker's part depends on, so that whatever is differentiated, all
         # of them carry a derivative into the sum, or none does.
         return self.to_y.run(world, tie(part, *params.values()))
+
+    def _fetched(self, world: World, x: Array) -> Array | tuple[Array, Array]:
+        if isinstance(self.fetch, RowsAroundPlan):  # these stay where they are
+            return self.fetch.run(world, x)
+        return self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
 
 
 def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, LocalProduct]) -> dict[int, ShapeDtype]:

@@ -22,6 +22,8 @@ import numpy as np
 SOURCE = Path(__file__).with_name("convolution.cc")
 
 DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
+APART = "_apart"
+"""Behind a direction: with x, or its gradient, as a block and an array of what is around that."""
 
 
 def path() -> Path:
@@ -50,9 +52,9 @@ def loaded() -> ctypes.CDLL | None:
         _warn_of(found)
         return None
     library.convolution_set_threads(ctypes.c_int64(threads()))
-    for direction in DIRECTIONS:
-        call = jax.ffi.pycapsule(getattr(library, f"convolution_{direction}"))
-        jax.ffi.register_ffi_target(target(direction), call, platform="cpu")
+    for name in (f"{direction}{apart}" for direction in DIRECTIONS for apart in ("", APART)):
+        call = jax.ffi.pycapsule(getattr(library, f"convolution_{name}"))
+        jax.ffi.register_ffi_target(target(name), call, platform="cpu")
     return library
 
 
@@ -65,9 +67,9 @@ def _warn_of(found: str) -> None:
     )
 
 
-def target(direction: str) -> str:
-    """The name by which XLA calls the convolution in this direction."""
-    return f"distdl_jax_onednn_{direction}"
+def target(name: str) -> str:
+    """The name by which XLA calls the convolution in this direction, whose x may lie apart."""
+    return f"distdl_jax_onednn_{name}"
 
 
 def version() -> str:
@@ -90,7 +92,8 @@ def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Seq
 
     - `direction`: its place in `DIRECTIONS`.
     - `order`: in which order activations are in memory while oneDNN computes, as convolution.cc numbers them.
-    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding.
+    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; where x lies apart, which
+      dimension that is along, and the rows before and after the block, and (-1, 0, 0) where it does not.
     """
     library = loaded()
     if library is None:

@@ -2,7 +2,8 @@
 //
 // Arrays are N x C x features and c_out x C/groups x kernel, row-major, as XLA hands them over. oneDNN computes in orders
 // of its own, so operands are brought into these first. The memory for that is a second result of each call: XLA
-// allocates it, counts it and uses it again.
+// allocates it, counts it and uses it again. x, and its gradient, may lie apart: a worker's own block, and the rows of
+// its neighbours around it. They meet in oneDNN's order, so that nobody has to join them before.
 #include <dlfcn.h>
 
 #include <array>
@@ -73,14 +74,45 @@ void limit_threads() {
   if (set) set(threads);
 }
 
-// An operand as XLA has it, as the primitive wants it, and what brings it from one to the other.
+// Where x lies apart: `low` rows before a worker's own block along dimension `axis`, and `high` after it. Both are in an
+// array of their own. None where `axis` is negative.
+struct Around {
+  int64_t axis = -1, low = 0, high = 0;
+};
+
+// A part of an operand: the array that has it, where it is there, where the primitive wants it, and what brings it there.
+struct Part {
+  int array = 0;
+  memory::desc given, wanted;
+  dnnl::reorder reorder;
+};
+
+// An operand as the primitive wants it, and the parts that XLA has; one that is not moved is used as it is.
 struct Operand {
   int argument = 0;
-  memory::desc given, wanted;
+  memory::desc wanted;
   size_t offset = 0;
-  dnnl::reorder reorder;
+  std::vector<Part> parts;
   bool is_moved = false;
 };
+
+// The parts of x: the low rows, the block, the high rows. Array 1 has what is around the block, array 0 the block.
+std::vector<Part> parts_of(const Dims& x, const Around& around, const memory::desc& wanted) {
+  const int64_t low = around.low, own = x[around.axis] - low - around.high;
+  Dims block = x, rows = x;
+  block[around.axis] = own, rows[around.axis] = low + around.high;
+  std::vector<Part> parts;
+  const auto add = [&](int array, const Dims& shape, int64_t size, int64_t from, int64_t to) {
+    if (size == 0) return;
+    Dims part = shape, start(x.size(), 0), place(x.size(), 0);
+    part[around.axis] = size, start[around.axis] = from, place[around.axis] = to;
+    parts.push_back({array, row_major(shape).submemory_desc(part, start), wanted.submemory_desc(part, place), {}});
+  };
+  add(1, rows, low, 0, 0);
+  add(0, block, own, 0, low);
+  add(1, rows, around.high, low, low + own);
+  return parts;
+}
 
 // Two operands, the result, oneDNN's scratchpad, and where they are in the memory that a call is given.
 struct Plan {
@@ -90,12 +122,18 @@ struct Plan {
   size_t scratchpad_offset = 0, bytes = 0;
 
   void add(int i, int argument, const memory::desc& given, const memory::desc& wanted) {
+    add(i, argument, given != wanted, {{0, given, wanted, {}}}, wanted);
+  }
+
+  void add(int i, int argument, bool is_moved, std::vector<Part> parts, const memory::desc& wanted) {
     Operand& operand = operands[i];
-    operand.argument = argument, operand.given = given, operand.wanted = wanted;
-    operand.is_moved = given != wanted;
-    if (!operand.is_moved) return;
-    const memory::desc &from = i == 2 ? wanted : given, &to = i == 2 ? given : wanted;
-    operand.reorder = dnnl::reorder(dnnl::reorder::primitive_desc(engine(), from, engine(), to));
+    operand.argument = argument, operand.wanted = wanted, operand.parts = std::move(parts);
+    operand.is_moved = is_moved;
+    if (!is_moved) return;
+    for (Part& part : operand.parts) {
+      const memory::desc &from = i == 2 ? part.wanted : part.given, &to = i == 2 ? part.given : part.wanted;
+      part.reorder = dnnl::reorder(dnnl::reorder::primitive_desc(engine(), from, engine(), to));
+    }
     operand.offset = bytes;
     bytes += aligned(wanted.get_size());
   }
@@ -105,20 +143,28 @@ struct Plan {
     bytes += aligned(wanted.get_size());
   }
 
-  void run(const std::array<void*, 3>& data, char* own) const {
-    std::array<memory, 3> given, wanted;
+  // `data` has the arrays of each operand: one, or that of the block and that of what is around it.
+  void run(const std::array<std::array<void*, 2>, 3>& data, char* own) const {
     std::unordered_map<int, memory> arguments;
     for (int i = 0; i < 3; ++i) {
       const Operand& operand = operands[i];
-      given[i] = memory(operand.given, engine(), data[i]);
-      wanted[i] = operand.is_moved ? memory(operand.wanted, engine(), own + operand.offset) : given[i];
-      if (operand.is_moved && i < 2) operand.reorder.execute(stream(), given[i], wanted[i]);
-      arguments.emplace(operand.argument, wanted[i]);
+      void* place = operand.is_moved ? own + operand.offset : data[i][0];
+      if (i < 2) move(operand, data[i], place, true);
+      arguments.emplace(operand.argument, memory(operand.wanted, engine(), place));
     }
     arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(scratchpad, engine(), own + scratchpad_offset));
     primitive.execute(stream(), arguments);
-    if (operands[2].is_moved) operands[2].reorder.execute(stream(), wanted[2], given[2]);
+    move(operands[2], data[2], own + operands[2].offset, false);
     stream().wait();
+  }
+
+ private:
+  static void move(const Operand& operand, const std::array<void*, 2>& arrays, void* place, bool is_given) {
+    if (!operand.is_moved) return;
+    for (const Part& part : operand.parts) {
+      memory given(part.given, engine(), arrays[part.array]), wanted(part.wanted, engine(), place);
+      part.reorder.execute(stream(), is_given ? given : wanted, is_given ? wanted : given);
+    }
   }
 };
 
@@ -128,9 +174,10 @@ struct Problem {
   Dims x, weight, y, stride, dilation, low, high;
   int64_t groups;
   Order order;
+  Around around;
 
   std::vector<int64_t> key() const {
-    std::vector<int64_t> all{direction, groups, order};
+    std::vector<int64_t> all{direction, groups, order, around.axis, around.low, around.high};
     for (const Dims* dims : {&x, &weight, &y, &stride, &dilation, &low, &high})
       all.insert(all.end(), dims->begin(), dims->end());
     return all;
@@ -162,9 +209,15 @@ std::shared_ptr<const Plan> planned(const Problem& problem) {
       engine(), is_forward ? dnnl::prop_kind::forward_inference : dnnl::prop_kind::forward_training, direct, x, weight,
       y, problem.stride, gaps, problem.low, problem.high, attributes);
   auto plan = std::make_shared<Plan>();
+  const auto add_x = [&](int i, int argument, const memory::desc& wanted) {
+    if (problem.around.axis < 0)
+      plan->add(i, argument, row_major(problem.x), wanted);
+    else
+      plan->add(i, argument, true, parts_of(problem.x, problem.around, wanted), wanted);
+  };
   if (is_forward) {
     plan->primitive = dnnl::convolution_forward(fast(forward));
-    plan->add(0, DNNL_ARG_SRC, row_major(problem.x), forward.src_desc());
+    add_x(0, DNNL_ARG_SRC, forward.src_desc());
     plan->add(1, DNNL_ARG_WEIGHTS, row_major(kernel), forward.weights_desc());
     plan->add(2, DNNL_ARG_DST, row_major(problem.y), forward.dst_desc());
     plan->add_scratchpad(forward.scratchpad_desc());
@@ -174,13 +227,13 @@ std::shared_ptr<const Plan> planned(const Problem& problem) {
     plan->primitive = dnnl::convolution_backward_data(fast(gradient));
     plan->add(0, DNNL_ARG_WEIGHTS, row_major(kernel), gradient.weights_desc());
     plan->add(1, DNNL_ARG_DIFF_DST, row_major(problem.y), gradient.diff_dst_desc());
-    plan->add(2, DNNL_ARG_DIFF_SRC, row_major(problem.x), gradient.diff_src_desc());
+    add_x(2, DNNL_ARG_DIFF_SRC, gradient.diff_src_desc());
     plan->add_scratchpad(gradient.scratchpad_desc());
   } else {
     const dnnl::convolution_backward_weights::primitive_desc gradient(
         engine(), direct, x, weight, y, problem.stride, gaps, problem.low, problem.high, forward, attributes);
     plan->primitive = dnnl::convolution_backward_weights(fast(gradient));
-    plan->add(0, DNNL_ARG_SRC, row_major(problem.x), gradient.src_desc());
+    add_x(0, DNNL_ARG_SRC, gradient.src_desc());
     plan->add(1, DNNL_ARG_DIFF_DST, row_major(problem.y), gradient.diff_dst_desc());
     plan->add(2, DNNL_ARG_DIFF_WEIGHTS, row_major(kernel), gradient.diff_weights_desc());
     plan->add_scratchpad(gradient.scratchpad_desc());
@@ -223,6 +276,20 @@ Plans& plans() {
 
 Dims dims(Ints ints) { return Dims(ints.begin(), ints.end()); }
 
+// Computes what `problem` says; `data` has the arrays of the two operands and of the result.
+ffi::Error compute(const Problem& problem, const std::array<std::array<void*, 2>, 3>& data, ffi::Result<Bytes> own) {
+  try {
+    limit_threads();
+    const auto plan = plans()(problem);
+    if (plan->bytes > own->element_count())
+      throw std::runtime_error("this program was compiled on a processor where oneDNN needs less memory");
+    plan->run(data, reinterpret_cast<char*>(own->typed_data()));
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("A convolution by oneDNN failed: ") + error.what());
+  }
+  return ffi::Error::Success();
+}
+
 template <Direction direction>
 ffi::Error run(Floats first, Floats second, ffi::Result<Floats> result, ffi::Result<Bytes> own, Ints stride,
                Ints dilation, Ints low, Ints high, int64_t groups, int64_t order) {
@@ -230,32 +297,68 @@ ffi::Error run(Floats first, Floats second, ffi::Result<Floats> result, ffi::Res
   const Ints x = direction == INPUT_GRADIENT ? c : a;
   const Ints weight = direction == FORWARD ? b : direction == INPUT_GRADIENT ? a : c;
   const Ints y = direction == FORWARD ? c : b;
-  try {
-    limit_threads();
-    const auto plan = plans()({direction, dims(x), dims(weight), dims(y), dims(stride), dims(dilation), dims(low),
-                               dims(high), groups, Order(order)});
-    if (plan->bytes > own->element_count())
-      throw std::runtime_error("this program was compiled on a processor where oneDNN needs less memory");
-    plan->run({first.typed_data(), second.typed_data(), result->typed_data()},
-              reinterpret_cast<char*>(own->typed_data()));
-  } catch (const std::exception& error) {
-    return ffi::Error(ffi::ErrorCode::kInternal, std::string("A convolution by oneDNN failed: ") + error.what());
-  }
-  return ffi::Error::Success();
+  return compute({direction, dims(x), dims(weight), dims(y), dims(stride), dims(dilation), dims(low), dims(high), groups,
+                  Order(order), {}},
+                 {{{first.typed_data()}, {second.typed_data()}, {result->typed_data()}}}, own);
+}
+
+// The shape of x, from that of the block and that of what is around it.
+Dims joined(Ints block, Ints rows, int64_t axis) {
+  Dims x = dims(block);
+  x[axis] += rows[axis];
+  return x;
+}
+
+// Forward and the weight's gradient: x is the block and what is around it.
+template <Direction direction>
+ffi::Error run_apart(Floats block, Floats rows, Floats second, ffi::Result<Floats> result, ffi::Result<Bytes> own,
+                     Ints stride, Ints dilation, Ints low, Ints high, int64_t groups, int64_t order, int64_t axis,
+                     int64_t before) {
+  const Ints b = second.dimensions(), c = result->dimensions();
+  const bool is_forward = direction == FORWARD;
+  return compute({direction, joined(block.dimensions(), rows.dimensions(), axis), dims(is_forward ? b : c),
+                  dims(is_forward ? c : b), dims(stride), dims(dilation), dims(low), dims(high), groups, Order(order),
+                  {axis, before, rows.dimensions()[axis] - before}},
+                 {{{block.typed_data(), rows.typed_data()}, {second.typed_data()}, {result->typed_data()}}}, own);
+}
+
+// The input's gradient: of the block, and of what is around it.
+ffi::Error run_gradient_apart(Floats weight, Floats dy, ffi::Result<Floats> block, ffi::Result<Floats> rows,
+                              ffi::Result<Bytes> own, Ints stride, Ints dilation, Ints low, Ints high, int64_t groups,
+                              int64_t order, int64_t axis, int64_t before) {
+  return compute({INPUT_GRADIENT, joined(block->dimensions(), rows->dimensions(), axis), dims(weight.dimensions()),
+                  dims(dy.dimensions()), dims(stride), dims(dilation), dims(low), dims(high), groups, Order(order),
+                  {axis, before, rows->dimensions()[axis] - before}},
+                 {{{weight.typed_data()}, {dy.typed_data()}, {block->typed_data(), rows->typed_data()}}}, own);
+}
+
+// What all calls are told in the same words.
+template <class Bound>
+auto with_window(Bound&& bound) {
+  return std::move(bound)
+      .template Attr<Ints>("stride")
+      .template Attr<Ints>("dilation")
+      .template Attr<Ints>("low")
+      .template Attr<Ints>("high")
+      .template Attr<int64_t>("groups")
+      .template Attr<int64_t>("order");
+}
+
+template <class Bound>
+auto with_around(Bound&& bound) {
+  return with_window(std::move(bound)).template Attr<int64_t>("axis").template Attr<int64_t>("before");
 }
 
 auto signature() {
-  return ffi::Ffi::Bind()
-      .Arg<Floats>()
-      .Arg<Floats>()
-      .Ret<Floats>()
-      .Ret<Bytes>()
-      .Attr<Ints>("stride")
-      .Attr<Ints>("dilation")
-      .Attr<Ints>("low")
-      .Attr<Ints>("high")
-      .Attr<int64_t>("groups")
-      .Attr<int64_t>("order");
+  return with_window(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Floats>().Ret<Bytes>());
+}
+
+auto apart() {
+  return with_around(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>().Ret<Bytes>());
+}
+
+auto gradient_apart() {
+  return with_around(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Floats>().Ret<Floats>().Ret<Bytes>());
 }
 
 }  // namespace
@@ -263,6 +366,9 @@ auto signature() {
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_forward, run<FORWARD>, signature());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_input_gradient, run<INPUT_GRADIENT>, signature());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_weight_gradient, run<WEIGHT_GRADIENT>, signature());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_forward_apart, run_apart<FORWARD>, apart());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_input_gradient_apart, run_gradient_apart, gradient_apart());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_weight_gradient_apart, run_apart<WEIGHT_GRADIENT>, apart());
 
 extern "C" {
 
@@ -278,12 +384,14 @@ int64_t convolution_onednn_version() {
 void convolution_set_threads(int64_t count) { threads = int(count); }
 
 // How many bytes a call needs beside its operands and its result; -1 where oneDNN has nothing fast to compute it.
-// `all` holds x, weight and y, of `rank` entries each, then stride, dilation, low and high, of two less.
+// `all` holds x, weight and y, of `rank` entries each, then stride, dilation, low and high, of two less, and then where x
+// lies apart: the axis, the rows before the block, and those after it.
 int64_t convolution_bytes_needed(int64_t direction, int64_t order, int64_t groups, int64_t rank, const int64_t* all) {
-  Problem problem{Direction(direction), {}, {}, {}, {}, {}, {}, {}, groups, Order(order)};
+  Problem problem{Direction(direction), {}, {}, {}, {}, {}, {}, {}, groups, Order(order), {}};
   for (Dims* shape : {&problem.x, &problem.weight, &problem.y}) shape->assign(all, all + rank), all += rank;
   for (Dims* each : {&problem.stride, &problem.dilation, &problem.low, &problem.high})
     each->assign(all, all + rank - 2), all += rank - 2;
+  problem.around = {all[0], all[1], all[2]};
   try {
     limit_threads();
     return int64_t(plans()(problem)->bytes);

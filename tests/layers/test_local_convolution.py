@@ -13,7 +13,8 @@ from jax import lax
 from launcher.examples import LONG
 
 from distdl_jax.nn.local import conv2d_cpu
-from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution
+from distdl_jax.nn.local.apart import Apart, joined, taken_apart
+from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution, convolution_apart
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.onednn.compiled import version
 
@@ -207,6 +208,43 @@ def test_vmap(name, dtype, forms, axes):
     args = [a if axis is None else np.stack([a, 2 * a, a - 1], axis) for a, axis in zip((x, weight), axes, strict=True)]
     got, expected = (jax.jit(jax.vmap(_gradients(f), axes))(*args) for f in (ours, plain))
     _assert_close(got, expected, dtype)
+
+
+APART = {"1-D": (2, 1, 2), "groups": (3, 2, 0), "wide, strided": (2, 0, 1), "3-D strided, dilated": (4, 1, 1)}
+IN_PARTS = [
+    *((name, "float64", forms) for name in APART for forms in (PLAIN, REWRITTEN)),
+    *(pytest.param(name, "float32", ONEDNN, marks=needs_onednn) for name in APART),
+    pytest.param("1-D", "float32", Forms("onednn", "plain", "rewritten"), marks=needs_onednn),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "forms"), IN_PARTS, ids=_said)
+def test_a_block_and_the_rows_around_it(name, dtype, forms):
+    """Result, gradients, second derivatives and batches are those of the two joined."""
+    _, plain, x, weight = _case(name, dtype)
+    (window, groups), apart = _placed(name), Apart(*APART[name])
+    parts = taken_apart(x, apart)
+    assert parts[1].shape[apart.axis] == apart.low + apart.high
+    np.testing.assert_array_equal(joined(*parts, apart), x)
+
+    def ours(parts, weight):
+        return convolution_apart(parts, weight, window, groups, forms, apart)
+
+    def whole(parts, weight):
+        return plain(joined(*parts, apart), weight)
+
+    def all_of(f):
+        def penalty(parts, weight):
+            return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(parts, weight)[1]))
+
+        def run(parts, weight):
+            stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
+            batched = jax.vmap(_gradients(f), (0, None))(stacked, weight)
+            return _gradients(f)(parts, weight), jax.grad(penalty, argnums=(0, 1))(parts, weight), batched
+
+        return jax.jit(run)(parts, weight)
+
+    _assert_close(all_of(ours), all_of(whole), dtype)
 
 
 SCANNED = [

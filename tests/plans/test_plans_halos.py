@@ -9,6 +9,7 @@ import pytest
 from simulator import adjoint, simulate
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.halo_edges import halo_edges
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.windows import WindowedAxis
 
@@ -182,3 +183,55 @@ def test_periodic_ranges_are_not_clipped():
 def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(ProductGrid.balanced((4, 4), (2, 1), (0, 1)))
+
+
+@pytest.mark.parametrize("seed", range(100 * LONG))
+def test_edges_alone_bring_what_is_around_a_block(seed):
+    """Where there is such a plan it brings each worker the rows that the exchange of whole blocks brings it."""
+    rng = np.random.default_rng([11, seed])
+    owned = random_owned(rng)
+    axis = int(rng.integers(len(owned.shape)))
+    windows = random_windows(rng, owned.extent[axis], False)
+    needed = list(owned.ranges)
+    if windows is not None:
+        needed[axis] = tuple(windows.clipped(its)[0] for its in windows.input_ranges(owned.shape[axis]))
+    edges = halo_edges(Halos(owned, tuple(needed)))
+    if edges is None:
+        return
+    assert edges.axis == axis
+    whole = np.arange(owned.extent[axis])
+    blocks = [whole[start:stop] for start, stop in owned.ranges[axis]]
+    exchanged = np.concatenate(
+        [
+            np.r_[block[:first], block[len(block) - last :]]
+            for block, (first, last) in zip(blocks, edges.kept, strict=True)
+        ]
+    )
+    along = zip(edges.halos.needed[axis], edges.around, edges.kept, needed[axis], owned.ranges[axis], strict=True)
+    for (start, stop), (before, after), kept, wanted, own in along:
+        got = exchanged[start:stop]
+        assert len(got) == before + sum(kept) + after
+        np.testing.assert_array_equal(got[:before], whole[wanted[0] : own[0]])
+        np.testing.assert_array_equal(got[len(got) - after :], whole[own[1] : wanted[1]])
+
+
+@pytest.mark.parametrize(
+    ("needed", "periodic", "why_not"),
+    [
+        (((0, 4), (4, 8), (8, 12)), False, "nothing moves"),
+        (((-1, 5), (3, 9), (7, 13)), True, "it wraps around"),
+        (((0, 5), (5, 9), (7, 12)), False, "the second leaves a row out"),
+        (((0, 9), (3, 9), (7, 12)), False, "the first needs a row of the third"),
+        (((0, 7), (4, 8), (6, 12)), False, "the edges of the second overlap"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_no_exchange_of_edges(needed, periodic, why_not):
+    grid = ProductGrid.balanced((12,), (3,), (0, 1, 2))
+    assert halo_edges(Halos(grid, (needed,), (periodic,))) is None
+
+
+def test_edges_may_be_whole_blocks():
+    grid = ProductGrid.balanced((12,), (3,), (0, 1, 2))
+    edges = halo_edges(Halos(grid, (((0, 6), (3, 9), (6, 12)),)))
+    assert edges is not None and edges.kept == ((0, 1), (2, 2), (1, 0)) and edges.around == ((0, 2), (1, 1), (2, 0))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.nn.local.conv_forms import PLAIN, Forms, Problem, convolution
+from distdl_jax.nn.local.apart import Apart
+from distdl_jax.nn.local.conv_forms import PLAIN, Forms, Problem, convolution, convolution_apart
 from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.plans.decomposition import Range
@@ -64,6 +65,13 @@ class LocalConvolution:
         else:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
             y = convolution(own, weight, self._placement, self.groups, self.forms)
+        return self._with_bias(y, bias)
+
+    def of_parts(self, x: tuple[Array, Array], apart: Apart, weight: Array, bias: Array | None) -> Array:
+        """The product of a block, all of whose channels it reads, with the rows around it; none of it is empty."""
+        return self._with_bias(convolution_apart(x, weight, self._placement, self.groups, self.forms, apart), bias)
+
+    def _with_bias(self, y: Array, bias: Array | None) -> Array:
         return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs)))
 
 

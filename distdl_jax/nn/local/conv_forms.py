@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.nn.local import conv_cpu, conv_onednn, conv_plain, conv_products
+from distdl_jax.nn.local.apart import Apart, joined, taken_apart
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.settings import current_settings
 
@@ -158,3 +159,42 @@ def _backward(
 
 
 _convolution.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def convolution_apart(
+    parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
+) -> Array:
+    """`convolution` of a block and the rows around it, `parts`; what oneDNN computes takes them as they are."""
+    if forms.forward == "onednn":
+        return conv_onednn.forward_apart(parts, weight, window, groups, apart)
+    return _FORMS["forward"][forms.forward](joined(*parts, apart), weight, window, groups)
+
+
+def _forward_apart(
+    parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
+) -> tuple[Array, tuple[tuple[Array, Array], Array]]:
+    return convolution_apart(parts, weight, window, groups, forms, apart), (parts, weight)
+
+
+def _backward_apart(
+    window: Placement,
+    groups: int,
+    forms: Forms,
+    apart: Apart,
+    residuals: tuple[tuple[Array, Array], Array],
+    dy: Array,
+) -> tuple[tuple[Array, ...], Array]:
+    parts, weight = residuals
+    if forms.input_gradient == "onednn":
+        of_parts = conv_onednn.input_gradient_apart(parts, weight, dy, window, groups, apart)
+    else:
+        of_x = _FORMS["input_gradient"][forms.input_gradient]
+        of_parts = taken_apart(of_x(joined(*parts, apart), weight, dy, window, groups), apart)
+    if forms.weight_gradient == "onednn":
+        return of_parts, conv_onednn.weight_gradient_apart(parts, weight, dy, window, groups, apart)
+    of_weight = _FORMS["weight_gradient"][forms.weight_gradient]
+    return of_parts, of_weight(joined(*parts, apart), weight, dy, window, groups)
+
+
+convolution_apart.defvjp(_forward_apart, _backward_apart)

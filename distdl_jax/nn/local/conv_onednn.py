@@ -1,7 +1,8 @@
 """One worker's convolution by oneDNN, forward and gradients: calls of the library that `distdl_jax.onednn` compiles.
 
 float32 only. What oneDNN can't compute, or only slowly, XLA does. Each of the three is linear in both of its operands,
-and their derivatives are each other, so that they can be differentiated again and again.
+and their derivatives are each other, so that they can be differentiated again and again. x is one array, or a block and
+the rows around it, which oneDNN then joins as it brings them into its own order.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.nn.local import conv_plain
+from distdl_jax.nn.local.apart import Apart, joined, taken_apart
 from distdl_jax.nn.local.placement import Placement, padded
-from distdl_jax.onednn.compiled import DIRECTIONS, bytes_needed, target
+from distdl_jax.onednn.compiled import APART, DIRECTIONS, bytes_needed, target
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
 """In which order activations are in memory while oneDNN computes; as convolution.cc numbers them."""
 
 Shape = tuple[int, ...]
+Parts = tuple[Array, ...]
+"""x, or its block and the rows around that."""
 
 
 class Call(NamedTuple):
-    """What one call computes: the shapes, how the kernel lies on x, the groups, and the order of activations."""
+    """What one call computes: the shapes, how the kernel lies on x, the groups, and where x lies apart."""
 
     direction: str
     x: Shape
@@ -35,6 +39,7 @@ class Call(NamedTuple):
     y: Shape
     window: Placement
     groups: int
+    apart: Apart | None = None
 
     @property
     def order(self) -> int:
@@ -61,22 +66,30 @@ def memory(call: Call) -> int | None:
     low, high = zip(*call.window.padding, strict=True)
     window = call.window.stride, call.window.dilation, low, high
     direction = DIRECTIONS.index(call.direction)
-    return bytes_needed(direction, call.order, call.groups, (call.x, call.weight, call.y, *window))
+    shapes = call.x, call.weight, call.y
+    return bytes_needed(direction, call.order, call.groups, (*shapes, *window, call.apart or (-1, 0, 0)))
 
 
-def _run(call: Call, first: Array, second: Array, result: Shape, needed: int) -> Array:
+def _run(call: Call, operands: Parts, results: tuple[Shape, ...], needed: int) -> Parts:
     low, high = np.array(call.window.padding, np.int64).T
-    outputs = jax.ShapeDtypeStruct(result, jnp.float32), jax.ShapeDtypeStruct((needed,), jnp.uint8)
-    compute = jax.ffi.ffi_call(target(call.direction), outputs, vmap_method="sequential")
-    return compute(
-        *(first, second),
-        stride=np.array(call.window.stride, np.int64),
-        dilation=np.array(call.window.dilation, np.int64),
-        low=low,
-        high=high,
-        groups=np.int64(call.groups),
-        order=np.int64(call.order),
-    )[0]
+    outputs = [jax.ShapeDtypeStruct(result, jnp.float32) for result in results]
+    outputs.append(jax.ShapeDtypeStruct((needed,), jnp.uint8))
+    name, where = call.direction, {}
+    if call.apart is not None:
+        name, where = name + APART, {"axis": np.int64(call.apart.axis), "before": np.int64(call.apart.low)}
+    compute = jax.ffi.ffi_call(target(name), outputs, vmap_method="sequential")
+    return tuple(
+        compute(
+            *operands,
+            **where,
+            stride=np.array(call.window.stride, np.int64),
+            dilation=np.array(call.window.dilation, np.int64),
+            low=low,
+            high=high,
+            groups=np.int64(call.groups),
+            order=np.int64(call.order),
+        )[:-1]
+    )
 
 
 def can_compute(direction: str, x: Shape, weight: Shape, y: Shape, window: Placement, groups: int) -> bool:
@@ -88,20 +101,52 @@ def can_compute(direction: str, x: Shape, weight: Shape, y: Shape, window: Place
 def forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
     x, window = _without_unread(x, window)
-    return _forward(x, weight, window, groups)
+    return _forward((x,), weight, window, groups, None)
 
 
 def input_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
     """The gradient of x, from the cotangent `dy` of the result."""
     cut, placed = _cut(x.shape, window)
-    gradient = _input_gradient(weight, dy, cut, placed, groups)
+    (gradient,) = _input_gradient(weight, dy, cut, placed, groups, None)
     return padded(gradient, [(max(0, -low), max(0, -high)) for low, high in window.padding])
 
 
 def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
     """The gradient of the weight, from the cotangent `dy` of the result."""
     x, window = _without_unread(x, window)
-    return _weight_gradient(x, dy, weight.shape, window, groups)
+    return _weight_gradient((x,), dy, weight.shape, window, groups, None)
+
+
+# The same of a block and the rows around it, where no padding is less than none.
+
+
+def forward_apart(parts: Parts, weight: Array, window: Placement, groups: int, apart: Apart) -> Array:
+    """The convolution of what lies apart."""
+    return _forward(parts, weight, window, groups, apart)
+
+
+def input_gradient_apart(parts: Parts, weight: Array, dy: Array, window: Placement, groups: int, apart: Apart) -> Parts:
+    """The gradients of the block and of the rows."""
+    return _input_gradient(weight, dy, _shape(parts, apart), window, groups, apart)
+
+
+def weight_gradient_apart(
+    parts: Parts, weight: Array, dy: Array, window: Placement, groups: int, apart: Apart
+) -> Array:
+    """The gradient of the weight."""
+    return _weight_gradient(parts, dy, weight.shape, window, groups, apart)
+
+
+def _shape(parts: Parts, apart: Apart | None) -> Shape:
+    """That of x."""
+    shape = list(parts[0].shape)
+    if apart is not None:
+        shape[apart.axis] += apart.low + apart.high
+    return tuple(shape)
+
+
+def _whole(parts: Parts, apart: Apart | None) -> Array:
+    return parts[0] if apart is None else joined(parts[0], parts[1], apart)
 
 
 def _cut(x: Shape, window: Placement) -> tuple[Shape, Placement]:
@@ -115,47 +160,60 @@ def _without_unread(x: Array, window: Placement) -> tuple[Array, Placement]:
     return padded(x, [(min(0, low), min(0, high)) for low, high in window.padding]), _cut(x.shape, window)[1]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
-    y = (x.shape[0], weight.shape[0], *window.outputs(x.shape[2:], weight.shape[2:]))
-    call = Call("forward", x.shape, weight.shape, y, window, groups)
-    if (needed := memory(call)) is None:
-        return conv_plain.forward(x, weight, window, groups)
-    return _run(call, x, weight, y, needed)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _input_gradient(weight: Array, dy: Array, x: Shape, window: Placement, groups: int) -> Array:
-    call = Call("input_gradient", x, weight.shape, dy.shape, window, groups)
+def _forward(x: Parts, weight: Array, window: Placement, groups: int, apart: Apart | None) -> Array:
+    shape = _shape(x, apart)
+    y = (shape[0], weight.shape[0], *window.outputs(shape[2:], weight.shape[2:]))
+    call = Call("forward", shape, weight.shape, y, window, groups, apart)
     if (needed := memory(call)) is None:
-        return conv_plain.input_gradient(jnp.zeros(x, dy.dtype), weight, dy, window, groups)
-    return _run(call, weight, dy, x, needed)
+        return conv_plain.forward(_whole(x, apart), weight, window, groups)
+    return _run(call, (*x, weight), (y,), needed)[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _weight_gradient(x: Array, dy: Array, weight: Shape, window: Placement, groups: int) -> Array:
-    call = Call("weight_gradient", x.shape, weight, dy.shape, window, groups)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _input_gradient(weight: Array, dy: Array, x: Shape, window: Placement, groups: int, apart: Apart | None) -> Parts:
+    call = Call("input_gradient", x, weight.shape, dy.shape, window, groups, apart)
     if (needed := memory(call)) is None:
-        return conv_plain.weight_gradient(x, jnp.zeros(weight, x.dtype), dy, window, groups)
-    return _run(call, x, dy, weight, needed)
+        gradient = conv_plain.input_gradient(jnp.zeros(x, dy.dtype), weight, dy, window, groups)
+        return (gradient,) if apart is None else taken_apart(gradient, apart)
+    if apart is None:
+        return _run(call, (weight, dy), (x,), needed)
+    block, rows = list(x), list(x)
+    rows[apart.axis] = apart.low + apart.high
+    block[apart.axis] -= rows[apart.axis]
+    return _run(call, (weight, dy), (tuple(block), tuple(rows)), needed)
 
 
-Pair = tuple[Array, Array]
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _weight_gradient(x: Parts, dy: Array, weight: Shape, window: Placement, groups: int, apart: Apart | None) -> Array:
+    call = Call("weight_gradient", _shape(x, apart), weight, dy.shape, window, groups, apart)
+    if (needed := memory(call)) is None:
+        return conv_plain.weight_gradient(_whole(x, apart), jnp.zeros(weight, dy.dtype), dy, window, groups)
+    return _run(call, (*x, dy), (weight,), needed)[0]
 
 
-def _forward_backward(window: Placement, groups: int, operands: Pair, dy: Array) -> Pair:
+def _forward_backward(
+    window: Placement, groups: int, apart: Apart | None, operands: tuple[Parts, Array], dy: Array
+) -> tuple[Parts, Array]:
     x, weight = operands
-    return _input_gradient(weight, dy, x.shape, window, groups), _weight_gradient(x, dy, weight.shape, window, groups)
+    of_x = _input_gradient(weight, dy, _shape(x, apart), window, groups, apart)
+    return of_x, _weight_gradient(x, dy, weight.shape, window, groups, apart)
 
 
-def _input_gradient_backward(_: Shape, window: Placement, groups: int, operands: Pair, x: Array) -> Pair:
+def _input_gradient_backward(
+    _: Shape, window: Placement, groups: int, apart: Apart | None, operands: tuple[Array, Array], x: Parts
+) -> tuple[Array, Array]:
     weight, dy = operands
-    return _weight_gradient(x, dy, weight.shape, window, groups), _forward(x, weight, window, groups)
+    of_weight = _weight_gradient(x, dy, weight.shape, window, groups, apart)
+    return of_weight, _forward(x, weight, window, groups, apart)
 
 
-def _weight_gradient_backward(_: Shape, window: Placement, groups: int, operands: Pair, weight: Array) -> Pair:
+def _weight_gradient_backward(
+    _: Shape, window: Placement, groups: int, apart: Apart | None, operands: tuple[Parts, Array], weight: Array
+) -> tuple[Parts, Array]:
     x, dy = operands
-    return _input_gradient(weight, dy, x.shape, window, groups), _forward(x, weight, window, groups)
+    of_x = _input_gradient(weight, dy, _shape(x, apart), window, groups, apart)
+    return of_x, _forward(x, weight, window, groups, apart)
 
 
 _forward.defvjp(lambda *arguments: (_forward(*arguments), arguments[:2]), _forward_backward)
