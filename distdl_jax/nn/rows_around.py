@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.backends.base import World
-from distdl_jax.nn.local.apart import Apart
+from distdl_jax.nn.local.apart import Apart, taken_apart
 from distdl_jax.plans.halo_edges import HaloEdges, halo_edges
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -29,23 +29,15 @@ class RowsAroundPlan:
 
     def apart(self, worker: int) -> Apart:
         """Where the rows are that `worker` gets."""
-        return Apart(self.edges.axis, *self.edges.around[self._index(worker)])
+        return Apart(self.edges.axis, *self.edges.around[self.edges.index(worker)])
 
     def run(self, world: World, x: Array) -> tuple[Array, Array]:
         """This worker's block, `x`, and the rows around it: those before it, and then those after it."""
-        axis, kept = self.edges.axis, self.edges.kept[self._index(world.rank)]
-        x, edges = _with_edges(x, axis, kept)
+        apart = self.apart(world.rank)
+        kept = self.edges.kept[self.edges.index(world.rank)]
+        x, edges = _with_edges(x, apart.axis, kept)
         edges = self.movement.run(world, edges)
-        low = self.edges.around[self._index(world.rank)][0]
-        before, after = (
-            lax.slice_in_dim(edges, 0, low, axis=axis),
-            lax.slice_in_dim(edges, low + sum(kept), None, axis=axis),
-        )
-        return x, jnp.concatenate([before, after], axis)
-
-    def _index(self, worker: int) -> int:
-        grid = self.edges.halos.owned
-        return grid.index(grid.cell_of[worker])[self.edges.axis]
+        return x, taken_apart(edges, apart)[1]
 
 
 def rows_around(movement: RangesPlan) -> RowsAroundPlan | None:
@@ -56,9 +48,7 @@ def rows_around(movement: RangesPlan) -> RowsAroundPlan | None:
     inputs = {}
     for worker, held in movement.inputs.items():
         shape = list(held.shape)
-        if worker in edges.halos.owned.cell_of:
-            index = edges.halos.owned.index(edges.halos.owned.cell_of[worker])[edges.axis]
-            shape[edges.axis] = sum(edges.kept[index])
+        shape[edges.axis] = sum(edges.kept[edges.index(worker)])
         inputs[worker] = ShapeDtype(tuple(shape), held.dtype)
     return RowsAroundPlan(edges, RangesPlan("windows", inputs, movement.dtype, edges.halos))
 

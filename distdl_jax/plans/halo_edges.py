@@ -28,6 +28,10 @@ class HaloEdges:
     around: tuple[tuple[int, int], ...]
     halos: Halos
 
+    def index(self, worker: int) -> int:
+        """The index of `worker` along `axis`."""
+        return self.halos.owned.index(self.halos.owned.cell_of[worker])[self.axis]
+
 
 def halo_edges(halos: Halos) -> HaloEdges | None:
     """The edges of which `halos` is an exchange; None where it is not one of edges alone.

@@ -12,11 +12,12 @@ import pytest
 from jax import lax
 from launcher.examples import LONG
 
-from distdl_jax.nn.local import conv2d_cpu
+from distdl_jax.nn.local import conv2d_cpu, conv_forms
 from distdl_jax.nn.local.apart import Apart, joined, taken_apart
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution, convolution_apart
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.onednn.compiled import version
+from distdl_jax.settings import Settings
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
 CASES = {
@@ -245,6 +246,21 @@ def test_a_block_and_the_rows_around_it(name, dtype, forms):
         return jax.jit(run)(parts, weight)
 
     _assert_close(all_of(ours), all_of(whole), dtype)
+
+
+@needs_onednn
+def test_a_block_and_the_rows_around_it_where_there_is_no_choice(monkeypatch):
+    """As lax has it, elsewhere than on a CPU and where a setting says so; forms were chosen for all workers."""
+    _, plain, x, weight = _case("1-D", "float32")
+    (window, groups), apart = _placed("1-D"), Apart(*APART["1-D"])
+    parts = taken_apart(x, apart)
+    calls = {}
+    for fast in (True, False):
+        monkeypatch.setattr(conv_forms, "current_settings", lambda fast=fast: Settings(fast_convolutions=fast))
+        program = jax.jit(lambda parts, weight: convolution_apart(parts, weight, window, groups, ONEDNN, apart))
+        calls[fast] = str(program.trace(parts, weight).jaxpr).count("distdl_jax_onednn")
+        _assert_close(program(parts, weight), plain(x, weight), "float32")
+    assert calls == {True: 1, False: 0}
 
 
 SCANNED = [

@@ -185,20 +185,30 @@ def test_wrong_arguments_are_refused(call, message):
         call(ProductGrid.balanced((4, 4), (2, 1), (0, 1)))
 
 
-@pytest.mark.parametrize("seed", range(100 * LONG))
+def random_edges(rng):
+    """A grid of 1 to 3 dimensions with blocks of uneven length, and an exchange of edges along one of them."""
+    lengths = [[int(n) for n in rng.integers(4, 9, rng.integers(2, 5))] for _ in range(rng.integers(1, 4))]
+    axis = int(rng.integers(len(lengths)))
+    ranges = tuple(ranges_of_sizes(its) for its in lengths)
+    (*_, n), before = (stop for _, stop in ranges[axis]), rng.integers(0, 3, (len(lengths[axis]), 2))
+    around = tuple(
+        (max(start - int(a), 0), min(stop + int(b), n))
+        for (start, stop), (a, b) in zip(ranges[axis], before, strict=True)
+    )
+    ranks = tuple(int(r) for r in rng.permutation(prod(map(len, lengths))))
+    return ProductGrid(ranks, ranges), axis, tuple(around if d == axis else its for d, its in enumerate(ranges))
+
+
+@pytest.mark.parametrize("seed", range(30 * LONG))
 def test_edges_alone_bring_what_is_around_a_block(seed):
-    """Where there is such a plan it brings each worker the rows that the exchange of whole blocks brings it."""
-    rng = np.random.default_rng([11, seed])
-    owned = random_owned(rng)
-    axis = int(rng.integers(len(owned.shape)))
-    windows = random_windows(rng, owned.extent[axis], False)
-    needed = list(owned.ranges)
-    if windows is not None:
-        needed[axis] = tuple(windows.clipped(its)[0] for its in windows.input_ranges(owned.shape[axis]))
-    edges = halo_edges(Halos(owned, tuple(needed)))
-    if edges is None:
+    """The rows that the exchange of whole blocks brings each worker."""
+    owned, axis, needed = random_edges(np.random.default_rng([11, seed]))
+    if needed == owned.ranges:
+        assert halo_edges(Halos(owned, needed)) is None
         return
-    assert edges.axis == axis
+    edges = halo_edges(Halos(owned, needed))
+    assert edges is not None and edges.axis == axis
+    assert [edges.index(rank) for rank in owned.ranks] == [owned.index(cell)[axis] for cell in range(len(owned.ranks))]
     whole = np.arange(owned.extent[axis])
     blocks = [whole[start:stop] for start, stop in owned.ranges[axis]]
     exchanged = np.concatenate(

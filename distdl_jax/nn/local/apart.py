@@ -15,6 +15,10 @@ class Apart(NamedTuple):
     low: int
     high: int
 
+    def whole(self, block: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the two joined, from that of the block."""
+        return (*block[: self.axis], block[self.axis] + self.low + self.high, *block[self.axis + 1 :])
+
 
 def joined(block: Array, rows: Array, apart: Apart) -> Array:
     """The block with the rows around it; `rows` are those before it, and then those after it."""

@@ -161,11 +161,19 @@ def _backward(
 _convolution.defvjp(_forward, _backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def convolution_apart(
     parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
 ) -> Array:
     """`convolution` of a block and the rows around it, `parts`; what oneDNN computes takes them as they are."""
+    if not Problem(apart.whole(parts[0].shape), weight.shape, window, groups, np.dtype(weight.dtype).name).has_forms:
+        return convolution(joined(*parts, apart), weight, window, groups, forms)
+    return _convolution_apart(parts, weight, window, groups, forms, apart)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _convolution_apart(
+    parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
+) -> Array:
     if forms.forward == "onednn":
         return conv_onednn.forward_apart(parts, weight, window, groups, apart)
     return _FORMS["forward"][forms.forward](joined(*parts, apart), weight, window, groups)
@@ -174,7 +182,7 @@ def convolution_apart(
 def _forward_apart(
     parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
 ) -> tuple[Array, tuple[tuple[Array, Array], Array]]:
-    return convolution_apart(parts, weight, window, groups, forms, apart), (parts, weight)
+    return _convolution_apart(parts, weight, window, groups, forms, apart), (parts, weight)
 
 
 def _backward_apart(
@@ -197,4 +205,4 @@ def _backward_apart(
     return of_parts, of_weight(joined(*parts, apart), weight, dy, window, groups)
 
 
-convolution_apart.defvjp(_forward_apart, _backward_apart)
+_convolution_apart.defvjp(_forward_apart, _backward_apart)

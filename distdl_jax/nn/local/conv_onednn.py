@@ -139,10 +139,7 @@ def weight_gradient_apart(
 
 def _shape(parts: Parts, apart: Apart | None) -> Shape:
     """That of x."""
-    shape = list(parts[0].shape)
-    if apart is not None:
-        shape[apart.axis] += apart.low + apart.high
-    return tuple(shape)
+    return parts[0].shape if apart is None else apart.whole(parts[0].shape)
 
 
 def _whole(parts: Parts, apart: Apart | None) -> Array:
