@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import jax
@@ -98,9 +100,10 @@ class LinearCase:
         names = ("weight", "bias") if self.bias else ("weight",)
         return {name: mine[name] for name in names}, mine["x"], mine["c"]
 
-    def loss(self, params: Any, x: jax.Array, c: jax.Array) -> jax.Array:
+    def loss(self, params: Any, x: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """And the output."""
         y = self.layer(params, x)
-        return jnp.sum(jnp.sin(y) * c) if self.partitions[1].active else jnp.sum(jnp.sin(y))
+        return jnp.sum(jnp.sin(y) * c if self.partitions[1].active else jnp.sin(y)), y
 
     @cached_property
     def expected(self) -> Arrays:
@@ -111,21 +114,24 @@ class LinearCase:
         flat_x, flat_dy = x.reshape(-1, self.n_in), dy.reshape(-1, self.n_out)
         return {"y": y, "x": dy @ W, "weight": flat_dy.T @ flat_x, "bias": flat_dy.sum(0)}
 
-    def program(self, params: Any, x: jax.Array, c: jax.Array, alone: bool = True) -> dict[str, Any]:
-        """The output, and the gradients with respect to all arguments together, and to each `alone`."""
+    def program(self, params: Any, x: jax.Array, c: jax.Array, alone: Sequence[str] = ()) -> dict[str, Any]:
+        """The output, and the gradients with respect to all arguments together; and each of `alone` by itself."""
         parts = {"x": x, **params}
 
-        def loss_of(names: tuple[str, ...]) -> Any:
+        def loss_of(names: Sequence[str]) -> Any:
             fixed = {name: value for name, value in parts.items() if name not in names}
 
-            def loss(chosen: dict[str, jax.Array]) -> jax.Array:
+            def loss(chosen: dict[str, jax.Array]) -> Any:
                 both = {**fixed, **chosen}
                 return self.loss({name: both[name] for name in params}, both["x"], c)
 
-            return jax.grad(loss)({name: parts[name] for name in names})
+            return jax.grad(loss, has_aux=True)({name: parts[name] for name in names})
 
-        each = {name: loss_of((name,))[name] for name in parts} if alone else {}
-        return {"y": self.layer(params, x), "alone": each, "together": loss_of(tuple(parts))}
+        each = {name: loss_of((name,))[0][name] for name in alone if name in parts}
+        if "y" in alone:
+            each["y"] = self.layer(params, x)
+        together, y = loss_of(tuple(parts))
+        return {"y": y, "alone": each, "together": together}
 
     def check(self, result: dict[str, Any], rtol: float = 1e-12, dtype: Any = float) -> None:
         """This worker's blocks are those of the sequential layer; elsewhere nothing."""
@@ -142,12 +148,12 @@ class LinearCase:
                 assert mine.size == 0, f"{name} of {self}"
 
 
-def check_together(cases: list[LinearCase], alone: bool = True) -> None:
-    """All cases in one compiled program, against numpy."""
+def check_together(cases: list[LinearCase], alone: Sequence[Sequence[str]] = ((),)) -> None:
+    """All cases in one compiled program, against numpy; `alone` has a turn for each case."""
     cases = [replace(case) for case in cases]  # theirs is a layer of this worker
 
     def program(given: list[Any]) -> list[Any]:
-        return [case.program(*mine, alone) for case, mine in zip(cases, given, strict=True)]
+        return [case.program(*mine, names) for case, mine, names in zip(cases, given, cycle(alone), strict=False)]
 
     results = run(program, [case.local() for case in cases])
     for case, result in zip(cases, results, strict=True):

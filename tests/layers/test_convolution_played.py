@@ -16,7 +16,7 @@ from imaginary import partition_of
 from playing_layers import cuts, differing
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
-CONVS, POOLS, BATCHES = 1600 * LONG, 800 * LONG, 20
+CONVS, POOLS, BATCHES = 800 * LONG, 400 * LONG, 20
 WORLDS = (12, 12, 12, 30, 4)
 
 
@@ -41,7 +41,7 @@ def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_convolution(batch: int) -> None:
-    """1,600 convolutions: output, input, weight and bias gradients are the blocks of the whole array's, exactly."""
+    """800 convolutions: output, input, weight and bias gradients are the blocks of the whole array's, exactly."""
     for case in range(batch, CONVS, BATCHES):
         conv, (x, w, b, dy) = drawn_conv(case)
         want = whole.conv_by_numpy(conv, x, w, b if conv.bias else np.zeros(1), dy)
@@ -59,7 +59,7 @@ def test_convolution(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_pooling(batch: int) -> None:
-    """800 max and average poolings: output and input gradient are the blocks of the whole array's, exactly."""
+    """400 max and average poolings: output and input gradient are the blocks of the whole array's, exactly."""
     for case in range(batch, POOLS, BATCHES):
         pool, (x, dy) = drawn_pool(case)
         want = whole.pool_by_numpy(pool, x, dy)
@@ -126,8 +126,8 @@ def traits(drawn: Drawn) -> set[str]:
 
 @pytest.mark.parametrize(("draw", "least"), [(drawn_conv, 40), (drawn_pool, 20)])
 def test_draws_hold_every_kind_of_case(draw, least: int) -> None:
-    """The first 800 cases hold each kind that is to be tested, at least so often."""
-    counts = Counter(trait for case in range(800) for trait in traits(draw(case)[0]))
+    """The first cases hold each kind that is to be tested, at least so often."""
+    counts = Counter(trait for case in range(16 * least) for trait in traits(draw(case)[0]))
     expected = 24 if draw is drawn_conv else 16
     rare = {name: count for name, count in counts.items() if count < least}
     assert len(counts) == expected and not rare, counts

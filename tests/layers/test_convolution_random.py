@@ -1,4 +1,4 @@
-"""Random convolutions and poolings on twelve threads: forward and all gradients, against JAX on the whole array."""
+"""Random convolutions and poolings on four and twelve threads: forward and gradients, against JAX on the whole array."""
 
 import os
 from itertools import accumulate, pairwise
@@ -14,32 +14,32 @@ from distdl_jax.onednn.compiled import version
 from distdl_jax.settings import Settings
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
-WORKERS, TOGETHER = 12, 8
+TOGETHER = 8
 
 
-def drawn(case: int) -> Conv | Pool:
+def drawn(case: int, workers: int) -> Conv | Pool:
     """Two convolutions to one pooling; little work, so that little has to be compiled."""
-    draw = Draw([3, case], WORKERS)
+    draw = Draw([3, case], workers)
     return draw.pool() if case % 3 == 2 else draw.conv()
 
 
-@pytest.mark.simulated(WORKERS)
+@pytest.mark.simulated(4, 12)
 @pytest.mark.limit(300)
-@pytest.mark.parametrize("program", range(5 * LONG))
-def test_random_layers(program: int) -> None:
-    """40 layers, 8 to a program: blocks of output, input, weight and bias gradients to 1e-12 in float64."""
-    check([drawn(case) for case in range(TOGETHER * program, TOGETHER * (program + 1))])
+@pytest.mark.parametrize("program", range(2 * LONG))
+def test_random_layers(program: int, world_size: int) -> None:
+    """16 layers a world, 8 to a program: blocks of output, input, weight and bias gradients to 1e-12 in float64."""
+    check([drawn(case, world_size) for case in range(TOGETHER * program, TOGETHER * (program + 1))])
 
 
 @pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
-@pytest.mark.simulated(WORKERS)
+@pytest.mark.simulated(4)
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("program", range(2 * LONG - 1))
 def test_random_convolutions_by_onednn(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 layers in float32, with all that oneDNN can compute by it: exactly, since all numbers are integers."""
     for module in (conv_choice, conv_forms):
         monkeypatch.setattr(module, "current_settings", lambda: Settings(tuning="off", onednn="always"))
-    draws = [Draw([5, case], WORKERS).conv() for case in range(TOGETHER * program, TOGETHER * (program + 1))]
+    draws = [Draw([5, case], 4).conv() for case in range(TOGETHER * program, TOGETHER * (program + 1))]
     check(draws, "float32")
 
 

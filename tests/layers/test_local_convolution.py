@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
 from distdl_jax.nn.local import conv2d_cpu, conv_forms
@@ -91,16 +92,16 @@ def _forms(name):
 
 
 REWRITTEN, ONEDNN = Forms(*("rewritten",) * 3), Forms(*("onednn",) * 3)
-CASES_AND_FORMS = [(name, forms) for name in CASES for forms in _forms(name)]
-needs_onednn = pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
+HAS_ONEDNN = version() != "none"
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN's convolutions are not compiled here")
 
 
 def _case(name, dtype, batch=2, forms=REWRITTEN):
     features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
     stride, dilation = _per_dimension(stride, kernel), _per_dimension(dilation, kernel)
     rng = np.random.default_rng(len(name))
-    x = rng.normal(size=(batch, c_in, *features)).astype(dtype)
-    weight = rng.normal(size=(c_out, c_in // groups, *kernel)).astype(dtype)
+    x = rng.normal(size=(batch, c_in, *features)).astype("float32").astype(dtype)
+    weight = rng.normal(size=(c_out, c_in // groups, *kernel)).astype("float32").astype(dtype)
 
     def ours(x, weight):
         return convolution(x, weight, Placement(stride, padding, dilation), groups, forms)
@@ -111,13 +112,41 @@ def _case(name, dtype, batch=2, forms=REWRITTEN):
     return ours, plain, x, weight
 
 
-def _assert_close(got, expected, dtype):
-    tolerance = {"float64": 1e-12, "float32": 4e-5, "bfloat16": 0}[np.dtype(dtype).name]
+def _assert_close(got, expected, dtype, what=""):
+    tolerance = {"float64": 1e-12, "float32": 4e-5}[dtype]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
+        assert (a.dtype, a.shape) == (dtype, b.shape), what
         scale = max(1.0, float(np.abs(np.asarray(b, np.float64)).max(initial=0)))
-        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=0, atol=tolerance * scale)
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=0, atol=tolerance * scale, err_msg=what
+        )
+
+
+def _compare(name, variants, transform):
+    """What `transform` makes of each variant is what it makes of the plain operation in float64; all in one program.
+
+    Returns how often that calls oneDNN.
+    """
+    _, plain, x, weight = _case(name, "float64")
+
+    @jax.jit
+    def program(x, weight):
+        got = [
+            transform(_case(name, dtype, forms=forms)[0])(x.astype(dtype), weight.astype(dtype))
+            for dtype, forms in variants
+        ]
+        return got, transform(plain)(x, weight)
+
+    program = program.trace(x, weight)
+    got, expected = program.lower().compile()(x, weight)
+    for (dtype, forms), mine in zip(variants, got, strict=True):
+        _assert_close(mine, expected, dtype, f"{dtype}, {forms}")
+    return _calls_of_onednn(program.jaxpr)
+
+
+def _calls_of_onednn(jaxpr):
+    its = sum("distdl_jax_onednn" in str(equation.params.get("target_name")) for equation in jaxpr.eqns)
+    return its + sum(_calls_of_onednn(inner) for each in jaxpr.eqns for inner in jaxprs_in_params(each.params))
 
 
 def _gradients(f):
@@ -134,28 +163,26 @@ def _said(value):
     return value.weight_gradient if isinstance(value, Forms) else None
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("name", "forms"), CASES_AND_FORMS, ids=_said)
-def test_forward_and_gradients(name, forms, dtype):
-    if dtype == "float32" and forms != REWRITTEN and LONG == 1:
-        pytest.skip("only the rewritten form is another one in float32; a long run takes all")
-    ours, _, x, weight = _case(name, dtype, forms=forms)
-    _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, dtype), dtype)
-
-
-@needs_onednn
 @pytest.mark.parametrize("name", CASES)
-def test_forward_and_gradients_by_onednn(name):
-    ours, _, x, weight = _case(name, "float32", forms=ONEDNN)
-    program = jax.jit(_gradients(ours)).trace(x, weight)
-    _assert_close(program.lower().compile()(x, weight), _plainly(name, "float32"), "float32")
-    assert str(program.jaxpr).count("distdl_jax_onednn") == (3 if x.size else 0)
+def test_forward_and_gradients(name):
+    """All forms in float64; in float32 the rewritten one, in a long run all, and oneDNN's.
+
+    A short run has the plain form, which is lax's own operation, of a third of the cases.
+    """
+    plain, *others = _forms(name)
+    with_plain = LONG > 1 or list(CASES).index(name) % 3 == 0
+    variants = [("float64", forms) for forms in ([plain, *others] if with_plain else others)]
+    variants += [("float32", forms) for forms in ([plain, *others] if LONG > 1 else [REWRITTEN])]
+    if HAS_ONEDNN:
+        variants.append(("float32", ONEDNN))
+    calls = _compare(name, variants, _gradients)
+    assert calls == (3 if HAS_ONEDNN and np.prod(CASES[name][0]) else 0)
 
 
 @cache
-def _plainly(name, dtype):
-    """Result and gradients of JAX's own operation, worked out once for all forms."""
-    _, plain, x, weight = _case(name, dtype)
+def _plainly(name, batch):
+    """Result and gradients of JAX's own operation, in float64."""
+    _, plain, x, weight = _case(name, "float64", batch)
     return jax.jit(_gradients(plain))(x, weight)
 
 
@@ -163,15 +190,15 @@ def _plainly(name, dtype):
 @pytest.mark.parametrize("size", [1, 2000, 5000])
 def test_weight_gradient_in_pieces_of_rows_and_of_samples(name, size, monkeypatch):
     monkeypatch.setattr(conv2d_cpu, "PIECE", size)
-    ours, plain, x, weight = _case(name, "float32", batch=4)
-    _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), "float32")
+    ours, _, x, weight = _case(name, "float32", 4)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, 4), "float32")
 
 
 @pytest.mark.parametrize("name", ["12 channels each way", "16 channels, strided, dilated", "wide, dilated", "3-D"])
 @pytest.mark.parametrize("batch", [17, 18])
 def test_weight_gradient_of_many_samples(name, batch):
-    ours, plain, x, weight = _case(name, "float32", batch)
-    _assert_close(jax.jit(_gradients(ours))(x, weight), jax.jit(_gradients(plain))(x, weight), "float32")
+    ours, _, x, weight = _case(name, "float32", batch)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, batch), "float32")
 
 
 # One for each way in which a convolution is written.
@@ -180,72 +207,70 @@ SINGLE = ["13 channels", "16 channels to 6", "12 channels each way", "wide, stri
 BY_ONEDNN = ["1-D", "padding beyond the kernel", "groups", "3-D strided, dilated", "padding less than none"]
 PLAIN_ONES = ["strided, dilated, padding beyond", "1-D strided, dilated"]
 PRODUCTS, TAPS = Forms(*("products",) * 3), Forms(*("taps",) * 3)
-WAYS_AND_DTYPES = [
+VARIANTS = [
     *((name, "float64", REWRITTEN) for name in [*WAYS, "many groups of two"]),
     *((name, "float32", REWRITTEN) for name in SINGLE),
     *((name, "float64", PLAIN) for name in PLAIN_ONES),
     *((name, "float64", PRODUCTS) for name in ["kernel of one", "1-D kernel of one, strided, padded"]),
     ("few channels, strided, dilated", "float64", Forms(weight_gradient="products")),
     *((name, "float64", TAPS) for name in ["depthwise", "depthwise, two outputs a channel, strided"]),
-    *(pytest.param(name, "float32", ONEDNN, marks=needs_onednn) for name in BY_ONEDNN),
+    *((name, "float32", ONEDNN) for name in BY_ONEDNN if HAS_ONEDNN),
 ]
+AXES = [(0, None), (None, 0), (1, 2)] if LONG > 1 else [(1, 2)]
 
 
-@pytest.mark.parametrize(("name", "dtype", "forms"), WAYS_AND_DTYPES, ids=_said)
-def test_second_derivatives(name, dtype, forms):
-    ours, plain, x, weight = _case(name, dtype, forms=forms)
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in VARIANTS))
+def test_second_derivatives_and_vmap(name):
+    def transform(f):
+        def penalty(x, weight):
+            return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(x, weight)[1]))
 
-    def penalty(f):
-        return lambda x, weight: sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(x, weight)[1]))
+        def three(a, axis):
+            return a if axis is None else jnp.stack([a, 2 * a, a - 1], axis)
 
-    got, expected = (jax.jit(jax.grad(penalty(f), argnums=(0, 1)))(x, weight) for f in (ours, plain))
-    _assert_close(got, expected, dtype)
+        def both(x, weight):
+            batched = [jax.vmap(_gradients(f), axes)(*map(three, (x, weight), axes)) for axes in AXES]
+            return jax.grad(penalty, argnums=(0, 1))(x, weight), batched
 
+        return both
 
-@pytest.mark.parametrize(("name", "dtype", "forms"), WAYS_AND_DTYPES, ids=_said)
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (1, 2)] if LONG > 1 else [(1, 2)])
-def test_vmap(name, dtype, forms, axes):
-    ours, plain, x, weight = _case(name, dtype, forms=forms)
-    args = [a if axis is None else np.stack([a, 2 * a, a - 1], axis) for a, axis in zip((x, weight), axes, strict=True)]
-    got, expected = (jax.jit(jax.vmap(_gradients(f), axes))(*args) for f in (ours, plain))
-    _assert_close(got, expected, dtype)
+    _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
 
 
 APART = {"1-D": (2, 1, 2), "groups": (3, 2, 0), "wide, strided": (2, 0, 1), "3-D strided, dilated": (4, 1, 1)}
-IN_PARTS = [
-    *((name, "float64", forms) for name in APART for forms in (PLAIN, REWRITTEN)),
-    *(pytest.param(name, "float32", ONEDNN, marks=needs_onednn) for name in APART),
-    pytest.param("1-D", "float32", Forms("onednn", "plain", "rewritten"), marks=needs_onednn),
-]
+IN_PARTS = {name: [("float64", PLAIN), ("float64", REWRITTEN), ("float32", ONEDNN)] for name in APART}
+IN_PARTS["1-D"].append(("float32", Forms("onednn", "plain", "rewritten")))
 
 
-@pytest.mark.parametrize(("name", "dtype", "forms"), IN_PARTS, ids=_said)
-def test_a_block_and_the_rows_around_it(name, dtype, forms):
+@pytest.mark.parametrize("name", APART)
+def test_a_block_and_the_rows_around_it(name):
     """Result, gradients, second derivatives and batches are those of the two joined."""
-    _, plain, x, weight = _case(name, dtype)
+    _, plain, x, weight = _case(name, "float64")
     (window, groups), apart = _placed(name), Apart(*APART[name])
+    variants = [each for each in IN_PARTS[name] if HAS_ONEDNN or each[0] == "float64"]
     parts = taken_apart(x, apart)
     assert parts[1].shape[apart.axis] == apart.low + apart.high
     np.testing.assert_array_equal(joined(*parts, apart), x)
 
-    def ours(parts, weight):
-        return convolution_apart(parts, weight, window, groups, forms, apart)
-
-    def whole(parts, weight):
-        return plain(joined(*parts, apart), weight)
-
-    def all_of(f):
+    def all_of(f, parts, weight):
         def penalty(parts, weight):
             return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(parts, weight)[1]))
 
-        def run(parts, weight):
-            stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
-            batched = jax.vmap(_gradients(f), (0, None))(stacked, weight)
-            return _gradients(f)(parts, weight), jax.grad(penalty, argnums=(0, 1))(parts, weight), batched
+        stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
+        batched = jax.vmap(_gradients(f), (0, None))(stacked, weight)
+        return _gradients(f)(parts, weight), jax.grad(penalty, argnums=(0, 1))(parts, weight), batched
 
-        return jax.jit(run)(parts, weight)
+    @jax.jit
+    def program(parts, weight):
+        got = []
+        for dtype, forms in variants:
+            args = jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), (parts, weight))
+            got.append(all_of(lambda *both, forms=forms: convolution_apart(*both, window, groups, forms, apart), *args))
+        return got, all_of(lambda parts, weight: plain(joined(*parts, apart), weight), parts, weight)
 
-    _assert_close(all_of(ours), all_of(whole), dtype)
+    got, expected = program(parts, weight)
+    for (dtype, forms), mine in zip(variants, got, strict=True):
+        _assert_close(mine, expected, dtype, f"{dtype}, {forms}")
 
 
 @needs_onednn
