@@ -1,4 +1,4 @@
-"""Random convolutions and poolings on four and twelve threads: forward and gradients, against JAX on the whole array."""
+"""Random convolutions and poolings on four and twelve threads: all gradients too, against JAX on the whole array."""
 
 import os
 from itertools import accumulate, pairwise
