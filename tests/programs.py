@@ -1,6 +1,8 @@
 """Runs programs under mpiexec with a time limit: the examples, and the code of the documentation."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -8,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from launcher import mpiexec
 from launcher.settings import long_run
@@ -48,29 +51,29 @@ WITHOUT_MPI = "compiled_once.begin()\n"
 if long_run():
     CHEAPER = WITHOUT_MPI = ""
 
-# Several programs in one world: importing jax on every worker is what takes time.
-ONE_AFTER_THE_OTHER = """
-import runpy, sys
+# Several programs, one after the other, each with modules of its own: importing jax is what takes time.
+IN_TURN = """
+import json, runpy, sys
 from pathlib import Path
+import distdl_jax
 from mpi4py import MPI
-for path in sys.argv[1:]:
+def say(text):
     if MPI.COMM_WORLD.rank == 0:
-        print(f"=====> {Path(path).name}", flush=True)
-    sys.argv = [path]
-    sys.path.insert(0, str(Path(path).parent))
-    runpy.run_path(path, run_name="__main__")
-    sys.path.pop(0)
-"""
-
-# The same on the threads of one process, by the program's own `--simulate`.
-SIMULATED = """
-import sys
-from pathlib import Path
-from distdl_jax.__main__ import main
-size, *paths = sys.argv[1:]
-for path in paths:
-    print(f"=====> {Path(path).name}", flush=True)
-    main(["--simulate", size, path])
+        print("=====>", text, flush=True)
+for line in sys.argv[1:]:
+    status, sys.argv = 0, json.loads(line)
+    folder = str(Path(sys.argv[0]).parent)
+    sys.path.insert(0, folder)
+    say("starts")
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        status = end.code or 0
+    say(status)
+    sys.path.remove(folder)
+    for name, module in list(sys.modules.items()):
+        if folder == str(Path(getattr(module, "__file__", None) or "/").parent):
+            del sys.modules[name]
 """
 
 
@@ -153,18 +156,18 @@ def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: S
     return done.returncode, done.stdout + done.stderr
 
 
-def simulate_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
-    """As `run_all`, on threads."""
-    status, output = run_alone(
-        "-c", CHEAPER + WITHOUT_MPI + SIMULATED, size, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE
-    )
+def run_all(
+    commands: Sequence[Sequence[object]], size: int | None = None, limit: float = 120, cwd: Path = ROOT
+) -> list[tuple[int, str]]:
+    """The status and the output of several programs, each a file and its arguments, which run one after the other: in
+    one world of `size` workers, or without a launcher, where they take `--simulate`."""
+    lines = [json.dumps([str(word) for word in command]) for command in commands]
+    options: dict[str, Any] = {"limit": limit, "cwd": cwd, "flags": FAST_TO_COMPILE}
+    if size is None:
+        status, output = run_alone("-c", CHEAPER + WITHOUT_MPI + IN_TURN, *lines, **options)
+    else:
+        status, output = run(size, "-c", CHEAPER + IN_TURN, *lines, **options)
     assert status == 0, output
-    return dict(part.split("\n", 1) for part in output.split("=====> ")[1:])  # type: ignore[misc]
-
-
-def run_all(size: int, paths: list[Path], limit: float = 120, cwd: Path = ROOT) -> dict[str, str]:
-    """What each of several programs prints, by file name, run one after the other in one world."""
-    status, output = run(size, "-c", CHEAPER + ONE_AFTER_THE_OTHER, *paths, limit=limit, cwd=cwd, flags=FAST_TO_COMPILE)
-    assert status == 0, output
-    parts = output.split("=====> ")[1:]
-    return dict(part.split("\n", 1) for part in parts)  # type: ignore[misc]
+    ended = re.findall(r"^=====> starts\n(.*?)^=====> (\d+)$", output, re.MULTILINE | re.DOTALL)
+    assert len(ended) == len(commands), output
+    return [(int(status), text) for text, status in ended]

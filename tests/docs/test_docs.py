@@ -34,13 +34,15 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for page in RUNNABLE:
         programs.append(folder / f"{page.stem}.py")
         programs[-1].write_text("\n\n".join(blocks(page, "python")))
-    return run_all(4, programs, limit=200, cwd=folder)
+    ended = run_all([[program] for program in programs], 4, limit=200, cwd=folder)
+    assert [status for status, _ in ended] == [0] * len(RUNNABLE)
+    return {page.stem: output for page, (_, output) in zip(RUNNABLE, ended, strict=True)}
 
 
 @pytest.mark.limit(1200)
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
 def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[str, str]) -> None:
-    output = printed[f"{page.stem}.py"].splitlines()
+    output = printed[page.stem].splitlines()
     place = 0
     for line in "".join(blocks(page, "text")).splitlines():
         assert line in output[place:], f"{page.name} says {line!r} where the program says:\n" + "\n".join(

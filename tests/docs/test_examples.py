@@ -3,13 +3,14 @@
 import gzip
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, run, run_all, run_alone, simulate_all
+from programs import FAST_TO_COMPILE, ROOT, run, run_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (
@@ -57,12 +58,86 @@ EXPECTED: dict[str, tuple[list, list]] = {
 pytestmark = pytest.mark.limit(1200)  # programs have limits of their own
 
 
-@pytest.fixture(scope="module", params=[run_all, simulate_all], ids=["mpi", "simulated"])
-def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each example of a primitive prints on four workers, and scatter_gather in a folder of its own."""
-    paths = [EXAMPLES / f"{name}.py" for name in (*PRIMITIVES, "scatter_gather")]
-    printed: dict[str, str] = request.param(4, paths, cwd=tmp_path_factory.mktemp("examples"))
-    return printed
+@dataclass(frozen=True)
+class Example:
+    """A program with its options, on so many workers over MPI, or on so many simulated ones."""
+
+    name: str
+    options: str = ""
+    size: int = 0
+    simulate: int = 0
+
+    def __str__(self) -> str:
+        where = f"mpi{self.size}" if self.size else f"simulated{self.simulate}"
+        return re.sub("[^a-z0-9]+", "_", f"{self.name} {where} {self.options.split(' --out')[0]}").strip("_")
+
+    @property
+    def command(self) -> list[object]:
+        simulate = ["--simulate", self.simulate] if self.simulate else []
+        return [EXAMPLES / f"{self.name}.py", *simulate, *self.options.format(self=self).split()]
+
+
+def examples(*chosen: Example, only_long: tuple[Example, ...] = ()) -> pytest.MarkDecorator:
+    """The examples that a test looks at; some in a long run alone."""
+    return pytest.mark.parametrize("example", [*chosen, *(only_long if long_run() else ())], ids=str)
+
+
+Ended = tuple[int, str]
+Ends = Callable[[Example], Ended]
+
+
+@pytest.fixture(scope="module")
+def ends(request: pytest.FixtureRequest, folder: Path) -> Ends:
+    """Each example's status and output. Those on as many workers share a world, and the simulated ones a process."""
+    calls = (item.callspec.params for item in request.session.items if hasattr(item, "callspec"))
+    chosen = dict.fromkeys(params["example"] for params in calls if isinstance(params.get("example"), Example))
+
+    @cache
+    def all_of(size: int) -> dict[Example, Ended]:
+        there = [example for example in chosen if example.size == size]
+        commands = [example.command for example in there]
+        return dict(zip(there, run_all(commands, size or None, limit=600, cwd=folder), strict=True))
+
+    return lambda example: all_of(example.size)[example]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> Path:
+    """Where the examples run: an array, and images."""
+    path = tmp_path_factory.mktemp("examples")
+    np.save(path / "x.npy", array)
+    write_noise(path)
+    return path
+
+
+def write_noise(folder: Path) -> None:
+    """80 images to train on and 20 to test on, in files as MNIST comes in, some of them zipped; nothing to learn."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 80), ("t10k", 20)):
+        images = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        head = np.array([count, 28, 28], ">u4").tobytes()
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + head + images.tobytes())
+        labels = rng.integers(0, 10, count).astype(np.uint8)
+        content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
+
+
+@pytest.fixture(scope="module")
+def array() -> np.ndarray:
+    """One of three workers gets nothing of it."""
+    return np.random.default_rng(0).normal(3, 5, size=(2, 3, 4)).astype(np.float32)
+
+
+OUT = " --out out/{self}.png"
+
+
+def is_drawn(example: Example, folder: Path) -> bool:
+    return (folder / "out" / f"{example}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def differences(output: str, between: str = ".*") -> list[float]:
+    """What an example says of itself and of plain JAX, the sequential network, or the like."""
+    return [float(text) for text in re.findall(rf"Largest difference between {between}: (\S+)", output)]
 
 
 def drawn(output: str, name: str) -> list[list[float]]:
@@ -75,56 +150,55 @@ def drawn(output: str, name: str) -> list[list[float]]:
     return blocks
 
 
-@pytest.mark.parametrize("name", PRIMITIVES)
-def test_a_primitive_moves_what_it_should(name: str, outputs: dict[str, str]) -> None:
-    output = outputs[f"{name}.py"]
-    forward, adjoint = EXPECTED[name]
+@examples(*(Example(name, **where) for where in ({"size": 4}, {"simulate": 4}) for name in PRIMITIVES))
+def test_a_primitive_moves_what_it_should(example: Example, ends: Ends) -> None:
+    status, output = ends(example)
+    assert status == 0, output
+    forward, adjoint = EXPECTED[example.name]
     assert drawn(output, "y = F x") == forward
     assert drawn(output, "dx = F* dy") == adjoint
     left, right = re.search(r"<F x, dy> = (\S+) +<x, F\* dy> = (\S+)", output).groups()  # type: ignore[union-attr]
     assert left == right
 
 
-def test_scatter_gather_makes_its_own_array(outputs: dict[str, str]) -> None:
-    assert "blocks of (3, 4), (3, 4), (2, 4), (2, 4)." in outputs["scatter_gather.py"]
-    assert "mean 0.000, standard deviation 1.000" in outputs["scatter_gather.py"]
+@examples(Example("scatter_gather", size=4), Example("scatter_gather", simulate=4))
+def test_scatter_gather_makes_its_own_array(example: Example, ends: Ends) -> None:
+    _, output = ends(example)
+    assert "blocks of (3, 4), (3, 4), (2, 4), (2, 4)." in output
+    assert "mean 0.000, standard deviation 1.000" in output
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_scatter_gather_of_a_file(size: int, tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(3, 5, size=(2, 3, 4)).astype(np.float32)  # one of three workers gets nothing
-    np.save(tmp_path / "x.npy", x)
-    arguments = ("--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
-    status, output = run(size, EXAMPLES / "scatter_gather.py", *arguments, flags=FAST_TO_COMPILE)
+@examples(*(Example("scatter_gather", "--input x.npy --output {self}.npy", size) for size in (1, 3)))
+def test_scatter_gather_of_a_file(example: Example, ends: Ends, folder: Path, array: np.ndarray) -> None:
+    status, output = ends(example)
     assert status == 0, output
-    x = x.astype(np.float64)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), (x - x.mean()) / x.std(), rtol=1e-12)
+    x = array.astype(np.float64)
+    np.testing.assert_allclose(np.load(folder / f"{example}.npy"), (x - x.mean()) / x.std(), rtol=1e-12)
 
 
-def test_too_few_workers_are_told_how_many(tmp_path: Path) -> None:
-    status, output = run(1, EXAMPLES / "broadcast.py")
+@examples(Example("broadcast", size=1))
+def test_too_few_workers_are_told_how_many(example: Example, ends: Ends) -> None:
+    status, output = ends(example)
     assert status == 2
     assert "This needs 4 workers: mpirun -n 4 python" in output
     assert "or --simulate 4" in output
 
 
-@pytest.mark.parametrize("size", [2, 4] if long_run() else [2])
-def test_digits_trains_as_the_sequential_network_does(size: int, tmp_path: Path) -> None:
+@examples(Example("digits_mlp", OUT, 2), only_long=(Example("digits_mlp", OUT, 4),))
+def test_digits_trains_as_the_sequential_network_does(example: Example, ends: Ends, folder: Path) -> None:
     """The example checks its accuracy (0.95) and the parameters' difference (1e-10) itself, and fails without them."""
-    arguments = ("--out", tmp_path / "curve" / "digits.png")
-    status, output = run(size, EXAMPLES / "digits_mlp.py", *arguments, limit=290, flags=FAST_TO_COMPILE)
+    status, output = ends(example)
     assert status == 0, output
     accuracies = re.search(r"Test accuracy: (\S+) distributed, (\S+) sequential", output).groups()  # type: ignore[union-attr]
-    difference = float(re.search(r"Largest difference between their parameters: (\S+)", output)[1])  # type: ignore[index]
     assert float(accuracies[0]) >= 0.95
     assert accuracies[0] == accuracies[1]
-    assert difference < 1e-10
-    assert (tmp_path / "curve" / "digits.png").read_bytes().startswith(b"\x89PNG")
+    assert max(differences(output, "their parameters")) < 1e-10
+    assert is_drawn(example, folder)
 
 
-def test_digits_on_one_worker_fails_where_it_does_not_learn(tmp_path: Path) -> None:
-    arguments = ("--epochs", 1, "--dtype", "float32", "--out", tmp_path / "digits.png")
-    status, output = run(1, EXAMPLES / "digits_mlp.py", *arguments, limit=120, flags=FAST_TO_COMPILE)
+@examples(Example("digits_mlp", "--epochs 1 --dtype float32" + OUT, 1))
+def test_digits_on_one_worker_fails_where_it_does_not_learn(example: Example, ends: Ends) -> None:
+    status, output = ends(example)
     assert status == 1, output
     assert "FAILED: the test accuracy must be 0.95 or more." in output
 
@@ -148,123 +222,103 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
         digits_options.weight_shapes(text, workers=4, layers=3)
 
 
-@pytest.fixture
-def noise(tmp_path: Path) -> Path:
-    """80 images to train on and 20 to test on, in files as MNIST comes in, some of them zipped; nothing to learn."""
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 80), ("t10k", 20)):
-        images = rng.integers(0, 256, (count, 28, 28), np.uint8)
-        head = np.array([count, 28, 28], ">u4").tobytes()
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + head + images.tobytes())
-        labels = rng.integers(0, 10, count).astype(np.uint8)
-        content = b"\0\0\x08\x01" + np.array([count], ">u4").tobytes() + labels.tobytes()
-        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(content))
-    return tmp_path
+NOISE = "--epochs 1 --batch-size 32 --mnist ." + OUT  # the last batch has 16 images
+LENET5_SIMULATED = Example("lenet5", NOISE.replace("32", "40"), simulate=4)  # two whole batches: half as many programs
 
 
-NOISE = "--epochs 1 --batch-size 32 --mnist ."  # the last batch has 16 images
-
-
-@pytest.mark.parametrize("size", [1, 2, 4] if long_run() else [2])
-def test_lenet5_follows_the_sequential_network_step_by_step(size: int, noise: Path) -> None:
-    """A few steps are enough to tell two networks apart."""
-    arguments = (*NOISE.split(), "--out", noise / "lenet5.png")
-    status, output = run(size, EXAMPLES / "lenet5.py", *arguments, limit=290, cwd=noise, flags=FAST_TO_COMPILE)
+@examples(
+    Example("lenet5", NOISE, 2), LENET5_SIMULATED, only_long=(Example("lenet5", NOISE, 1), Example("lenet5", NOISE, 4))
+)
+def test_lenet5_follows_the_sequential_network_step_by_step(example: Example, ends: Ends, folder: Path) -> None:
+    """A few steps are enough to tell two networks apart. Worker 0 alone prints and draws."""
+    status, output = ends(example)
     assert status == 1, output
-    assert "80 images to train on, 20 to test on" in output
+    assert output.count("80 images to train on, 20 to test on") == 1
     assert "FAILED: the test accuracy must be 0.98 or more." in output
-    for what in ("their parameters", "their losses at any step"):
-        assert float(re.search(rf"Largest difference between {what}: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
+    assert max(differences(output, "their parameters") + differences(output, "their losses at any step")) < 1e-10
     assert "FAILED: the differences" not in output
+    assert is_drawn(example, folder)
 
 
-def test_lenet5_names_the_file_that_is_missing(noise: Path) -> None:
-    (noise / "t10k-images-idx3-ubyte").unlink()
-    status, output = run(1, EXAMPLES / "lenet5.py", "--mnist", noise, flags=FAST_TO_COMPILE)
+def test_lenet5_names_the_file_that_is_missing(tmp_path: Path) -> None:
+    write_noise(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").unlink()
+    status, output = run(1, EXAMPLES / "lenet5.py", "--mnist", tmp_path, flags=FAST_TO_COMPILE)
     assert status != 0
-    assert f"--mnist: {noise} holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output
+    assert f"--mnist: {tmp_path} holds neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz" in output
 
 
-@pytest.mark.limit(300)
-@pytest.mark.parametrize("name", ["lenet5", "digits_mlp", "unet3d"] if long_run() else ["lenet5"])
-def test_the_networks_train_on_simulated_workers(name: str, noise: Path) -> None:
-    """As over MPI: the same losses as the sequential network's, and worker 0 alone prints and draws."""
-    picture = noise / f"{name}.png"
-    short = {
-        "lenet5": NOISE.replace("32", "40"),  # two whole batches: half as many programs
-        "digits_mlp": "--epochs 2",
-        "unet3d": "--volume 12 --memory-volume 0 --channels 2 4 --samples 2 --steps 3 --check --dtype float64",
-    }[name].split()
-    size = 2 if name == "unet3d" else 4
-    arguments = (EXAMPLES / f"{name}.py", "--simulate", size, *short, "--out", picture)
-    status, output = run_alone(*arguments, limit=290, cwd=noise, flags=FAST_TO_COMPILE)
-    assert status == (0 if name == "unet3d" else 1), output  # so few steps don't reach the accuracy
-    found = re.findall(r"Largest difference between their .*: (\S+)", output)
-    assert len(found) == (1 if name == "unet3d" else 2)
-    assert max(map(float, found)) < 1e-10
-    assert picture.read_bytes().startswith(b"\x89PNG")
+UNET3D = "--volume 12 --memory-volume 24 --channels 2 4 --samples 2 --steps 2 --check --dtype float64" + OUT
 
 
-def simulated(size: int, *arguments: object, **options: Any) -> tuple[int, str]:
-    return run_alone(*arguments, "--simulate", size, **options)
-
-
-@pytest.mark.parametrize("start", [run, simulated] if long_run() else [run])
-def test_gauss_newton_solves_what_plain_jax_solves(start: Callable[..., tuple[int, str]]) -> None:
-    """Step by step: the objective, and the conductivity at the end; the example checks both, and that it gets there."""
-    status, output = start(
-        2, EXAMPLES / "gauss_newton.py", "--size", 13, "--steps", 4, "--inner", 6, limit=120, flags=FAST_TO_COMPILE
-    )
+@examples(Example("unet3d", UNET3D, 2), only_long=(Example("unet3d", UNET3D.replace("24", "0"), simulate=2),))
+def test_the_unet_trains_as_the_sequential_network_does(example: Example, ends: Ends, folder: Path) -> None:
+    """Losses equal at every step, in float64; the planned memory of a worker falls with the number of workers."""
+    status, output = ends(example)
     assert status == 0, output
-    assert len(re.findall(r"Largest difference between .*: (\S+)", output)) == 2
+    assert max(differences(output, "their losses at any step, relative to the first")) < 1e-10
+    assert is_drawn(example, folder)
+    if example.size:
+        rows = re.findall(r"^ +([12]) +\d+ x \d+ x \d+ +(\S+) +(\S+) +(\S+)$", output, re.MULTILINE)
+        assert [row[0] for row in rows] == ["2", "1"]
+        two, one = (float(row[2]) for row in rows)
+        assert two < 0.75 * one, output
+
+
+GAUSS_NEWTON = "--size 13 --steps 4 --inner 6"
+
+
+@examples(Example("gauss_newton", GAUSS_NEWTON, 2), only_long=(Example("gauss_newton", GAUSS_NEWTON, simulate=2),))
+def test_gauss_newton_solves_what_plain_jax_solves(example: Example, ends: Ends) -> None:
+    """Step by step: the objective, and the conductivity at the end; the example checks both, and that it gets there."""
+    status, output = ends(example)
+    assert status == 0, output
+    assert len(differences(output)) == 2
     assert len(re.findall(r"step +4  objective", output)) == 2
 
 
-TRANSFORMER = "--dtype float64 --layers 1 --width 16 --heads 2 --length 15 --batch-size 2 --steps 2 --generate 3"
+FEW = "--steps 2 --batch-size 2 --dtype float64 "
+TRANSFORMER = FEW + "--layers 1 --width 16 --heads 2 --length 15 --generate 3 --partition "
 
 
-@pytest.mark.limit(300)
-@pytest.mark.parametrize("partition", ["tensor", "ring", "heads"] if long_run() else ["tensor"])
-@pytest.mark.parametrize("start", [simulated, run] if long_run() else [simulated])
-def test_the_transformer_follows_plain_jax(
-    start: Callable[..., tuple[int, str]], partition: str, tmp_path: Path
-) -> None:
-    """Step by step; and with a cache it chooses the characters that plain JAX chooses without one."""
-    arguments = ("--partition", partition, *TRANSFORMER.split(), "--out", tmp_path / "loss.png")
-    status, output = start(2, EXAMPLES / "transformer.py", *arguments, limit=280, flags=FAST_TO_COMPILE)
-    assert status == 0, output
-    found = re.findall(r"Largest difference between their .*: (\S+)", output)
-    assert len(found) == 2 and max(map(float, found)) < 1e-10
-    assert "would have chosen 3 of these 3 characters" in output
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    "name, size, options",
-    [
-        ("fno", 2, "--size 8 --width 2 --modes 2 --blocks 1 --samples 4"),
-        ("resnet", 2, "--size 8 --width 1 --blocks 1"),
-        *(
-            (
-                ("resnet", 4, "--size 32 --width 1"),
-                ("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 2x1x2x1"),
-                ("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 4x1x1x1"),
-                ("fno", 4, "--dims 3 --size 6 --width 2 --modes 2 --samples 4 --partition 2x1x1x2x1"),
-                ("super_resolution", 4, "--size 6 --width 3 --samples 6 --partition 2x1x2x1"),
-                ("vgg", 4, "--width 1"),
-            )
-            if long_run()
-            else ()
-        ),
-    ],
+@examples(
+    Example("transformer", TRANSFORMER + "tensor" + OUT, simulate=2),
+    only_long=(
+        *(Example("transformer", TRANSFORMER + partition + OUT, simulate=2) for partition in ("ring", "heads")),
+        *(Example("transformer", TRANSFORMER + partition + OUT, 2) for partition in ("tensor", "ring", "heads")),
+    ),
 )
-def test_whole_networks_beside_plain_jax(name: str, size: int, options: str, tmp_path: Path) -> None:
-    """On simulated workers, step by step: the example compares losses and parameters itself; and it draws."""
-    few = ["--steps", "2", "--batch-size", "2", "--dtype", "float64"]
-    picture = tmp_path / "picture.png"
-    arguments = (EXAMPLES / f"{name}.py", *few, *options.split(), "--out", picture)
-    status, output = simulated(size, *arguments, limit=290, cwd=tmp_path, flags=FAST_TO_COMPILE)
+def test_the_transformer_follows_plain_jax(example: Example, ends: Ends, folder: Path) -> None:
+    """Step by step; and with a cache it chooses the characters that plain JAX chooses without one."""
+    status, output = ends(example)
     assert status == 0, output
-    found = re.findall(r"Largest difference between their .*: (\S+)", output)
-    assert len(found) == (3 if name == "resnet" else 2) and max(map(float, found)) < 1e-10
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = differences(output, "their .*")
+    assert len(found) == 2 and max(found) < 1e-10
+    assert "would have chosen 3 of these 3 characters" in output
+    assert is_drawn(example, folder)
+
+
+def network(name: str, workers: int, options: str) -> Example:
+    return Example(name, FEW + options + OUT, simulate=workers)
+
+
+@examples(
+    network("fno", 2, "--size 8 --width 2 --modes 2 --blocks 1 --samples 4"),
+    network("resnet", 2, "--size 8 --width 1 --blocks 1"),
+    only_long=(
+        network("resnet", 4, "--size 32 --width 1"),
+        network("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 2x1x2x1"),
+        network("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 4x1x1x1"),
+        network("fno", 4, "--dims 3 --size 6 --width 2 --modes 2 --samples 4 --partition 2x1x1x2x1"),
+        network("super_resolution", 4, "--size 6 --width 3 --samples 6 --partition 2x1x2x1"),
+        network("vgg", 4, "--width 1"),
+        Example("digits_mlp", "--epochs 2" + OUT, simulate=4),
+    ),
+)
+def test_whole_networks_beside_plain_jax(example: Example, ends: Ends, folder: Path) -> None:
+    """On simulated workers, step by step: the example compares losses and parameters itself; and it draws."""
+    status, output = ends(example)
+    assert status == (1 if example.name == "digits_mlp" else 0), output  # two epochs don't reach the accuracy
+    found = differences(output, "their .*")
+    assert len(found) == (3 if example.name == "resnet" else 2) and max(found) < 1e-10
+    assert is_drawn(example, folder)

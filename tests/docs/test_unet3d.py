@@ -1,14 +1,12 @@
-"""The 3-D example: its solver against numpy, its blocks against whole tensors, and the program as a user starts it."""
+"""The 3-D example: its solver against numpy, its blocks against whole tensors."""
 
-import re
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 
 import jax
 import numpy as np
 import pytest
-from programs import FAST_TO_COMPILE, ROOT, run
+from programs import ROOT
 
 import distdl_jax as dj
 
@@ -82,19 +80,3 @@ def test_enlarging_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleTyp
     _, of_x = adjoint(jax.device_put(mine(dy, large)))
     sums = np.einsum("bodkhmwl,iokml->bidhw", dy.reshape(1, 2, 5, 2, 3, 2, 2, 2), weight)
     np.testing.assert_allclose(of_x, mine(sums, specs[1]), rtol=0, atol=1e-13)
-
-
-@pytest.mark.limit(1200)
-def test_the_program_trains_as_the_sequential_network_does(tmp_path: Path) -> None:
-    """Losses equal at every step, in float64; the planned memory of a worker falls with the number of workers."""
-    picture = tmp_path / "out" / "unet3d.png"
-    sizes = ("--volume", 12, "--memory-volume", 32, "--channels", 2, 4, "--samples", 3, "--steps", 4)
-    options = (*sizes, "--check", "--dtype", "float64", "--out", picture)
-    status, output = run(2, ROOT / "examples" / "unet3d.py", *options, limit=190, flags=FAST_TO_COMPILE)
-    assert status == 0, output
-    assert float(re.search(r"losses at any step, relative to the first: (\S+)", output)[1]) < 1e-10  # type: ignore[index]
-    rows = re.findall(r"^ +([12]) +\d+ x \d+ x \d+ +(\S+) +(\S+) +(\S+)$", output, re.MULTILINE)
-    assert [row[0] for row in rows] == ["2", "1"]
-    two, one = (float(row[2]) for row in rows)
-    assert two < 0.75 * one, output
-    assert picture.read_bytes().startswith(b"\x89PNG")
