@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from matrix.case import Case, outputs_of
+from matrix.case import Case
 from matrix.dense import Reference, shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
@@ -39,30 +39,41 @@ def moved(
     return jax.tree.map(np.asarray, results)
 
 
-def adjoint_parts(
+def wanted(
     cases: Sequence[Case], xs: Mapping[str, tuple[Any, ...]], dys: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """This worker's part of every case's transposed matrix times all cotangents; each worker works out some for all.
+    """This worker's part of every case's output and, where there are cotangents, of its transposed matrix times all of
+    them; each worker works out some for all.
 
-    Of what is not linear: of its derivative at `xs`.
+    Of what is not linear: of its derivative at `xs`, all in one compiled program.
     """
     P = dj.Partition()
     found: list[dict[str, Any]] = [{} for _ in range(P.size)]
+
+    def keep(name: str, key: str, parts: Sequence[Any]) -> None:
+        for mine, part in zip(found, parts, strict=True):
+            mine.setdefault(name, {})[key] = jax.tree.map(np.asarray, part)
+
+    others = {}
     for case in cases[P.rank :: P.size]:
+        name = case.name
         if not case.linear:
+            others[name] = case
             continue
-        reference, blocks = Reference((case,)), dys[case.name]
-        wide = _wide(blocks)
-        dx = reference.matrix.T @ np.concatenate([np.asarray(dy).astype(wide).reshape(-1) for dy in blocks])
-        for rank, parts in enumerate(found):
-            parts[case.name] = reference.inputs[0].of(dx, rank)
-    others = {case.name: case for case in cases[P.rank :: P.size] if not case.linear}
-    given = {name: [[part.astype(_wide(dys[name])) for part in its[name]] for its in (xs, dys)] for name in others}
-    for name, dxs in jax.jit(lambda given: {n: _cotangents(others[n], *both) for n, both in given.items()})(
-        given
-    ).items():
-        for parts, dx in zip(found, dxs, strict=True):
-            parts[name] = np.asarray(dx)
+        keep(name, "y", case.dense(list(xs[name])))
+        if name in dys:
+            (inputs,) = Reference((case,)).inputs
+            dy = np.concatenate([np.asarray(part).astype(_wide(dys[name])).reshape(-1) for part in dys[name]])
+            dx = Reference((case,)).matrix.T @ dy
+            keep(name, "dx", [inputs.of(dx, rank) for rank in range(P.size)])
+    given = {}
+    for name in others:
+        dtype = _wide(dys[name]) if name in dys else xs[name][0].dtype
+        given[name] = [[part.astype(dtype) for part in its[name]] for its in (xs, dys) if name in its]
+    program = jax.jit(lambda given: {name: _there_and_back(others[name], *both) for name, both in given.items()})
+    for name, results in (program(given) if given else {}).items():
+        for key, parts in results.items():
+            keep(name, key, parts)
     return {name: part for parts in P.allgather_data(found) for name, part in parts[P.rank].items()}
 
 
@@ -70,9 +81,11 @@ def _wide(blocks: Sequence[Any]) -> Any:
     return np.complex128 if np.iscomplexobj(blocks[0]) else np.float64
 
 
-def _cotangents(case: Case, xs: list[Any], dys: list[Any]) -> list[Any]:
-    dxs: list[Any] = jax.vjp(case.dense, xs)[1](dys)[0]
-    return dxs
+def _there_and_back(case: Case, xs: list[Any], dys: list[Any] | None = None) -> dict[str, list[Any]]:
+    if dys is None:
+        return {"y": case.dense(xs)}
+    ys, pullback = jax.vjp(case.dense, xs)
+    return {"y": ys, "dx": pullback(dys)[0]}
 
 
 def check_exactly(chosen: Sequence[tuple[Case, str]], by: Callable[..., Any] | None = jax.jit) -> None:
@@ -85,9 +98,7 @@ def check_exactly(chosen: Sequence[tuple[Case, str]], by: Callable[..., Any] | N
     dys = {case.name: painted(f"{case.name} dy", shapes_out(case), dtypes[case.name]) for case in inexact}
     mine, mine_back = ({name: each[rank] for name, each in part.items()} for part in (xs, dys))
     got = moved(cases, mine, mine_back, by)
-    want = {name: {"y": parts[rank]} for name, parts in outputs_of(cases, xs).items()}
-    for name, dx in adjoint_parts(inexact, xs, dys).items():
-        want[name]["dx"] = dx
+    want = wanted(cases, xs, dys)
     for case in cases:  # what several workers share equally is no integer
         tolerance = 0.0 if case.linear or case not in inexact else 2 * float(jnp.finfo(dtypes[case.name]).eps)
         compare({case.name: got[case.name]}, {case.name: want[case.name]}, tolerance)

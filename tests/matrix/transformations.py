@@ -97,10 +97,12 @@ def _while_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
 
 
 def _fori_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
-    def loop(x: Any) -> Any:
-        return lax.fori_loop(0, 3, lambda i, total: _step(F, total, x)[0], jnp.zeros_like(c))
+    def scalar(x: Any) -> tuple[Array, Any]:
+        y = lax.fori_loop(0, 3, lambda i, total: _step(F, total, x)[0], jnp.zeros_like(c))
+        return inner(c, y), y
 
-    return {"y": loop(x), "dx": jax.grad(lambda x: inner(c, loop(x)))(x)}
+    dx, y = jax.grad(scalar, has_aux=True)(x)
+    return {"y": y, "dx": dx}
 
 
 def _invariant(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
@@ -130,10 +132,17 @@ def _unused(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
 
 
 def _cond(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """One branch with its derivative, the other without."""
+
     def branches(x: Any, n: Array) -> Any:
         return lax.cond(n > 2, lambda x: F(bent(x)), lambda x: F(x) ** 2, x)
 
-    return {"y": branches(x, n), "y other": branches(x, n - 1), "dx": jax.grad(lambda x: inner(c, branches(x, n)))(x)}
+    def scalar(x: Any) -> tuple[Array, Any]:
+        y = branches(x, n)
+        return inner(c, y), y
+
+    dx, y = jax.grad(scalar, has_aux=True)(x)
+    return {"y": y, "y other": branches(x, n - 1), "dx": dx}
 
 
 def _reverse_over_reverse(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The data are small integers, so that nothing is rounded in any dtype, and equal means equal.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from launcher.examples import LONG
-from matrix.adjoints import adjoint_parts, check_exactly, moved
+from matrix.adjoints import check_exactly, moved, wanted
+from matrix.case import Case
 from matrix.cases import of_world
 from matrix.dense import Reference, shapes_out
-from matrix.everything import INEXACT, INTEGERS, takes
+from matrix.everything import INEXACT, INTEGERS, share, takes
 from matrix.painting import painted, smooth
 from matrix.partitions import blocks, on
 from matrix.programs import compare, run
@@ -21,43 +23,52 @@ from matrix.programs import compare, run
 import distdl_jax as dj
 from distdl_jax import nn
 
-EXACT_TO_ROUNDING = ["float64", "complex128"]
-
 
 @pytest.mark.primitives
 @pytest.mark.world(*((1, 4) if LONG > 1 else (4,)))
-@pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT] if LONG > 1 else [*INTEGERS[::2], *INEXACT])
+@pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT])
 def test_moves_exactly(dtype: str, world_size: int) -> None:
-    check_dtype(dtype, world_size)
+    check_dtype(dtype, world_size, 0)
 
 
-@pytest.mark.simulated(4)
-@pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT] if LONG > 1 else [*INTEGERS[1::2], *INEXACT[::2]])
+@pytest.mark.simulated(4 if LONG > 1 else 2)
+@pytest.mark.parametrize("dtype", [*INTEGERS, *INEXACT])
 def test_threads_move_exactly(dtype: str, world_size: int) -> None:
-    """In a short run every second integer takes one transport, and the rest the other."""
-    check_dtype(dtype, world_size)
+    check_dtype(dtype, world_size, 1)
 
 
-def check_dtype(dtype: str, world_size: int) -> None:
-    """Values, shapes and dtypes, zero-volume results included, forward and, where there is one, adjoint."""
-    cases = of_world(world_size, turn=[*INTEGERS, *INEXACT].index(dtype))
+def check_dtype(dtype: str, world_size: int, transport: int) -> None:
+    """Values, shapes and dtypes, zero-volume results included, forward and, where there is one, adjoint.
+
+    In a short run each operator takes one transport with one dtype, and the other with the next.
+    """
+    turn = [*INTEGERS, *INEXACT].index(dtype)
+    cases = share(of_world(world_size, turn if LONG > 1 else turn // 2), turn, (transport,), of=2)
     check_exactly([(case, dtype) for case in cases if case.exact and takes(case, dtype)])
 
 
 @pytest.mark.primitives
 @pytest.mark.world(*((1, 3, 4, 12) if LONG > 1 else (3,)))
-@pytest.mark.simulated(4, 12)
-@pytest.mark.parametrize("dtype", EXACT_TO_ROUNDING)
-def test_adjoint(dtype: str, world_size: int) -> None:
+@pytest.mark.simulated(1, 4, 12)
+def test_adjoint(world_size: int) -> None:
     """<F x, y> = <x, F* y>, summed over all workers, and both equal to the reference's, on every worker.
 
     What is not linear (a replicated value is one variable, not four) is compared with the reference alone.
     """
-    if dtype == "complex128" and world_size == 12 and LONG == 1:
-        pytest.skip("twelve workers move complex numbers as fewer do; a long run has them, too")
+    check_adjoint(of_world(world_size), "float64")
+
+
+@pytest.mark.primitives
+@pytest.mark.world(*((1, 3, 4, 12) if LONG > 1 else (3,)))
+@pytest.mark.simulated(*((4, 12) if LONG > 1 else (2,)))
+def test_adjoint_of_complex_numbers(world_size: int) -> None:
+    """In a short run of one case of each operator."""
+    check_adjoint(of_world(world_size, turn=None if LONG > 1 else 0), "complex128")
+
+
+def check_adjoint(cases: Sequence[Case], dtype: str) -> None:
     rank = dj.Partition().rank
-    turn = 0 if dtype == "complex128" and LONG == 1 else None
-    cases = [case for case in of_world(world_size, turn) if takes(case, dtype)]
+    cases = [case for case in cases if takes(case, dtype)]
 
     def numbers(kind: str, shapes: Any) -> Any:
         real, imaginary = (smooth(f"{kind} {part}", shapes) for part in ("real", "imaginary"))
@@ -66,14 +77,13 @@ def test_adjoint(dtype: str, world_size: int) -> None:
     xs = {case.name: numbers(f"{case.name} x", case.shapes) for case in cases}
     dys = {case.name: numbers(f"{case.name} dy", shapes_out(case)) for case in cases}
     got = moved(cases, *({name: each[rank] for name, each in part.items()} for part in (xs, dys)))
-    adjoints = adjoint_parts(cases, xs, dys)
-    constants = {case.name: Reference((case,)).outputs[0].of(Reference((case,)).constant, rank) for case in cases}
+    compare(got, wanted(cases, xs, dys), 1e-13)
     products = {}
     for case in cases:
-        compare({case.name: got[case.name]["dx"]}, {case.name: adjoints[case.name]}, 1e-13)
         if not case.linear:
             continue
-        forward = [(got[case.name]["y"] - constants[case.name], dys[case.name][rank])]
+        constant = Reference((case,)).outputs[0].of(Reference((case,)).constant, rank)
+        forward = [(got[case.name]["y"] - constant, dys[case.name][rank])]
         backward = list(zip(jax.tree.leaves(xs[case.name][rank]), jax.tree.leaves(got[case.name]["dx"]), strict=True))
         products[case.name] = tuple(sum(np.sum(a * b) for a, b in side) for side in (forward, backward))
     for name in products:
