@@ -41,13 +41,20 @@ def movements(extra: int) -> list[Case]:
 
 
 @pytest.mark.world(3)
-@pytest.mark.parametrize("dtype", ["float64", "float16", "complex128", "bool"])
+@pytest.mark.parametrize(("turn", "dtype"), [*enumerate(["float64", "float16", "complex128", "bool"])])
 @pytest.mark.parametrize("largest_tree", [1, 8])
-def test_long_messages_travel_in_pieces(dtype: str, largest_tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of five elements: nothing is lost or mixed up, whether a team talks by trees or by MPI's collectives."""
+def test_long_messages_travel_in_pieces(
+    turn: int, dtype: str, largest_tree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two whole pieces and a rest: nothing is lost or mixed up, whether a team talks by trees or by MPI's collectives.
+
+    What is no broadcast and no sum does not know of trees: each dtype takes it once.
+    """
     monkeypatch.setattr(transport, "MAX_ELEMENTS", 5)
     monkeypatch.setattr(transport.MPITransport, "largest_tree", largest_tree)
-    check_exactly([(case, dtype) for case in movements(10 if largest_tree == 1 else 20)])
+    chosen = movements(2 if largest_tree == 1 else 3)
+    others = chosen[5:][(turn + largest_tree // 8) % 2 :: 2]
+    check_exactly([(case, dtype) for case in (*chosen[:5], *others)])
 
 
 @pytest.mark.world(3)
@@ -81,7 +88,8 @@ def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
         dy = jnp.zeros(shapes_out(case)[rank])
         assert not untied(there_and_back(F, jnp.zeros(case.shapes[rank]), dy)), case.name
     deepest = TRANSFORMATIONS["vmap of grad of scan of checkpoint"]
-    compare(transformed(some, deepest), expected(some, deepest), 1e-12)
+    one_of_each = some[::2]
+    compare(transformed(one_of_each, deepest), expected(one_of_each, deepest), 1e-12)
 
 
 @pytest.mark.world(4)

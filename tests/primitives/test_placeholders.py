@@ -1,8 +1,8 @@
 """Of a placeholder nothing counts but its kind: the data's dtype travels and arrives, whatever the placeholder's.
 
-Every primitive that has placeholders, and gather and scatter: outputs and input cotangents are bit for bit those of
-placeholders of the data's own dtype. The operators take the pairs of dtypes in turn, under dj.jit so that each pair is
-met, and all of them in a long run.
+Every primitive that has placeholders, and gather and scatter: outputs and input cotangents are the reference's of small
+integers, which nothing rounds. The operators take the pairs of dtypes in turn, under dj.jit so that each pair is met,
+and each operator meets each dtype, and all of them in a long run.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from launcher.examples import LONG
-from matrix.partitions import on
+from matrix import movement_cases as cases
+from matrix import team_cases
+from matrix.adjoints import wanted
+from matrix.case import Case
+from matrix.painting import painted
+from matrix.partitions import On, blocks, on
+from matrix.programs import difference
 
 import distdl_jax as dj
-from distdl_jax import nn
 
 pytestmark = [pytest.mark.primitives, pytest.mark.world(4)]
 
@@ -30,114 +35,94 @@ MODES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def operators(P: dj.Partition) -> dict[str, tuple[Callable[[Any], Any], dj.Partition, dj.Partition]]:
-    """Movements from some workers to others, with the partitions that hold the data before and after."""
-    one, other, pair, rows, all_four = (
-        each.partition(P)
-        for each in (on(1, ranks=(2,)), on(1, ranks=(1,)), on(2, ranks=(3, 0)), on(3, ranks=(1, 2, 3)), on(4))
-    )
-    spec = dj.TensorSpec((7,), rows)
-    return {
-        "broadcast": (nn.Broadcast(one, pair), one, pair),
-        "sum_reduce": (nn.SumReduce(pair, other), pair, other),
-        "repartition": (nn.Repartition(pair, rows), pair, rows),
-        "rebalance": (nn.Repartition(rows, all_four), rows, all_four),
-        "gather": (lambda x: dj.gather(x, spec, root=0), rows, one),
-        "scatter": (lambda x: dj.scatter(x, spec, root=2), one, rows),
-    }
+ONE, OTHER, PAIR, ROWS, ALL = on(1, ranks=(2,)), on(1, ranks=(1,)), on(2, ranks=(3, 0)), on(3, ranks=(1, 2, 3)), on(4)
+OPERATORS: dict[str, tuple[Case, On, On]] = {
+    "broadcast": (cases.broadcast(ONE, PAIR, (7,)), ONE, PAIR),
+    "sum_reduce": (cases.sum_reduce(PAIR, OTHER, (7,)), PAIR, OTHER),
+    "repartition": (cases.repartition(PAIR, ROWS, blocks(PAIR, 7)), PAIR, ROWS),
+    "rebalance": (cases.repartition(ROWS, ALL, blocks(ROWS, 7)), ROWS, ALL),
+    "gather": (team_cases.gather((7,), ROWS, (), 0), ROWS, on(1)),
+    "scatter": (team_cases.scatter((7,), ROWS, (), 2), ONE, ROWS),
+}
+"""Movements from some workers to others, with the partitions that hold the data before and after."""
 
 
-def values(dtype: str) -> np.ndarray:
-    """Seven numbers that every dtype has, but for booleans."""
-    return np.array([3, 4, 5, 0, 1, 2, 7]).astype(jnp.dtype(dtype))
+def data(name: str, dtype: str) -> tuple[Any, ...]:
+    """All workers' inputs."""
+    return painted(name, OPERATORS[name][0].shapes, jnp.dtype(dtype))
 
 
-def block(name: str, P_x: dj.Partition, dtype: str, placeholder: str) -> jax.Array:
-    """This worker's input: its part of the values, or a placeholder."""
-    if not P_x.active:
-        return dj.zero_volume_tensor(dtype=placeholder)
-    whole = name in ("broadcast", "sum_reduce", "scatter")
-    return jax.device_put(values(dtype) if whole else np.array_split(values(dtype), P_x.size)[P_x.rank])
+def block(name: str, dtype: str, placeholder: str) -> jax.Array:
+    """This worker's input: its part of the data, or a placeholder."""
+    rank = dj.Partition().rank
+    holds_it = rank in OPERATORS[name][1].ranks
+    return jax.device_put(data(name, dtype)[rank]) if holds_it else dj.zero_volume_tensor(dtype=placeholder)
 
 
-def all_of(P: dj.Partition, chosen: list[tuple[str, str, str]], mode: str, differentiate: bool) -> dict[str, Any]:
-    """Output and input cotangent, for each operator and the data's and the placeholder's dtype."""
-    found = operators(P)
-    args = {
-        f"{name} of {dtype}, {placeholder} elsewhere": (name, block(name, found[name][1], dtype, placeholder))
-        for name, dtype, placeholder in chosen
-    }
-
-    def program(xs: dict[str, jax.Array]) -> dict[str, Any]:
-        results = {}
-        for label, x in xs.items():
-            F = found[args[label][0]][0]
-            if differentiate:
-                y, pullback = jax.vjp(F, x)
-                results[label] = (y, pullback(2 * y)[0])
-            else:
-                results[label] = (F(x),)
-        return results
-
-    results = MODES[mode](program)({label: x for label, (_, x) in args.items()})
-    for label, (_, x) in args.items():
-        if differentiate:
-            assert (results[label][1].shape, results[label][1].dtype) == (x.shape, x.dtype), label
-    return results
+def reference(dtype: str, differentiate: bool) -> dict[str, Any]:
+    """This worker's outputs and, of twice the outputs, input cotangents, by the name of the case."""
+    xs = {case.name: data(name, dtype) for name, (case, _, _) in OPERATORS.items()}
+    ys = {case.name: [2 * y for y in case.dense(list(xs[case.name]))] for case, _, _ in OPERATORS.values()}
+    return wanted([case for case, _, _ in OPERATORS.values()], xs, ys if differentiate else {})
 
 
 def check(dtypes: list[str], mode: str, differentiate: bool, every: int) -> None:
     """Every pair of dtypes for one in `every` operators, which take turns; all in a long run."""
     P = dj.Partition()
-    found = operators(P)
-    chosen = [
-        (name, dtype, placeholder)
-        for i, name in enumerate(found)
+    functions = {name: case.operator(P) for name, (case, _, _) in OPERATORS.items()}
+    args = {
+        (name, dtype, placeholder): block(name, dtype, placeholder)
+        for i, name in enumerate(OPERATORS)
         for j, (dtype, placeholder) in enumerate(product(dtypes, dtypes))
         if LONG > 1 or (i + j + j // len(dtypes)) % every == 0
-    ]
-    got = all_of(P, chosen, mode, differentiate)
-    alike = dict.fromkeys((name, dtype, dtype) for name, dtype, _ in chosen)
-    want = all_of(P, list(alike), "jax.jit", differentiate)
-    for name, dtype, placeholder in chosen:
-        _, P_x, P_y = found[name]
-        label = f"{name} of {dtype}, {placeholder} elsewhere"
-        assert got[label][0].dtype == jnp.dtype(dtype) or not (P_x.active or P_y.active), label
-        for a, b in zip(got[label], want[f"{name} of {dtype}, {dtype} elsewhere"], strict=True):
-            assert a.shape == b.shape and (a.dtype == b.dtype or a.size == 0), label
-            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=label)
-        if name == "scatter" and P_y.active:
-            np.testing.assert_array_equal(
-                np.asarray(got[label][0]), np.array_split(values(dtype), 3)[P_y.rank], err_msg=label
-            )
+    }
+
+    def program(xs: list[jax.Array]) -> list[Any]:
+        results = []
+        for (name, _, _), x in zip(args, xs, strict=True):
+            if differentiate:
+                y, pullback = jax.vjp(functions[name], x)
+                results.append({"y": y, "dx": pullback(2 * y)[0]})
+            else:
+                results.append({"y": functions[name](x)})
+        return results
+
+    got = MODES[mode](program)(list(args.values()))
+    references = {dtype: reference(dtype, differentiate) for dtype in dtypes}
+    for ((name, dtype, placeholder), x), result in zip(args.items(), got, strict=True):
+        case, P_x, P_y = OPERATORS[name]
+        label, want = f"{name} of {dtype}, {placeholder} elsewhere", references[dtype][case.name]
+        assert result["y"].dtype == jnp.dtype(dtype) or P.rank not in (*P_x.ranks, *P_y.ranks), label
+        assert not differentiate or (result["dx"].shape, result["dx"].dtype) == (x.shape, x.dtype), label
+        assert not (text := difference(result, want, 0.0)), f"{label}: {text}"
 
 
-@pytest.mark.parametrize(("mode", "every"), [("dj.jit", 3), ("jax.jit", 5), ("eager", 26)])
+@pytest.mark.parametrize(("mode", "every"), [("dj.jit", 6), ("jax.jit", 18), ("eager", 36)])
 def test_differentiable_data(mode: str, every: int) -> None:
-    """All pairs under dj.jit, each of two operators; some elsewhere: without jit each is a program of its own."""
+    """All pairs under dj.jit; some elsewhere: without jit each is a program of its own."""
     check(INEXACT, mode, differentiate=True, every=every)
 
 
 def test_integers_and_booleans() -> None:
-    check(EXACT, "jax.jit", differentiate=False, every=4)
+    check(EXACT, "jax.jit", differentiate=False, every=6)
 
 
 def test_the_default_placeholder_stands_for_any_floating_dtype() -> None:
     """Under x64 it is a float64 one."""
     P = dj.Partition()
-    found = operators(P)
+    functions = {name: case.operator(P) for name, (case, _, _) in OPERATORS.items()}
     xs = {
-        (name, dtype): block(name, P_x, dtype, "float32") if P_x.active else dj.zero_volume_tensor()
-        for (name, (_, P_x, _)), dtype in product(found.items(), INEXACT)
+        (name, dtype): block(name, dtype, "") if P.rank in P_x.ranks else dj.zero_volume_tensor()
+        for (name, (_, P_x, _)), dtype in product(OPERATORS.items(), INEXACT)
     }
 
-    @MODES["dj.jit"]
+    @dj.jit
     def program(xs: list[jax.Array]) -> list[jax.Array]:
-        return [found[name][0](x) for (name, _), x in zip(labels, xs, strict=True)]
+        return [functions[name](x) for (name, _), x in zip(labels, xs, strict=True)]
 
     labels = list(xs)
     for (name, dtype), y in zip(labels, program(list(xs.values())), strict=True):
-        assert not found[name][2].active or name == "gather" or y.dtype == jnp.dtype(dtype)
+        assert P.rank not in OPERATORS[name][2].ranks or name == "gather" or y.dtype == jnp.dtype(dtype)
 
 
 @pytest.mark.simulated(2)

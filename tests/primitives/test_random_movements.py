@@ -18,7 +18,7 @@ from matrix.drawn_cases import (
     random_replication,
 )
 
-IN_ONE_PROGRAM = 10
+IN_ONE_PROGRAM = 6
 
 GENERATORS = {
     "broadcast and sum_reduce": random_replication,
