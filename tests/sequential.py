@@ -133,11 +133,11 @@ def _whole(cases: Sequence[Beside], specs: Mapping[str, Any]) -> dict[str, Any]:
     def forward(params: Any, floats: Any) -> Any:
         return {case.name: case.whole(params[case.name], {case.name: case.x, **floats}[case.name]) for case in cases}
 
-    shapes = jax.eval_shape(forward, params, floats)
-    cs = {case.name: case.draw("c", shapes[case.name].shape) for case in cases}
+    cs = {}
 
     def losses(params: Any, floats: Any) -> Any:
         ys = forward(params, floats)
+        cs.update({case.name: case.draw("c", ys[case.name].shape) for case in cases})
         parts = {name: jnp.sum(cs[name] * jnp.sin(y)) for name, y in ys.items()}
         return sum(parts.values()), (parts, ys)
 

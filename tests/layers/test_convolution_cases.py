@@ -75,7 +75,7 @@ def test_right_where_the_original_is_wrong_or_stuck() -> None:
     )
 
 
-@pytest.mark.world(4)
+@pytest.mark.simulated(4)
 def test_what_the_original_refuses_or_means_otherwise() -> None:
     """Padding modes, also wider than a block, and groups whose channels are split: as in the sequential layer."""
     check(

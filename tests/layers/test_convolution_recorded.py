@@ -38,8 +38,7 @@ def recorded() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.world(4)
-@pytest.mark.simulated(12, 16)
+@pytest.mark.simulated(4, 12, 16)
 def test_recorded_layers(world_size: int, recorded: dict[str, dict[str, Any]]) -> None:
     """Output, input, weight and bias gradient, per worker, in float64; zero-volume outputs keep their shapes."""
     records = {name: recorded[name] for name in RECORDED[world_size].split()}

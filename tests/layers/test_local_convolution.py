@@ -220,7 +220,7 @@ AXES = [(0, None), (None, 0), (1, 2)] if LONG > 1 else [(1, 2)]
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in VARIANTS))
-def test_second_derivatives_and_vmap(name):
+def test_vmap_of_second_derivatives(name):
     def transform(f):
         def penalty(x, weight):
             return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(x, weight)[1]))
@@ -228,11 +228,8 @@ def test_second_derivatives_and_vmap(name):
         def three(a, axis):
             return a if axis is None else jnp.stack([a, 2 * a, a - 1], axis)
 
-        def both(x, weight):
-            batched = [jax.vmap(_gradients(f), axes)(*map(three, (x, weight), axes)) for axes in AXES]
-            return jax.grad(penalty, argnums=(0, 1))(x, weight), batched
-
-        return both
+        second = jax.grad(penalty, argnums=(0, 1))
+        return lambda x, weight: [jax.vmap(second, axes)(*map(three, (x, weight), axes)) for axes in AXES]
 
     _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
 
@@ -244,7 +241,7 @@ IN_PARTS["1-D"].append(("float32", Forms("onednn", "plain", "rewritten")))
 
 @pytest.mark.parametrize("name", APART)
 def test_a_block_and_the_rows_around_it(name):
-    """Result, gradients, second derivatives and batches are those of the two joined."""
+    """Result, gradients, and second derivatives of batches are those of the two joined."""
     _, plain, x, weight = _case(name, "float64")
     (window, groups), apart = _placed(name), Apart(*APART[name])
     variants = [each for each in IN_PARTS[name] if HAS_ONEDNN or each[0] == "float64"]
@@ -257,8 +254,7 @@ def test_a_block_and_the_rows_around_it(name):
             return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(parts, weight)[1]))
 
         stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
-        batched = jax.vmap(_gradients(f), (0, None))(stacked, weight)
-        return _gradients(f)(parts, weight), jax.grad(penalty, argnums=(0, 1))(parts, weight), batched
+        return _gradients(f)(parts, weight), jax.vmap(jax.grad(penalty, (0, 1)), (0, None))(stacked, weight)
 
     @jax.jit
     def program(parts, weight):

@@ -231,12 +231,13 @@ def test_a_network_threads_its_states() -> None:
             jnp.stack([u.var(0, ddof=1) for u in (y, z)]),
         ]
 
+    differentiated = jax.jit(
+        jax.value_and_grad(lambda p: (jnp.sum(jnp.sin((out := plain(p, x))[0]) ** 2), out[1]), has_aux=True)
+    )
     for _ in range(3):
         params, state, value = step(params, state)
         if P.rank == 0:
-            (want, moments), gradient = jax.value_and_grad(
-                lambda p: (jnp.sum(jnp.sin((out := plain(p, x))[0]) ** 2), out[1]), has_aux=True
-            )(plain_params)
+            (want, moments), gradient = differentiated(plain_params)
             plain_params = jax.tree.map(lambda p, g: p - 0.1 * g, plain_params, gradient)
             plain_state = [0.9 * old + 0.1 * new for old, new in zip(plain_state, moments, strict=True)]
             np.testing.assert_allclose(value, want, rtol=1e-11)
@@ -298,25 +299,36 @@ def test_a_layer_without_running_statistics_has_no_state() -> None:
     assert layer.init_state() == layer.state_specs() == {}
 
 
+def of_ones(function: Any) -> Any:
+    """Its result, and the gradients where that of the result is 1."""
+
+    def both(*args: Any) -> Any:
+        y, pullback = jax.vjp(function, *args)
+        return y, pullback(jnp.ones_like(y))
+
+    return both
+
+
 @pytest.mark.simulated(2)
 def test_a_variance_that_overflows_leaves_numbers() -> None:
     """As in plain JAX: y and the gradients are 0, where the variance of a row is beyond its dtype."""
     P_x = on(1, 2).partition(dj.Partition())
     layer = nn.DistributedLayerNorm(P_x, 4)
     x = jnp.float32([[1e30, -2e30], [1.0, 2.0]]) * (1 if P_x.rank else -1)
-    y, pullback = jax.vjp(layer.apply, layer.init(), x)
-    dparams, dx = pullback(jnp.ones_like(y))
+    y, (dparams, dx) = jax.jit(of_ones(layer.apply))(layer.init(), x)
     assert not y[0].any() and not dx[0].any() and np.isfinite(dx).all() and np.isfinite(dparams["weight"]).all()
 
 
 @pytest.mark.simulated(2)
-@pytest.mark.parametrize("rows", [1, 2])
-def test_an_infinity_makes_nan_of_its_row(rows: int) -> None:
-    """And of the whole gradient of that row, as in plain JAX; of nothing else."""
-    P = dj.Partition()
-    layer = nn.DistributedRMSNorm(on(1, 2).partition(P), 4)
-    x = np.array([[1.0, 2.0, 3.0, np.inf], [1.0, 2.0, 3.0, 4.0]])[:rows]
-    want_y, want = jax.vjp(lambda x: rms_norm(on(1, 2), (4,), rows, 4).whole({}, x), x)
-    y, pullback = jax.vjp(lambda x: layer(layer.init(None, float), x), cut(x, on(1, 2), P.rank))
-    for got, whole in ((y, want_y), (pullback(np.ones_like(y))[0], want(np.ones_like(want_y))[0])):
-        np.testing.assert_allclose(got, cut(np.asarray(whole), on(1, 2), P.rank), atol=1e-12)
+def test_an_infinity_makes_nan_of_its_row() -> None:
+    """And of the whole gradient of that row, as in plain JAX; of nothing else. With another row, and alone."""
+    P, P_x = dj.Partition(), on(1, 2)
+    layer = nn.DistributedRMSNorm(P_x.partition(P), 4)
+    two = np.array([[1.0, 2.0, 3.0, np.inf], [1.0, 2.0, 3.0, 4.0]])
+    params, wholes = layer.init(None, float), [two, two[:1]]
+    sequential = rms_norm(P_x, (4,), 2, 4).whole
+    want = jax.jit(lambda xs: [of_ones(lambda x: sequential({}, x))(x) for x in xs])(wholes)
+    blocks = [cut(x, P_x, P.rank) for x in wholes]
+    got = jax.jit(lambda xs: [of_ones(lambda x: layer(params, x))(x) for x in xs])(blocks)
+    for mine, whole in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, cut(np.asarray(whole), P_x, P.rank), atol=1e-12)

@@ -108,7 +108,7 @@ def test_the_spec_says_what_every_worker_gets() -> None:
     All layers run in one compiled program.
     """
     P = dj.Partition()
-    specs, layers, xs = {}, {}, {}
+    specs, layers, params, xs = {}, {}, {}, {}
     for name, made in LAYERS.items():
         layers[name], n, m, P_y, copied = made(P)
         x_spec = dj.TensorSpec(n, ON[name].partition(P) if name in ON else layers[name].P_x)
@@ -116,12 +116,13 @@ def test_the_spec_says_what_every_worker_gets() -> None:
         assert specs[name] == dj.TensorSpec(m, P_y, copied), name
         held = x_spec.local_shape if x_spec.box is not None else dj.zero_volume_tensor(like=x_spec).shape
         xs[name] = np.ones(held)
+        params[name] = jax.tree.map(lambda spec: np.ones(spec.local_shape), layers[name].param_specs())
 
     @dj.jit
-    def program(key: jax.Array, xs: dict[str, Any]) -> dict[str, jax.Array]:
-        return {name: layer(layer.init(key, float), xs[name]) for name, layer in layers.items()}
+    def program(params: Any, xs: dict[str, Any]) -> dict[str, jax.Array]:
+        return {name: layer(params[name], xs[name]) for name, layer in layers.items()}
 
-    for name, y in program(jax.random.key(0), xs).items():
+    for name, y in program(params, xs).items():
         spec = specs[name]
         active = spec.partition.active
         assert y.shape == spec.shape_on(P.rank) == (spec.local_shape if active else spec.zero_volume_shape), name

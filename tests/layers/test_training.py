@@ -53,8 +53,8 @@ def train(optimizer, value_and_grad, params, *data):
 @pytest.mark.world(4)
 @pytest.mark.parametrize(
     "optimizer",
-    [optax.sgd(0.1, momentum=0.9), optax.adam(0.02), optax.chain(optax.add_decayed_weights(1e-2), optax.adam(0.02))],
-    ids=["sgd", "adam", "weight decay"],
+    [optax.sgd(0.1, momentum=0.9), optax.chain(optax.add_decayed_weights(1e-2), optax.adam(0.02))],
+    ids=["sgd", "adam with weight decay"],
 )
 def test_twenty_steps_give_the_parameters_of_the_sequential_network(optimizer):
     """Two layers and a relu over partitions of different teams and shapes, an optimiser from optax on local pytrees.
@@ -80,7 +80,10 @@ def test_twenty_steps_give_the_parameters_of_the_sequential_network(optimizer):
     def cut(params):
         return jax.tree.map(lambda value, spec: block(np.asarray(value), spec.partition), params, specs)
 
-    expected, losses = train(optimizer, jax.value_and_grad(sequential), jax.device_put(whole), x, target)
+    P, found = dj.Partition(), None
+    if P.rank == 0:
+        found = train(optimizer, jax.value_and_grad(sequential), jax.device_put(whole), x, target)
+    expected, losses = P.broadcast_data(jax.tree.map(np.asarray, found))
     mine = train(optimizer, dj.value_and_grad(distributed), cut(whole), block(x, P_in), block(target, P_out))
     assert losses[-1] < 0.8 * losses[0]
     np.testing.assert_allclose(mine[1], losses, rtol=1e-12)
@@ -92,7 +95,7 @@ def share(a, b):
     return (MPI.COMM_WORLD.rank + 1) * jnp.sum(a**2 * b)
 
 
-@pytest.mark.world(1, 4)
+@pytest.mark.world(1, 2)
 def test_value_is_the_sum_over_all_workers_on_every_worker(world_size):
     """And the gradient is the worker's own; with argnums, has_aux and keywords as in jax.value_and_grad."""
     rank = MPI.COMM_WORLD.rank
