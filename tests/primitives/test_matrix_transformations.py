@@ -1,7 +1,8 @@
 """Every primitive under every transformation gives on every worker what the reference gives, to rounding in float64.
 
-In a short run each operator meets each transformation once: over MPI, on four workers or on two, under jax.jit, or on
-threads, under dj.jit for one in eight. It is one case of the operator, and the next one with the next transformation.
+In a short run each operator meets each transformation once, in one of eight parts: over MPI, under jax.jit, on four
+workers or on two in four of them, or in two of what takes long, else on two threads, in one of them under dj.jit. It is
+one case of the operator, and mostly another one with the next transformation.
 In a long run all cases, over MPI: on two workers and four, on one, too, where nothing travels, and on twelve, where
 large teams talk in another way (forward and adjoint are always compared there, on threads; such teams over MPI are in
 test_messages.py, threads in test_matrix_modes.py).
@@ -45,7 +46,8 @@ def test_case_names_are_unique() -> None:
 
 def check(name: str, world_size: int, parts: tuple[int, ...], jit: Callable[..., Any] = jax.jit) -> None:
     transformation, turn = TRANSFORMATIONS[name], list(TRANSFORMATIONS).index(name)
-    cases = share(of_world(world_size, None if LONG > 1 else turn), turn, parts, of=8)
+    # Eight turns later an operator comes back to a part, with another case.
+    cases = share(of_world(world_size, None if LONG > 1 else turn + turn // 8), turn, parts, of=8)
     want = expected(cases, transformation)
     compare(transformed(cases, transformation, jit=None if name == "eager" else jit), want, TOLERANCE)
 
