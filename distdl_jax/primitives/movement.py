@@ -124,7 +124,12 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array |
         x = written_once(x)
     y = _run(world, part, x)
     kept = part.kept(x, y) if isinstance(part, NonlinearMovement) else None
-    return _parts(y), tie(jnp.zeros(0, y.dtype), y), kept
+    return _parts(y), tie(_nothing(y.dtype), y), kept
+
+
+def _nothing(dtype: np.dtype) -> Array:
+    """An empty array, as `jnp.zeros` makes it; that takes five times as long to trace."""
+    return lax.broadcast(np.zeros((), dtype), (0,))
 
 
 def _parts(y: Array) -> Parts:
@@ -142,9 +147,9 @@ def _forward(
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
     # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
     # would not do: JAX makes a constant of it where `x` is empty.)
-    trace_of_x = tie(jnp.zeros(0, x.dtype), x)
+    trace_of_x = tie(_nothing(x.dtype), x)
     parts, anchor, kept = _move(world, part, x)
-    return (parts, anchor, kept), (trace_of_x, jnp.zeros(0, parts[0].dtype), kept)
+    return (parts, anchor, kept), (trace_of_x, _nothing(parts[0].dtype), kept)
 
 
 def _backward(

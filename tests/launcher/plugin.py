@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from _pytest.unraisableexception import gc_collect_iterations_key
 
 from launcher import examples, hooks, marks, mpiexec
 from launcher.costs import Costs
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is imported, which stays
+    config.stash[gc_collect_iterations_key] = 1  # at the end; five times is a second, on every rank
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     examples.load_profile()
