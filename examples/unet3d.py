@@ -242,9 +242,16 @@ def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespac
 
 def explained(network: Callable, params: Params, data: list) -> float:
     """Which part of the targets' variance the network explains, in media that it was not trained on."""
-    error = dj.jit(dj.value_and_grad(partial(squared_error, network, voxels=1)))
-    of_nothing = dj.jit(dj.value_and_grad(partial(squared_error, lambda params, x: 0 * x[:, :1], voxels=1)))
-    errors, variance = (sum(float(of(params, *sample)[0]) for sample in data) for of in (error, of_nothing))
+
+    def error(guess: Callable) -> Callable:
+        def total(params: Params, x: jax.Array, target: jax.Array) -> jax.Array:
+            part = squared_error(guess, params, x, target, voxels=1)
+            return dj.functional.all_sum_reduce(part, network.P, axes_keep=())
+
+        return dj.jit(total)
+
+    of_network, of_nothing = error(network), error(lambda params, x: 0 * x[:, :1])
+    errors, variance = (sum(float(of(params, *sample)) for sample in data) for of in (of_network, of_nothing))
     return 1 - errors / variance
 
 

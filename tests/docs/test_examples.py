@@ -223,12 +223,10 @@ def test_digits_refuses_a_partition(text: str, reason: str) -> None:
 
 
 NOISE = "--epochs 1 --batch-size 32 --mnist ." + OUT  # the last batch has 16 images
-LENET5_SIMULATED = Example("lenet5", NOISE.replace("32", "40"), simulate=4)  # two whole batches: half as many programs
+LENET5_SIMULATED = Example("lenet5", NOISE, simulate=4)
 
 
-@examples(
-    Example("lenet5", NOISE, 2), LENET5_SIMULATED, only_long=(Example("lenet5", NOISE, 1), Example("lenet5", NOISE, 4))
-)
+@examples(Example("lenet5", NOISE, 2), only_long=(*(Example("lenet5", NOISE, n) for n in (1, 4)), LENET5_SIMULATED))
 def test_lenet5_follows_the_sequential_network_step_by_step(example: Example, ends: Ends, folder: Path) -> None:
     """A few steps are enough to tell two networks apart. Worker 0 alone prints and draws."""
     status, output = ends(example)
@@ -251,7 +249,10 @@ def test_lenet5_names_the_file_that_is_missing(tmp_path: Path) -> None:
 UNET3D = "--volume 12 --memory-volume 24 --channels 2 4 --samples 2 --steps 2 --check --dtype float64" + OUT
 
 
-@examples(Example("unet3d", UNET3D, 2), only_long=(Example("unet3d", UNET3D.replace("24", "0"), simulate=2),))
+@examples(
+    Example("unet3d", UNET3D.replace("24", "0"), simulate=2),
+    only_long=(Example("unet3d", UNET3D, 2),),
+)
 def test_the_unet_trains_as_the_sequential_network_does(example: Example, ends: Ends, folder: Path) -> None:
     """Losses equal at every step, in float64; the planned memory of a worker falls with the number of workers."""
     status, output = ends(example)

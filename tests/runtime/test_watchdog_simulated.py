@@ -10,6 +10,7 @@ A failure says its seed, and the job without the steps that it does not need.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from launcher.settings import long_run
@@ -24,7 +25,19 @@ SLACK = 150.0  # seconds: those concerned are asked again after pauses of up to 
 def failure(draw: Draw) -> str | None:
     """What is wrong with how the job ended; None where it did as it should."""
     job = job_of(draw)
+    return wrong_in(draw, job, job.run())
+
+
+@cache
+def played(seed: int, faulty: bool) -> tuple[Draw, str | None, Ended | None]:
+    """A job, what is wrong with how it ended, and how."""
+    draw = drawn(seed, faulty)
+    job = job_of(draw)
     ended = job.run()
+    return draw, wrong_in(draw, job, ended), ended
+
+
+def wrong_in(draw: Draw, job: Job, ended: Ended | None) -> str | None:
     # Who is not through.
     stands = {worker.rank for worker in job.workers if worker.left is None}
     if draw.fault is None:
@@ -85,8 +98,7 @@ def _fails(draw: Draw) -> bool:
 def test_random_jobs(faulty: bool, batch: int) -> None:
     count = RUNS // BATCHES
     for seed in range(batch * count, (batch + 1) * count):
-        draw = drawn(seed, faulty)
-        wrong = failure(draw)
+        draw, wrong, _ = played(seed, faulty)
         assert wrong is None, f"{wrong}\n{draw}\nsmallest: {shrunk(draw)}"
 
 
@@ -94,8 +106,8 @@ def test_every_fault_is_found_and_every_rule_is_used() -> None:
     """A simulation in which nothing happens would prove nothing."""
     found: dict[str, set[str]] = {}
     for seed in range(400):
-        draw = drawn(seed, True)
-        if (ended := job_of(draw).run()) is not None:
+        draw, _, ended = played(seed, True)
+        if ended is not None:
             found.setdefault(str(draw.fault), set()).add(ended.text.split(" ", 2)[2][:12])
     assert len(found) >= 11, found
     said = " ".join(sorted(set.union(*found.values())))
