@@ -20,4 +20,4 @@ def long_run() -> bool:
 
 def worlds_at_a_time() -> int:
     """How many worlds may run side by side, the plain tests counting as one."""
-    return max(1, int(os.environ.get(WORLDS) or 3))
+    return max(1, int(os.environ.get(WORLDS) or 2))

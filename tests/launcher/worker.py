@@ -59,6 +59,7 @@ class Worker:
 
     def _follow_parent(self, home: Path) -> None:
         pid = os.getpid()
+        os.nice(5)  # the plain tests, which one process runs after the other, are not to wait for many ranks
         self.stacks = os.open(home / f"stacks-{pid}.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         faulthandler.register(signal.SIGUSR1, file=self.stacks, all_threads=True)
         self.events = os.open(home / f"events-{pid}.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -66,8 +67,6 @@ class Worker:
         lock = os.open(home / LOCK, os.O_RDWR)
         threading.Thread(target=_leave_with_parent, args=(lock, home), daemon=True).start()
         self.spec = json.loads((home / "spec.json").read_text())
-        if self.spec["size"]:
-            os.nice(5)  # the tests of one process, one after the other, are not to wait for ranks, which spin
         # Before the other plugins read their options. The temporary folder is this rank's alone.
         vars(self.config.option).update(self.spec["options"], basetemp=str(home / f"tmp-{pid}"))
 
