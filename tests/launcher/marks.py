@@ -38,10 +38,14 @@ def declared(mark: pytest.Mark) -> tuple[int, ...]:
     return tuple(mark.args)
 
 
+def has_size(item: pytest.Item) -> bool:
+    """Whether the item is one of those that a mark's sizes have made of a test."""
+    return hasattr(item, "callspec") and ARGUMENT in item.callspec.params
+
+
 def simulated(item: pytest.Item) -> Simulated | None:
     """The size of the world of threads that the item needs; None where it needs none."""
-    callspec = getattr(item, "callspec", None)
-    size = None if callspec is None else callspec.params.get(ARGUMENT)
+    size = item.callspec.params[ARGUMENT] if has_size(item) else None  # type: ignore[attr-defined]
     return size if isinstance(size, Simulated) else None
 
 
@@ -58,9 +62,8 @@ def _world(item: pytest.Item) -> int:
     mark = item.get_closest_marker("world")
     if mark is None:
         return 0
-    callspec = getattr(item, "callspec", None)
-    if callspec is not None and ARGUMENT in callspec.params:
-        return int(callspec.params[ARGUMENT])
+    if has_size(item):
+        return int(item.callspec.params[ARGUMENT])  # type: ignore[attr-defined]
     found = declared(mark)
     if len(found) > 1:
         raise pytest.UsageError(f"{item.nodeid} is no plain test function and can have one world size only")

@@ -87,10 +87,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plain tests first, then the simulated ones, then world after world, each in the order of the files."""
     for item in session.items:
-        if marks.of(item) == marks.PARENT and (
-            item.get_closest_marker("world") or item.get_closest_marker("simulated")
-        ):
-            raise pytest.UsageError(f"{item.nodeid}: a test, class or module has world or simulated, not a parameter")
+        if item.get_closest_marker("simulated") and not marks.has_size(item):
+            raise pytest.UsageError(f"{item.nodeid}: simulated marks a test, a class or a module, not one parameter")
     session.items.sort(key=marks.of)
     gc.freeze()  # no need to look through what has been imported, again and again
     gc.set_threshold(20_000, 20, 20)

@@ -10,6 +10,7 @@ One compiled program holds the cases; a failure names them.
 """
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import jax
@@ -39,6 +40,21 @@ TAKE_LONG = (
 )
 
 
+def parts(name: str) -> dict[str, tuple[int, ...]]:
+    """Which of the eight parts of a transformation run where, in a short run."""
+    takes_long = name in TAKE_LONG
+    return {
+        "four workers": () if takes_long else (0,),
+        "two workers": (0, 4) if takes_long else (2, 4, 6),
+        "threads": (1, 3, 5, *(2, 6) * takes_long, *(7,) * (name == "eager")),
+        "our jit": () if name == "eager" else (7,),
+    }
+
+
+def test_the_parts_are_all_there() -> None:
+    assert all(sorted(chain(*parts(name).values())) == list(range(8)) for name in TRANSFORMATIONS)
+
+
 def test_case_names_are_unique() -> None:
     """Results are looked up by name."""
     assert len({case.name for case in PRIMITIVES}) == len(PRIMITIVES)
@@ -54,9 +70,9 @@ def check(name: str, world_size: int, parts: tuple[int, ...], jit: Callable[...,
 
 @pytest.mark.primitives
 @pytest.mark.world(*(WORLDS if LONG > 1 else (4,)))
-@pytest.mark.parametrize("name", [name for name in TRANSFORMATIONS if LONG > 1 or name not in TAKE_LONG])
+@pytest.mark.parametrize("name", [name for name in TRANSFORMATIONS if LONG > 1 or parts(name)["four workers"]])
 def test_transformation(name: str, world_size: int) -> None:
-    check(name, world_size, (0,))
+    check(name, world_size, parts(name)["four workers"])
 
 
 @pytest.mark.primitives
@@ -64,20 +80,19 @@ def test_transformation(name: str, world_size: int) -> None:
 @pytest.mark.parametrize("name", TRANSFORMATIONS if LONG == 1 else ())
 def test_transformation_of_two_workers(name: str, world_size: int) -> None:
     assert {case.kind for case in of_world(2)} == {case.kind for case in of_world(4)}
-    check(name, world_size, (0, 4) if name in TAKE_LONG else (2, 4, 6))
+    check(name, world_size, parts(name)["two workers"])
 
 
 @pytest.mark.simulated(2)
 @pytest.mark.parametrize("name", TRANSFORMATIONS if LONG == 1 else ())
 def test_transformation_of_two_threads(name: str, world_size: int) -> None:
-    what_takes_long = (2, 6) * (name in TAKE_LONG)
-    check(name, world_size, (1, 3, 5, *what_takes_long, *(7,) * (name == "eager")))
+    check(name, world_size, parts(name)["threads"])
 
 
 @pytest.mark.simulated(2)
-@pytest.mark.parametrize("name", [name for name in TRANSFORMATIONS if LONG == 1 and name != "eager"])
+@pytest.mark.parametrize("name", [name for name in TRANSFORMATIONS if LONG == 1 and parts(name)["our jit"]])
 def test_transformation_under_our_jit(name: str, world_size: int) -> None:
-    check(name, world_size, (7,), dj.jit)
+    check(name, world_size, parts(name)["our jit"], dj.jit)
 
 
 @pytest.mark.primitives

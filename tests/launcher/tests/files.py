@@ -284,3 +284,10 @@ NO_WORLD = """#!/bin/sh
 shift 2
 exec "$@"
 """
+
+OF_A_PARAMETER = """
+import pytest
+
+@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.simulated(2))])
+def test_one(x): pass
+"""

@@ -32,14 +32,13 @@ from files import (
     IN_TWO,
     NO_WORLD,
     NOT_COLLECTED,
+    OF_A_PARAMETER,
     OUTCOMES,
     PLAIN,
     PLAIN_DEAF,
     SIDE_BY_SIDE,
 )
 from launcher import mpiexec, settings
-from launcher.pace import USUAL_START, Pace, cores
-from launcher.stacks import merge, ranks_text, shorten
 
 FOLDER = Path(__file__).parents[2]  # that of the package `launcher`
 PATIENCE = 900  # seconds for what ends by itself
@@ -159,6 +158,7 @@ SCENARIOS: dict[str, Callable[[Path], Run]] = {
     "list": lambda folder: run(folder, IN_TWO + CHOICE, "--collect-only", "-q"),
     "other mpiexec": other_mpiexec,
     "no mpiexec": lambda folder: run(folder, IN_TWO + "def test_one(): pass\n", **{settings.MPIEXEC: "./none"}),
+    "of a parameter": lambda folder: run(folder, OF_A_PARAMETER),
     "by hand": by_hand,
     "hooks": lambda folder: run(folder, HEAD + HOOKED, conftest=HOOKS),
     "side by side": lambda folder: run(folder, SIDE_BY_SIDE, **{settings.WORLDS: "4"}),
@@ -305,6 +305,12 @@ def test_a_world_that_is_none_is_refused(scenario: Callable[[str], Run]) -> None
     assert "no world of 2 could be started" in scenario("no mpiexec").details["test_one[world2]"]
 
 
+def test_a_mark_of_a_parameter_is_refused(scenario: Callable[[str], Run]) -> None:
+    result = scenario("of a parameter")
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert "test_one[1]: simulated marks a test, a class or a module, not one parameter" in result.text
+
+
 def test_by_hand(scenario: Callable[[str], Run]) -> None:
     text = scenario("by hand").text
     assert "[rank 1] test_it.py::test_two[world2], call" in text
@@ -344,18 +350,6 @@ def test_how_long_tests_and_starts_took(scenario: Callable[[str], Run]) -> None:
     assert re.search(r"\n[\d.]+ s test_it.py: [\d.]+ s in test_", text)
 
 
-def test_limits_grow_with_the_slowest_start_of_the_run() -> None:
-    pace = Pace()
-    assert pace.now() == 1
-    pace.starting[2] = 2, time.monotonic() - 3 * USUAL_START * math.ceil(2 / cores())
-    assert 3 <= pace.now() < 4  # while the start is under way
-    pace.end(2)
-    assert 3 <= pace.now() < 4
-    pace.begin(1, 1)
-    pace.end(1)
-    assert 3 <= pace.now() < 4
-
-
 def _until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
@@ -371,26 +365,3 @@ def _runs(pid: int) -> bool:
     # A rank whose mpiexec was killed with it may stay as a zombie where nobody collects orphans.
     status = Path(f"/proc/{pid}/stat")
     return not status.exists() or ") Z" not in status.read_text()
-
-
-def test_ranks_in_words() -> None:
-    assert ranks_text([2], 4) == "rank 2 of 4"
-    assert ranks_text([3, 0, 1], 4) == "ranks 0-1, 3 of 4"
-    assert ranks_text(range(4), 4) == "all 4 ranks"
-
-
-def test_stacks_are_shortened_and_merged() -> None:
-    dump = 'Thread 0x00007f (most recent call first):\n  File "/x/launcher/worker.py", line 9 in _leave_with_parent\n\n'
-    dump += 'Current thread 0x00008f (most recent call first):\n  File "/x/test_a.py", line 3 in test_a\n'
-    dump += '  File "/y/_pytest/python.py", line 1 in call\n'
-    short = 'Current thread (most recent call first):\n  File "/x/test_a.py", line 3 in test_a'
-    assert shorten(dump) == short
-    assert merge({0: short, 1: short, 2: "other"}, 3) == (
-        f"--- stack of ranks 0-1 of 3 ---\n{short}\n\n--- stack of rank 2 of 3 ---\nother"
-    )
-
-
-def test_the_environment_of_an_mpi_process_is_not_passed_on() -> None:
-    leaked = {"PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "x", "PRTE_X": "y"}
-    own = {"PATH": "/bin", "OMPI_MCA_btl": "self,sm", "PRTE_MCA_rmaps": "x"}
-    assert mpiexec.clean(leaked | own) == own
