@@ -3,7 +3,6 @@
 Integers in float64: every comparison is exact.
 """
 
-import os
 from collections import Counter
 from math import prod
 
@@ -13,10 +12,11 @@ from convolution import whole
 from convolution.draws import Conv, Draw, Drawn, Pool
 from convolution.played import play_conv, play_pool
 from imaginary import partition_of
+from launcher.settings import long_run
 from playing_layers import cuts, differing
 
-LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
-CONVS, POOLS, BATCHES = 800 * LONG, 400 * LONG, 20
+CONVS, POOLS = (16_000, 8_000) if long_run() else (800, 400)
+BATCHES = 20
 WORLDS = (12, 12, 12, 30, 4)
 
 

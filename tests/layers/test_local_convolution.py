@@ -113,7 +113,8 @@ def _case(name, dtype, batch=2, forms=REWRITTEN):
 
 
 def _assert_close(got, expected, dtype, what=""):
-    tolerance = {"float64": 1e-12, "float32": 4e-5}[dtype]
+    # In second derivatives of sines, plain JAX in float32 is 5e-5 away, too (jax 0.12).
+    tolerance = {"float64": 1e-12, "float32": 1e-4}[dtype]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert (a.dtype, a.shape) == (dtype, b.shape), what
         scale = max(1.0, float(np.abs(np.asarray(b, np.float64)).max(initial=0)))

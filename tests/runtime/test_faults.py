@@ -52,7 +52,8 @@ def play(path: Path) -> tuple[int, str]:
     if workers == "none":
         return run_alone(path, settings)
     by = " ".join(told(path, "by")).split()
-    return finish(start(int(workers), *by, path, settings=settings, flags=FAST_TO_COMPILE), limit)
+    # Workers that wait for ever spin; they are to leave the cores to others.
+    return finish(start(int(workers), *by, path, settings=settings, flags=FAST_TO_COMPILE, niceness=10), limit)
 
 
 @pytest.fixture(scope="module")
