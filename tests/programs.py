@@ -96,13 +96,11 @@ def start(
     cwd: Path = ROOT,
     settings: dict[str, str] | None = None,
     flags: Sequence[str] = (),
-    niceness: int = 0,
 ) -> subprocess.Popen[str]:
     """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe."""
     environment = _environment(flags) | (settings or {})
-    nice = ["nice", "-n", str(niceness)] if niceness else []
     return subprocess.Popen(
-        [*nice, *mpiexec.command(size), sys.executable, *map(str, arguments)],
+        [*mpiexec.command(size), sys.executable, *map(str, arguments)],
         cwd=cwd,
         env=environment,
         text=True,

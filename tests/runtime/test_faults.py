@@ -52,8 +52,7 @@ def play(path: Path) -> tuple[int, str]:
     if workers == "none":
         return run_alone(path, settings)
     by = " ".join(told(path, "by")).split()
-    # Workers that wait for ever spin; they are to leave the cores to others.
-    return finish(start(int(workers), *by, path, settings=settings, flags=FAST_TO_COMPILE, niceness=10), limit)
+    return finish(start(int(workers), *by, path, settings=settings, flags=FAST_TO_COMPILE), limit)
 
 
 @pytest.fixture(scope="module")
