@@ -22,7 +22,7 @@ from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast
-from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.tie import nothing, tie
 from distdl_jax.tensors import TensorSpec, device_array
 
 
@@ -109,7 +109,7 @@ class _LeafPlan(Plan):
         """What this worker, which holds `x`, holds afterwards."""
         if world.rank not in self.workers:
             return x
-        x = x.reshape(self._given[world.rank].shape) if world.rank in self.givers else tie(jnp.zeros(0, x.dtype), x)
+        x = x.reshape(self._given[world.rank].shape) if world.rank in self.givers else tie(nothing(x.dtype), x)
         for movement in self.movements:
             x = movement.run(world, x)
         return x.reshape(self.held[world.rank]) if world.rank in self.held else x

@@ -69,6 +69,9 @@ for line in sys.argv[1:]:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         status = end.code or 0
+        if isinstance(status, str):
+            print(status, flush=True)
+            status = 1
     say(status)
     sys.path.remove(folder)
     for name, module in list(sys.modules.items()):

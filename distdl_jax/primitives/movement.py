@@ -26,7 +26,7 @@ from distdl_jax.backends.base import World
 from distdl_jax.primitives.gradient_anchors import after_the_one_before, note_anchor
 from distdl_jax.primitives.mapped import agree_on_size, agreed_on_sizes
 from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
-from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.tie import nothing, tie
 from distdl_jax.primitives.written_once import written_once
 from distdl_jax.programs.ir import movement_scope
 
@@ -124,12 +124,7 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array |
         x = written_once(x)
     y = _run(world, part, x)
     kept = part.kept(x, y) if isinstance(part, NonlinearMovement) else None
-    return _parts(y), tie(_nothing(y.dtype), y), kept
-
-
-def _nothing(dtype: np.dtype) -> Array:
-    """An empty array, as `jnp.zeros` makes it; that takes five times as long to trace."""
-    return lax.broadcast(np.zeros((), dtype), (0,))
+    return _parts(y), tie(nothing(y.dtype), y), kept
 
 
 def _parts(y: Array) -> Parts:
@@ -147,9 +142,9 @@ def _forward(
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
     # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
     # would not do: JAX makes a constant of it where `x` is empty.)
-    trace_of_x = tie(_nothing(x.dtype), x)
+    trace_of_x = tie(nothing(x.dtype), x)
     parts, anchor, kept = _move(world, part, x)
-    return (parts, anchor, kept), (trace_of_x, _nothing(parts[0].dtype), kept)
+    return (parts, anchor, kept), (trace_of_x, nothing(parts[0].dtype), kept)
 
 
 def _backward(

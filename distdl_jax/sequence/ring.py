@@ -23,7 +23,7 @@ from distdl_jax.primitives.gradient_anchors import after_the_one_before, note_an
 from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
 from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.tie import nothing, tie
 from distdl_jax.sequence.dropping import Dropping
 from distdl_jax.sequence.softmax import Factors, Hidden, Places, added, finished, gradients, start
 
@@ -113,7 +113,7 @@ def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) 
             passed.append(fetched)
     y, log_sum = finished(running, np.dtype(q.dtype))
     y = tie(y, q, block, *passed)
-    return y, tie(jnp.zeros(0, y.dtype), y), log_sum
+    return y, tie(nothing(y.dtype), y), log_sum
 
 
 Kept = tuple[Array, Array, Extras, Array, Array]
