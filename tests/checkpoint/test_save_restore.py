@@ -369,7 +369,7 @@ def test_no_worker_holds_more_than_its_block(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         assert peak < most, action
-        assert peak > blocks or most < blocks  # what numpy holds is seen
+        assert peak > blocks / 4 or most < blocks  # what numpy holds is seen: of one worker at least, at any time
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
