@@ -1,33 +1,24 @@
-"""Every private part of jax and mpi4jax that the library uses: nothing else imports `jax._src` or `mpi4jax._src`.
+"""Every private part of jax that the library uses: nothing else imports `jax._src`. Those of mpi4jax are in
+`backends/mpi/compat.py`.
 
 One function each; its docstring says what for, which private names it needs, and what would replace them.
 `tests/runtime/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. So
-nothing private is imported before it is asked for, and neither are mpi4jax and mpi4py, which may be missing.
+nothing private is imported before it is asked for.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, wraps
-from types import FrameType, ModuleType
+from functools import wraps
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import Primitive
-
-FIRST_JAX_NOT_TRIED = (0, 13)
-"""The first version of jax that pyproject.toml leaves out."""
-
-WARNING_OF_A_NEW_JAX = r"\s*The latest supported JAX version with this release of mpi4jax"
-"""How mpi4jax begins to warn of a jax that it does not know."""
-
-
-# --- jax ------------------------------------------------------------------------------------------------------------
 
 
 def source_frames(traceback: Any) -> Iterator[Any]:
@@ -66,6 +57,41 @@ def at_line_of(eqn: Any) -> Iterator[None]:
     names = current_name_stack() + eqn.source_info.name_stack
     with user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
         yield
+
+
+def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None:
+    """Have `jax.grad` take the derivative of an operation that is linear as what it is.
+
+    JAX would trace its rule for `jax.jvp` each time, and drop what it does not need, which takes longer than all else
+    about it. `tangent` gives the tangent of the result for those of the arguments and the operation's parameters; where
+    there is none it gets, and gives, an `ad.Zero`. Private: `jax._src.interpreters.ad.primitive_linearizations`, and
+    `fallback_linearize_rule`, JAX's way, which is tried first: a rule returns as many values, the last of them a
+    function of which the last arguments are tangents. A public `linearize` rule would replace it.
+    """
+    from jax._src.interpreters import ad
+
+    returned: list[int] = []
+
+    def linearized(is_vjp: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> tuple[Any, ...]:
+        if not returned:
+            results = ad.fallback_linearize_rule(primitive, is_vjp, nonzero, *primals, **params)
+            returned.append(len(results))
+            return tuple(results)
+        y = primitive.bind(*primals, **params)
+        avals = [jax.typeof(primal).to_tangent_aval() for primal in primals]
+        zero = [not there or aval.dtype == jax.dtypes.float0 for there, aval in zip(nonzero, avals, strict=True)]
+        of_y = jax.typeof(y).to_tangent_aval()
+
+        def of_tangents(*args: Any) -> Any:
+            tangents = args[len(args) - len(avals) :]
+            given = [ad.Zero(aval) if no else dx for dx, aval, no in zip(tangents, avals, zero, strict=True)]
+            return tangent(*given, **params)
+
+        there = not all(zero) and of_y.dtype != jax.dtypes.float0
+        nothing_else = [None] * (returned[0] - 4)
+        return y, there, [], *nothing_else, of_tangents if there else lambda *_: ad.Zero(of_y)
+
+    ad.primitive_linearizations[primitive] = linearized
 
 
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:
@@ -313,85 +339,3 @@ def new_cpu_device(threads: int) -> jax.Device:
             del os.environ["NPROC"]
         else:
             os.environ["NPROC"] = before
-
-
-# --- mpi4jax --------------------------------------------------------------------------------------------------------
-
-
-@cache
-def import_mpi4jax() -> ModuleType:
-    """mpi4jax, without its warning of a jax that is newer than it knows, where the library was tested with that jax.
-
-    Private: the beginning of the warning. A release of mpi4jax that knows jax 0.12 would replace it.
-    """
-    with warnings.catch_warnings():
-        if jax.__version_info__ < FIRST_JAX_NOT_TRIED:
-            warnings.filterwarnings("ignore", WARNING_OF_A_NEW_JAX)
-        import mpi4jax
-
-    return mpi4jax
-
-
-@cache
-def mpi_effect() -> Any:
-    """The effect that orders the operations of mpi4jax; `jax.checkpoint` accepts it from then on.
-
-    Private: `mpi4jax._src.utils.ordered_effect`, and `jax._src.effects.remat_allowed_effects`. A public name for the
-    one, and a public registry of effects, would replace it.
-    """
-    import_mpi4jax()
-    from jax._src.effects import remat_allowed_effects
-    from mpi4jax._src.utils import ordered_effect
-
-    remat_allowed_effects.add_type(type(ordered_effect))
-    return ordered_effect
-
-
-@cache
-def mpi_bcast() -> Primitive:
-    """The primitive of `mpi4jax.bcast`, which returns the root's input there and drops the operation's own result.
-
-    Private: `mpi4jax._src.collective_ops.bcast.mpi_bcast_p`, its parameters `root` and `comm`, and its result, which
-    is empty on the root. `mpi4jax.bcast` would replace it, if what it returns depended on the operation.
-    """
-    import_mpi4jax()
-    from mpi4jax._src.collective_ops.bcast import mpi_bcast_p
-
-    return mpi_bcast_p
-
-
-@cache
-def mpi_reduce() -> Primitive:
-    """The primitive of `mpi4jax.reduce`, which returns the input on all but the root and drops the result there.
-
-    Private: `mpi4jax._src.collective_ops.reduce.mpi_reduce_p`, its parameters `op`, `root` and `comm`, and its result,
-    which is empty on all but the root. `mpi4jax.reduce` would replace it, if what it returns depended on the operation.
-    """
-    import_mpi4jax()
-    from mpi4jax._src.collective_ops.reduce import mpi_reduce_p
-
-    return mpi_reduce_p
-
-
-def as_parameter(mpi_object: Any) -> Any:
-    """A communicator or an operation of mpi4py, as the primitives of `mpi_bcast` and `mpi_reduce` take it.
-
-    Private: `mpi4jax._src.utils.wrap_as_hashable`. It goes where those primitives go.
-    """
-    import_mpi4jax()
-    from mpi4jax._src.utils import wrap_as_hashable
-
-    return wrap_as_hashable(mpi_object)
-
-
-def mpi_operation(eqn: Any) -> tuple[str, dict[str, Any]] | None:
-    """The name and the parameters of an equation that is an operation of mpi4jax; None for any other.
-
-    Private: that mpi4jax's primitives are called `sendrecv_mpi` and so on, that their parameters are called `comm`,
-    `dest`, `source`, `sendtag`, `recvtag`, `tag`, `root` and `op`, and that mpi4py's objects are `wrapped` in them. A
-    public list of the primitives and their parameters would replace it.
-    """
-    name, ending = eqn.primitive.name, "_mpi"
-    if not name.endswith(ending):
-        return None
-    return name.removesuffix(ending), {key: getattr(value, "wrapped", value) for key, value in eqn.params.items()}

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax.compat import import_mpi4jax
+from distdl_jax.backends.mpi.compat import import_mpi4jax
 from distdl_jax.primitives.tie import tie
 from distdl_jax.tuning.processor import processor
 from jax import Array, lax

@@ -39,7 +39,10 @@ class Traced:
             given = list(args)
             for place, value in zip(places, jax.tree.unflatten(structure, leaves), strict=True):
                 given[place] = value
-            results, self._structure = jax.tree.flatten(fun(*given, **kwargs))
+            # JAX sets the mesh, also where there is none, for an equation that it evaluates again. Where it is set from
+            # the start, what is traced here (movements, functions under jit) is found there, and not traced twice.
+            with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+                results, self._structure = jax.tree.flatten(fun(*given, **kwargs))
             self._constants = [None if isinstance(leaf, Tracer) else [leaf] for leaf in results]
             return [leaf for leaf in results if isinstance(leaf, Tracer)]
 

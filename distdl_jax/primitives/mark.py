@@ -12,6 +12,8 @@ from jax import Array
 from jax.extend.core import Primitive, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
+from distdl_jax.compat import linearize_at_once
+
 
 def mark(x: Array, number: int) -> Array:
     """`x`; costs nothing in a compiled program."""
@@ -51,7 +53,8 @@ def _batched(args: Sequence[Any], dims: Sequence[int], **params: Any) -> tuple[A
 _mark = Primitive("mark")
 _mark.def_impl(lambda x, **_: x)
 _mark.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(_mark, mlir.lower_fun(lambda x, **_: x, multiple_results=False))
+mlir.register_lowering(_mark, lambda context, x, **_: [x])
 ad.primitive_jvps[_mark] = _differentiated
+linearize_at_once(_mark, _mark.bind)
 ad.primitive_transposes[_mark] = _transposed
 batching.primitive_batchers[_mark] = _batched

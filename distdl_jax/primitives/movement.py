@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,6 @@ class Movement(Protocol):
         """The same movement of `n` tensors, stacked in front."""
 
 
-@runtime_checkable
 class NonlinearMovement(Movement, Protocol):
     """A movement that is not linear: its derivative depends on where it is taken.
 
@@ -68,6 +67,10 @@ class NonlinearMovement(Movement, Protocol):
 
     def after_adjoint(self, kept: Array, moved: Array, dtype: np.dtype) -> Array:
         """The cotangent of the input, of its `dtype`, from what has moved."""
+
+
+def _is_nonlinear(part: Movement) -> TypeGuard[NonlinearMovement]:
+    return hasattr(part, "before_adjoint")  # `isinstance` would look at all that the protocol has, each time
 
 
 to_be_transposed = jax.make_user_context(False)
@@ -119,11 +122,11 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array |
     All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none. Complex
     numbers come in two parts, for it can't save those.
     """
-    if isinstance(part, NonlinearMovement):
+    if _is_nonlinear(part):
         # XLA might compute x again for what is kept, an ulp apart.
         x = written_once(x)
     y = _run(world, part, x)
-    kept = part.kept(x, y) if isinstance(part, NonlinearMovement) else None
+    kept = part.kept(x, y) if _is_nonlinear(part) else None
     return _parts(y), tie(nothing(y.dtype), y), kept
 
 
@@ -157,7 +160,7 @@ def _backward(
     real, *imaginary = (its.astype(like_y.dtype) for its in cotangents[0])
     # JAX's cotangent of a complex number is the conjugate of those of its parts.
     dy = tie(_joined((real, *(-its for its in imaginary))), cotangents[1], trace_of_x)
-    if isinstance(part, NonlinearMovement):
+    if _is_nonlinear(part):
         assert kept is not None
         moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(kept, dy)))
         note_anchor(anchor)

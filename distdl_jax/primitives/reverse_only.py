@@ -15,6 +15,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from distdl_jax.compat import linearize_at_once
 from distdl_jax.errors import InvalidTypeError
 
 
@@ -65,7 +66,7 @@ def _identity(name: str) -> Primitive:
 def _runs(primitive: Primitive) -> None:
     """It may be evaluated, and gives its argument."""
     primitive.def_impl(lambda x: x)
-    mlir.register_lowering(primitive, mlir.lower_fun(lambda x: x, multiple_results=False))
+    mlir.register_lowering(primitive, lambda context, x: [x])
 
 
 _reverse_only = _identity("reverse_only")
@@ -76,6 +77,7 @@ _tangent.def_impl(_refuse)
 mlir.register_lowering(_tangent, _refuse)
 ad.deflinear2(_tangent, lambda cotangent, x: [cotangent])
 ad.primitive_jvps[_reverse_only] = partial(_differentiated, _reverse_only, _tangent)
+linearize_at_once(_reverse_only, _tangent.bind)
 
 _never_transposed = _identity("moved")
 _runs(_never_transposed)
@@ -85,3 +87,4 @@ _moved_tangent = _identity("moved_tangent")
 _runs(_moved_tangent)
 ad.deflinear2(_moved_tangent, lambda cotangent, x: [cotangent])
 ad.primitive_jvps[_never_transposed] = partial(_differentiated, _never_transposed, _moved_tangent)
+linearize_at_once(_never_transposed, _moved_tangent.bind)

@@ -16,7 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import ad, batching, mlir
+
+from distdl_jax.compat import linearize_at_once
 
 
 def tie(x: Array, *others: Array) -> Array:
@@ -33,19 +36,20 @@ def nothing(dtype: np.dtype) -> Array:
     return lax.broadcast(np.zeros((), dtype), (0,))
 
 
-def _barrier(x: Array, *others: Array) -> Array:
-    return lax.optimization_barrier((x, *others))[0]
+def _barrier(context: Any, *values: Any) -> Any:
+    # `mlir.lower_fun` of `lax.optimization_barrier` would trace it for every shape of values.
+    return [hlo.OptimizationBarrierOp(values).results[0]]
 
 
 def _differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    y = _tie.bind(*primals)
-    dx, *others = tangents
-    others = [tangent for tangent in others if type(tangent) is not ad.Zero]
-    if type(dx) is ad.Zero:
-        if not others or not jnp.issubdtype(y.dtype, jnp.inexact):
-            return y, ad.Zero(jax.typeof(y).to_tangent_aval())
-        dx = ad.instantiate_zeros(dx)
-    return y, tie(dx, *others)
+    y, tangents = _tie.bind(*primals), list(tangents)
+    if all(type(dx) is ad.Zero for dx in tangents) or not jnp.issubdtype(y.dtype, jnp.inexact):
+        return y, ad.Zero(jax.typeof(y).to_tangent_aval())
+    return y, _of_tangents(*tangents)
+
+
+def _of_tangents(dx: Any, *others: Any) -> Any:
+    return tie(ad.instantiate_zeros(dx), *(tangent for tangent in others if type(tangent) is not ad.Zero))
 
 
 def _transposed(dy: Any, x: Any, *others: Any) -> list[Any]:
@@ -65,7 +69,8 @@ def _batched(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]
 _tie = Primitive("tie")
 _tie.def_impl(lambda x, *others: jax.device_put(x))  # what is not traced can't be dropped
 _tie.def_abstract_eval(lambda x, *others: x)
-mlir.register_lowering(_tie, mlir.lower_fun(_barrier, multiple_results=False))
+mlir.register_lowering(_tie, _barrier)
 ad.primitive_jvps[_tie] = _differentiated
+linearize_at_once(_tie, _of_tangents)
 ad.primitive_transposes[_tie] = _transposed
 batching.primitive_batchers[_tie] = _batched

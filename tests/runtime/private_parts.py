@@ -24,7 +24,7 @@ def what_breaks(item: Callable[..., Any]) -> Callable[[Callable[..., None]], Cal
             try:
                 test(*args, **kwargs)
             except Exception as error:
-                raise AssertionError(f"distdl_jax.compat.{item.__name__}: {inspect.getdoc(item)}") from error
+                raise AssertionError(f"{item.__module__}.{item.__name__}: {inspect.getdoc(item)}") from error
 
         return run
 

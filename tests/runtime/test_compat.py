@@ -1,8 +1,9 @@
-"""Each item of compat.py has a test, in one of test_compat_*.py, and nothing else is private."""
+"""Each item of both compat.py has a test, in one of test_compat_*.py, and nothing else is private."""
 
 import ast
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,18 @@ from private_parts import tested, what_breaks
 from programs import ROOT
 
 from distdl_jax import compat
+from distdl_jax.backends.mpi import compat as mpi_compat
 
 
 def test_each_item_has_a_test_and_says_what_would_replace_it() -> None:
     for tests in ("test_compat_jax", "test_compat_tokens", "test_compat_mpi4jax"):
         importlib.import_module(tests)
-    items = {name: item for name, item in vars(compat).items() if getattr(item, "__module__", "") == compat.__name__}
-    items = {name: item for name, item in items.items() if not inspect.isclass(item)}
+    items = {
+        name: item
+        for module in (compat, mpi_compat)
+        for name, item in vars(module).items()
+        if getattr(item, "__module__", "") == module.__name__ and not inspect.isclass(item)
+    }
     assert set(items) == tested
     for item in items.values():
         assert "Private: " in str(item.__doc__)
@@ -44,4 +50,4 @@ def imported(file: Any) -> set[str]:
 def test_nothing_else_imports_what_is_private() -> None:
     files = [file for folder in ("distdl_jax", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
     guilty = [file for file in files if any("._src" in name for name in imported(file))]
-    assert guilty == [ROOT / "distdl_jax" / "compat.py"]
+    assert set(guilty) == {Path(str(module.__file__)) for module in (compat, mpi_compat)}

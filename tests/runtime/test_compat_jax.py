@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
@@ -78,6 +80,39 @@ def test_what_is_traced_takes_the_line_of_an_equation() -> None:
     (eqn,) = jax.make_jaxpr(elsewhere)(1.0).jaxpr.eqns
     assert next(compat.source_frames(eqn.source_info.traceback)).function_name.endswith("squared_twice")
     assert str(eqn.source_info.name_stack) == "inner"
+
+
+@what_breaks(compat.linearize_at_once)
+def test_a_linear_operation_is_differentiated_without_tracing_its_rule() -> None:
+    """Once it is, which tells what JAX expects. An integer argument has no derivative."""
+    weighted, traced = Primitive("weighted"), []
+
+    def tangent(dx: Any, dy: Any, by: int) -> Any:
+        there = [weight * dz for weight, dz in ((by, dx), (1, dy)) if type(dz) is not ad.Zero]
+        return sum(there[1:], start=there[0])
+
+    def differentiated(primals: Any, tangents: Any, by: int) -> Any:
+        traced.append(tangents)
+        return weighted.bind(*primals, by=by), tangent(*tangents, by)
+
+    weighted.def_impl(lambda x, y, by: jnp.asarray(by * x + y, x.dtype))
+    weighted.def_abstract_eval(lambda x, y, by: x)
+    ad.primitive_jvps[weighted] = differentiated
+    compat.linearize_at_once(weighted, tangent)
+
+    def used(x: Any, y: Any) -> Any:
+        return weighted.bind(x, y, by=3) * 2
+
+    x, y = jnp.float32(5), jnp.float32(7)
+    assert jax.grad(used)(x, y) == 6 and len(traced) == 1
+    assert jax.grad(used)(x, y) == 6 and jax.grad(used, 1)(x, y) == 2
+    assert jax.grad(used, (0, 1))(x, y) == (6, 2) and jax.grad(lambda x: used(x, x))(x) == 8
+    assert jax.grad(lambda x: x * used(jnp.float32(2), y))(x) == 26
+    assert jax.grad(used)(x, jnp.int32(7)) == 6
+    whole, pullback = jax.vjp(lambda x: weighted.bind(jnp.int32(2), x, by=3), x)
+    assert whole == 11 and pullback(np.zeros((), jax.dtypes.float0)) == (0,)
+    assert len(traced) == 1
+    assert jax.jvp(lambda x: used(x, x), (x,), (x,)) == (40, 40) and len(traced) == 2
 
 
 def is_in(kind: str) -> Callable[[], bool]:

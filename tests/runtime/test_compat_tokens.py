@@ -14,6 +14,7 @@ from mpi4py import MPI
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
+from distdl_jax.backends.mpi.compat import import_mpi4jax
 
 
 @pytest.mark.world(2)
@@ -21,7 +22,7 @@ from distdl_jax import compat
 def test_a_program_under_way_is_seen_from_another_thread() -> None:
     """The program waits for the other worker, which sends once it was seen to wait."""
     comm, x = MPI.COMM_WORLD, np.ones((300, 300))
-    mpi4jax = compat.import_mpi4jax()
+    mpi4jax = import_mpi4jax()
     if comm.rank == 1:
         comm.recv(source=0)
         jax.jit(lambda x: mpi4jax.send(x, dest=0, comm=comm))(x)

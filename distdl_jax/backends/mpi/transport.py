@@ -23,7 +23,14 @@ from mpi4py import MPI
 
 from distdl_jax.backends.base import OutsideWorldError, Reduction, Workers
 from distdl_jax.backends.mpi.communicators import Communicators
-from distdl_jax.compat import as_parameter, import_mpi4jax, mpi_bcast, mpi_effect, mpi_operation, mpi_reduce
+from distdl_jax.backends.mpi.compat import (
+    as_parameter,
+    import_mpi4jax,
+    mpi_bcast,
+    mpi_effect,
+    mpi_operation,
+    mpi_reduce,
+)
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Operation
 from distdl_jax.watchdog.flight_recorder import recorded
