@@ -62,11 +62,15 @@ def say(text):
         print("=====>", text, flush=True)
 for line in sys.argv[1:]:
     status, sys.argv = 0, json.loads(line)
+    module = sys.argv.pop(1) if sys.argv[0] == "-m" else None
     folder = str(Path(sys.argv[0]).parent)
     sys.path.insert(0, folder)
     say("starts")
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if module is None:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__")
     except SystemExit as end:
         status = end.code or 0
         if isinstance(status, str):
@@ -162,8 +166,8 @@ def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: S
 def run_all(
     commands: Sequence[Sequence[object]], size: int | None = None, limit: float = 120, cwd: Path = ROOT
 ) -> list[tuple[int, str]]:
-    """The status and the output of several programs, each a file and its arguments, which run one after the other: in
-    one world of `size` workers, or without a launcher, where they take `--simulate`."""
+    """The status and the output of several programs, each a file (or "-m" and a module) and its arguments, which run
+    one after the other: in one world of `size` workers, or without a launcher, where they take `--simulate`."""
     lines = [json.dumps([str(word) for word in command]) for command in commands]
     options: dict[str, Any] = {"limit": limit, "cwd": cwd, "flags": FAST_TO_COMPILE}
     if size is None:

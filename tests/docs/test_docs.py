@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from launcher.settings import long_run
 from programs import ROOT, run_all
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -28,15 +29,24 @@ RUNNABLE = [page for page in PAGES if page.stem != "testing" and blocks(page, "p
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the code of each page prints on four workers, all its blocks being one program."""
+    """What the code of each page prints on four workers, all its blocks being one program.
+
+    Over MPI in a long run, else on threads, but for README and the page that opens threads itself.
+    """
     folder = tmp_path_factory.mktemp("pages")
-    programs = []
+    over_mpi, on_threads = {}, {}
     for page in RUNNABLE:
-        programs.append(folder / f"{page.stem}.py")
-        programs[-1].write_text("\n\n".join(blocks(page, "python")))
-    ended = run_all([[program] for program in programs], 4, limit=200, cwd=folder)
+        program = folder / f"{page.stem}.py"
+        program.write_text("\n\n".join(blocks(page, "python")))
+        if long_run() or page.stem in ("README", "simulate"):
+            over_mpi[page.stem] = [program]
+        else:
+            on_threads[page.stem] = ["-m", "distdl_jax", "--simulate", 4, program]
+    ended = run_all([*over_mpi.values()], 4, limit=200, cwd=folder)
+    if on_threads:
+        ended += run_all([*on_threads.values()], limit=200, cwd=folder)
     assert [status for status, _ in ended] == [0] * len(RUNNABLE)
-    return {page.stem: output for page, (_, output) in zip(RUNNABLE, ended, strict=True)}
+    return {name: output for name, (_, output) in zip([*over_mpi, *on_threads], ended, strict=True)}
 
 
 @pytest.mark.limit(1200)
