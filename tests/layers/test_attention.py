@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_programs import check_attentions, drawn
-from imaginary import refusal
+from imaginary import partition_of, refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import block_of, close, cut
@@ -28,7 +28,10 @@ class Told(NamedTuple):
     options: dict[str, Any]
 
 
-SHORT = (Told(on(1, 2, 1, ranks=(1, 0)), 3, 5, True, {"num_key_heads": 2}),)
+SHORT = (
+    Told(on(1, 2, 1, ranks=(1, 0)), 3, 5, True, {"num_key_heads": 2}),
+    Told(on(1, 2, 1), 3, 3, False, {"exchange": "heads"}),
+)
 CASES = (
     Told(on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 5, True, {"num_key_heads": 2}),
     Told(on(1, 4, 1, ranks=(2, 0, 3, 1)), 5, 3, False, {"exchange": "heads"}),
@@ -102,6 +105,36 @@ def test_beside_plain_jax(case: Told) -> None:
         close(got[place], cut(np.asarray(want[place]), P_x, P.rank), 1e-12, name)
     if added:
         close(got[3], np.asarray(want[3])[samples, heads, queries], 1e-12, "mask")
+
+
+@pytest.mark.parametrize(
+    "P_x, exchange",
+    [
+        (on(2, 2, 2, ranks=(3, 1, 2, 0, 7, 6, 5, 4)), "ring"),
+        (on(2, 2, 2, ranks=(3, 1, 2, 0, 7, 6, 5, 4)), "heads"),
+        (on(2, 3, 1), "gather"),
+    ],
+    ids=str,
+)
+def test_who_attends_with_what(P_x: On, exchange: str) -> None:
+    """Each head's weight of each sample and query is on one worker, which has that sample; heads do not divide."""
+    sizes, heads = (3, 5, 6), 3
+    grid = P_x.partition(partition_of(0, len(P_x.ranks)))
+    layer = nn.DistributedMultiHeadAttention(grid, sizes[2], heads, exchange=exchange)
+    blocks = {rank: cut(np.moveaxis(np.indices(sizes), 0, -1), P_x, rank) for rank in P_x.ranks}
+    plan = layer.plan({rank: dj.ShapeDtype(block.shape[:3], np.dtype(float)) for rank, block in blocks.items()})
+    count = np.zeros((sizes[0], heads, sizes[1]), int)
+    for place, rank in enumerate(P_x.ranks):
+        samples, its_heads, queries = (range(*its) for its in plan.regions[rank])
+        count[np.ix_(samples, its_heads, queries)] += 1
+        assert {*samples} == {*blocks[rank][..., 0].ravel().tolist()}
+        if exchange == "ring":
+            assert {*queries} == {*blocks[rank][..., 1].ravel().tolist()}
+        if exchange != "gather":  # keys and values that are sent, or all three
+            sent = plan.steps[0] if exchange == "ring" else plan.to_heads.there[0]
+            own = np.array_split(range(heads), P_x.shape[2])[place % P_x.shape[2]]
+            assert sent.inputs[rank].shape == (*blocks[rank].shape[:2], len(own), 4 if exchange == "ring" else 6)
+    assert np.all(count == 1)
 
 
 @pytest.mark.simulated(2)

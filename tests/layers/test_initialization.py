@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imaginary import partition_of
 from jax.nn import initializers
 from launcher.examples import LONG
 
@@ -207,6 +208,23 @@ def test_default_is_uniform_within_one_over_the_root_of_the_fan_in():
         assert abs(values.mean()) < 0.005 * bound and abs(values.std() / bound - 3**-0.5) < 0.003
         counts, _ = np.histogram(values, 10, (-bound, bound))
         np.testing.assert_allclose(counts, values.size / 10, rtol=0.03)
+
+
+def test_the_defaults_of_layers():
+    """Uniform up to what their pages say, which for layers of PyTorch's is what those begin with."""
+    P = partition_of(0, 1)
+    image, sequence = (P.create_cartesian_topology_partition([1] * dims) for dims in (4, 3))
+    channels = {"in_channels": 8, "out_channels": 4, "bias": False, "groups": 2, "kernel_size": 3}
+    attention = nn.DistributedMultiHeadAttention(sequence, 16, 2, bias=False)
+    for layer, low, high in (
+        (nn.DistributedConv2d(image, **channels), -(36**-0.5), 36**-0.5),
+        (nn.DistributedConvTranspose2d(image, **channels), -(18**-0.5), 18**-0.5),
+        (attention, -0.25, 0.25),
+        (nn.DistributedSpectralConv1d(sequence, 4, 8, modes=5), 0, 1 / 32),
+    ):
+        for weight in layer.init(jax.random.key(0)).values():
+            ends = float(weight.min()), float(weight.max())
+            assert low <= ends[0] and ends[1] <= high and ends[1] - ends[0] > 0.9 * (high - low), (layer, ends)
 
 
 PARTITIONS = [([0], [1, 1]), ([3, 1], [1, 2]), ([2, 0, 1], [3, 1]), ([1, 0, 3, 2], [2, 2])]

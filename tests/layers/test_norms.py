@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -139,12 +140,15 @@ def test_over_mpi() -> None:
 
 @pytest.mark.simulated(4)
 def test_without_cancellation() -> None:
-    """A variance of 1 around a mean of 10^7: as exact as two passes over the whole are, in float32 too."""
+    """A variance of 1 around a mean of 10^7: as exact as two passes over the whole are, in float32 too.
+
+    Of a layer that keeps no statistics, which takes those of x in evaluation too.
+    """
     P = dj.Partition()
     x = 1e7 + np.random.default_rng(0).standard_normal((64, 2))
     P_x = on(4, 1)
-    layer = nn.DistributedBatchNorm(P_x.partition(P), 2, affine=False, eps=0.0)
-    apply = jax.jit(layer)
+    layer = nn.DistributedBatchNorm(P_x.partition(P), 2, affine=False, eps=0.0, track_running_stats=False)
+    apply = jax.jit(partial(layer, training=False))
     wide = apply({}, cut(x, P_x, P.rank))
     np.testing.assert_allclose(wide, cut(np.asarray(normalised(x, (0,), 0.0)), P_x, P.rank), atol=1e-8)
     single = (1e3 + np.random.default_rng(0).standard_normal((64, 2))).astype(np.float32)
@@ -213,7 +217,9 @@ def test_a_network_threads_its_states() -> None:
     def step(params: Any, state: Any) -> Any:
         def loss(params: Any) -> Any:
             y, new = network(params, own, state=state)
-            return jnp.sum(jnp.sin(y) ** 2), new
+            moments = sum(jnp.sum(its) for its in jax.tree.leaves(new) if its.dtype == float)
+            # 0, and so is its derivative: the state has none.
+            return jnp.sum(jnp.sin(y) ** 2) + moments - jax.lax.stop_gradient(moments), new
 
         (value, new), gradient = dj.value_and_grad(loss, has_aux=True)(params)
         return optax.apply_updates(params, optimiser.update(gradient, optimiser.init(params))[0]), new, value
@@ -294,9 +300,11 @@ def test_refusals_when_it_is_called() -> None:
         layer(params, jnp.ones((4, 2 - P.rank)), training=False)
 
 
-def test_a_layer_without_running_statistics_has_no_state() -> None:
-    layer = nn.DistributedBatchNorm(on(1, 1).partition(partition_of(0, 1)), 2, track_running_stats=False)
+def test_a_layer_has_the_state_and_the_parameters_that_it_needs() -> None:
+    P_x = on(1, 1).partition(partition_of(0, 1))
+    layer = nn.DistributedBatchNorm(P_x, 2, track_running_stats=False)
     assert layer.init_state() == layer.state_specs() == {}
+    assert {*nn.DistributedLayerNorm(P_x, 2, bias=False).init()} == {"weight"}
 
 
 def of_ones(function: Any) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import refusal
+from imaginary import partition_of, refusal
 from jax import lax
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, cut
+from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -155,7 +156,8 @@ def global_pool(kind: str, sizes: Any, P_x: On) -> Beside:
         of = jnp.mean if kind == "Avg" else jnp.max
         return of(x, tuple(range(2, x.ndim)), keepdims=True)
 
-    return other(f"global {kind}", sizes, P_x, layer, whole)
+    # Below 0: no zero is the largest.
+    return replace(other(f"global {kind}", sizes, P_x, layer, whole), offset=-3.0)
 
 
 CASES = (
@@ -172,6 +174,7 @@ CASES = (
     reshape((3, 5, 4), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2), 4, -1),
     reshape((2, [0, 3], 70), on(1, 2, 2), on(3, ranks=(3, 1, 0)), 420),
     global_pool("Avg", (2, 3, 4, 3), on(1, 2, 2, 1)),
+    global_pool("Max", (3, 2, 5), on(1, 1, 3, ranks=(2, 0, 3))),
 )
 MORE = (
     transposed((2, 2, 3, [0, 4]), on(1, 1, 2, 2), kernel=(3, 2), dilation=(2, 1), stride=(1, 2), padding=(2, 0)),
@@ -181,7 +184,6 @@ MORE = (
     pad((2, 3, 5), on(2, 1, 2), (4, 1), mode="replicate"),
     pad((2, 3, 7), on(1, 1, 4), (-2, -1)),
     flatten((2, [1, 3], 2), on(1, 2, 1), on(1, 3, ranks=(3, 2, 0))),
-    global_pool("Max", (3, 2, 5), on(1, 1, 3, ranks=(2, 0, 3))),
     transposed((1, 2, 4), on(1, 1, 4), kernel=(1,), stride=(4,)),
     transposed((2, 2, 2, 3, 2), on(1, 1, 2, 1, 2), kernel=(2, 3, 2), stride=(2, 1, 2), extra=(1, 0, 0)),
     transposed((4, 2, 3), on(4, 1, 1), kernel=(5,), padding=(2,)),
@@ -206,6 +208,23 @@ MORE = (
 def test_beside_the_sequential_ones() -> None:
     """Output and gradients: everything split, evenly or not, with empty blocks, on any teams."""
     check_beside(CASES if LONG == 1 else CASES + MORE)
+
+
+def test_what_outputs_read() -> None:
+    """In the modes that no short run has above: of the unit vectors the outputs, the columns of a matrix."""
+    n, one = 5, on(1, 1, 1)
+    for case in (
+        pad((n, 1, n), one, (4, 1), mode="replicate"),
+        pad((n, 1, n), one, (2, 3), mode="reflect"),
+        pad((n, 1, n), one, (-2, 3)),
+        upsample((n, 1, n), one, size=(8,)),
+        upsample((n, 1, n), one, scale_factor=1.5),
+        upsample((n, 1, n), one, scale_factor=1.5, mode="linear"),
+    ):
+        taps = case.layer(partition_of(0, 1))._taps((n, 1, n))[2]
+        matrix = np.zeros((n, taps.outputs))
+        np.add.at(matrix, (taps.inputs, np.arange(taps.outputs)), taps.weights)
+        close(matrix, case.whole({}, np.eye(n)[:, None])[:, 0], 1e-15, case.name)
 
 
 @pytest.mark.world(4)

@@ -93,6 +93,9 @@ CASES = (
     Case("ifft", (4, 3), on(2, 1), (0, 1)),
     Case("rfft", (2, 4, 3), on(1, 2, 1), (1, 2), "ortho"),
     Case("irfft", (4, 3), on(2, 1), (0, 1), None, complex),
+    Case("irfft", (3, 4), on(1, 2), (1, 0), None, complex, 5),
+    Case("rfft", (2, 2, 3, 2), on(1, 1, 1, 1), (0, 1, 2, 3)),
+    Case("irfft", (2, 2, 3, 2), on(1, 1, 1, 1), (0, 1, 2, 3), None, complex),
 )
 MORE = (
     Case("fft", ([0, 4], [1, 2], 5), on(2, 2, 1), (1,), "forward", complex),

@@ -117,6 +117,25 @@ def test_a_loss_scale_decides_the_same_on_all_workers() -> None:
         assert not bool(finite), worker
 
 
+def test_a_loss_scale_stays_within_bounds() -> None:
+    """It grows after each `period` of good steps, to what float32 holds, and shrinks to 1."""
+    scale = dj.optim.LossScale(initial=2.0, factor=4.0, period=2)
+    state, step, found = scale.init(), jax.jit(scale.next), []
+    for finite in (True, True, True, True, False, True, False, False):
+        state = step(state, finite)
+        found.append(float(state["scale"]))
+    assert found == [2, 8, 8, 32, 8, 8, 2, 1]
+    largest = {"scale": jnp.float32(2.0**127), "good_steps": jnp.int32(1)}
+    assert float(step(largest, True)["scale"]) == 2.0**127
+
+
+def test_half_precisions_are_accumulated_in_float32() -> None:
+    """In float16 2048 + 1 is 2048."""
+    batches = jnp.array([2048, 1, 1, 2046], jnp.float16)
+    value, gradient = jax.jit(dj.optim.accumulated(lambda w, x: (w * x, x)))(jnp.float16(1), batches)
+    assert value.dtype == gradient.dtype == jnp.float16 and value == gradient == 1024
+
+
 @pytest.mark.simulated(2)
 def test_accumulated_gradients() -> None:
     """Of batches one after the other as of all at once, of which one worker has no data; differentiable in turn."""

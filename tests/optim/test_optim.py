@@ -11,6 +11,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax.optim.in_step import in_step
+from distdl_jax.optim.norms import _unit_axes
 
 SHAPES = {"matrix": (5, 3), "kernel": (3, 2, 3, 2), "bias": (5,), "few": (1,), "scale": (), "gain": (4,)}
 
@@ -131,8 +132,8 @@ TRANSFORMATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 
 @pytest.mark.simulated(4)
 def test_transformations() -> None:
-    """Five updates, of gradients small and large, one of them zero, in one program for all."""
-    its = specs()
+    """Five updates in one program for all: gradients small and large, one of them zero; a parameter that is 0."""
+    its, first = specs(), {**drawn(0), "gain": np.zeros(4)}
     gradients = [drawn(n, scale) for n, scale in ((1, 1.0), (2, 10.0), (3, 0.01), (4, 0.0), (5, 0.3))]
 
     def run(optimiser: Any, params: Any, gradients: Any) -> Any:
@@ -147,10 +148,18 @@ def test_transformations() -> None:
     def program(which: int, params: Any, gradients: Any) -> Any:
         return {name: run(make(its)[which], params, gradients) for name, make in TRANSFORMATIONS.items()}
 
-    got = dj.jit(lambda *args: program(0, *args))(cut(drawn(0)), [cut(gradient) for gradient in gradients])
-    want = on_one_worker(lambda: jax.jit(lambda *args: program(1, *args))(drawn(0), gradients))
+    got = dj.jit(lambda *args: program(0, *args))(cut(first), [cut(gradient) for gradient in gradients])
+    want = on_one_worker(lambda: jax.jit(lambda *args: program(1, *args))(first, gradients))
     for name in TRANSFORMATIONS:
         compare(got[name], cut(want[name]), 1e-12)
+
+
+def test_a_unit_is_that_of_optax() -> None:
+    """In the dimensions that no tensor above has."""
+    for shape in ((2, 3, 2), (2, 3, 2, 1, 2)):
+        x = np.random.default_rng(0).normal(size=shape)
+        norms = np.sqrt(np.sum(x**2, _unit_axes(shape, None), keepdims=True))
+        np.testing.assert_allclose(np.broadcast_to(norms, shape), optax.transforms.unitwise_norm(x), 1e-12)
 
 
 TARGET = drawn(7)

@@ -102,6 +102,7 @@ def test_half_precision_sums_round_once(dtype: str, large: float, rounded: float
     P = dj.Partition()
     line, grid, first = (each.partition(P) for each in (on(4), on(2, 2), on(1)))
     mine = jnp.full((1,), large if P.rank == 0 else 1.0, dtype)
+    halo = [(i, 1 - i) for i in grid.index]  # two exchanges, one after the other
     forward = {
         "sum_reduce": (nn.SumReduce(line, first), mine),
         "all_sum_reduce": (nn.AllSumReduce(grid, (0, 1)), mine),
@@ -110,7 +111,7 @@ def test_half_precision_sums_round_once(dtype: str, large: float, rounded: float
     summing = {
         "broadcast": (nn.Broadcast(first, line), mine if P.rank == 0 else mine[:0], mine),
         "all_gather": (nn.AllGather(line, (0,)), mine, jnp.tile(mine, 4)),
-        "halo_exchange": (nn.HaloExchange(line, ((P.rank, 3 - P.rank),)), mine, jnp.tile(mine, 4)),
+        "halo_exchange": (nn.HaloExchange(grid, halo), mine.reshape(1, 1), jnp.tile(mine, (2, 2))),
     }
 
     def program() -> dict[str, Any]:
