@@ -187,7 +187,7 @@ def test_over_mpi() -> None:
 
 @pytest.mark.simulated(4)
 def test_each_elements_loss() -> None:
-    """With "none": the block's; over classes those of the samples, where the first classes are."""
+    """With "none": the block's; over classes those of the samples, where the first classes are. NaN for no class."""
     P, draw = dj.Partition(), np.random.default_rng(1)  # threads share no generator
     P_x, x, t = on(2, 2), draw.standard_normal((5, 4)), draw.standard_normal((5, 4))
     grid, (x_own, t_own) = P_x.partition(P), (cut(each, P_x, P.rank) for each in (x, t))
@@ -195,14 +195,17 @@ def test_each_elements_loss() -> None:
     labels = np.arange(5) % 4
     own = np.array_split(labels, 2)[P.rank // 2]
     first_only = own if P.rank % 2 == 0 else np.zeros(0, own.dtype)
-    squares, losses, of_first = jax.jit(lambda *a: (squared(*a[:2]), entropy(a[0], a[2]), entropy(a[0], a[3])))(
-        x_own, t_own, own, first_only
+    wrong = np.array([4, -1, *own[2:]])
+    squares, losses, of_first, of_wrong = jax.jit(lambda x, t, *a: (squared(x, t), *(entropy(x, its) for its in a)))(
+        x_own, t_own, own, first_only, wrong
     )
     np.testing.assert_allclose(squares, (x_own - t_own) ** 2)
     want = -np.asarray(jax.nn.log_softmax(x))[np.arange(5), labels]
     mine = np.array_split(want, 2)[P.rank // 2] if P.rank % 2 == 0 else np.zeros((len(own), 0))
     np.testing.assert_allclose(losses, mine, rtol=1e-12)
     np.testing.assert_array_equal(of_first, losses)
+    assert np.all(np.isnan(of_wrong[:2]))
+    np.testing.assert_allclose(of_wrong[2:], losses[2:], rtol=1e-12)
 
 
 @pytest.mark.simulated(2)
