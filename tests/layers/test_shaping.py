@@ -164,6 +164,7 @@ CASES = (
     transposed((2, 3, 5), on(1, 1, 3, ranks=(3, 1, 0)), kernel=(3,), stride=(2,), padding=(1,), extra=1),
     transposed((2, 3, 3), on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), kernel=(2,), stride=(3,), channels=5),
     transposed((2, 4, 5), on(1, 2, 1), on(1, 2, 1), on(2, 1, 1), kernel=(3,), groups=2, stride=(2,), channels=6),
+    transposed((1, 2, 5), on(1, 1, 2), kernel=(2,), dilation=(3,), channels=2),
     upsample((2, 3, 5), on(1, 2, 2), on(2, 1, 1, ranks=(3, 0)), size=(7,), mode="linear"),
     upsample((2, 2, [1, 0, 4]), on(1, 1, 3), size=(4,), mode="linear", align_corners=True),
     adaptive((2, 3, 7, 4), on(1, 1, 2, 2), 3, None),
