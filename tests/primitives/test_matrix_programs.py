@@ -16,7 +16,9 @@ from matrix.ties import there_and_back, untied
 
 import distdl_jax as dj
 from distdl_jax.backends.jaxpr_reader import read_program
+from distdl_jax.functional import repartition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.boxes import BoxMovement
 
 
 def blocks_of(world_size: int) -> dict[str, Any]:
@@ -148,3 +150,19 @@ def test_a_jitted_program_is_traced_once(world_size: int) -> None:
     second = jax.block_until_ready(program(jax.device_put(jax.tree.map(np.array, xs))))
     assert len(traced) == 1
     compare(first, jax.tree.map(np.asarray, second), 0.0)
+
+
+@pytest.mark.world(2)
+def test_a_derivative_traces_a_movement_once_in_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the function's program is evaluated again to be differentiated."""
+    P, traced = dj.Partition(), []
+    P_rows, P_columns = (P.create_cartesian_topology_partition(shape) for shape in ([2, 1], [1, 2]))
+    run = BoxMovement.run
+    monkeypatch.setattr(BoxMovement, "run", lambda part, world, x: traced.append(part) or run(part, world, x))
+
+    def part_of_loss(x: Any) -> Any:
+        return jnp.sum(repartition(x, P_rows, P_columns) ** 2)
+
+    jax.jit(dj.value_and_grad(part_of_loss))(jnp.ones((3, 7)))
+    forward, adjoint = traced
+    assert adjoint == forward.adjoint()
