@@ -27,7 +27,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
     if config.option.in_world:
         return  # see below
-    for name, value in (("JAX_PLATFORMS", "cpu"), ("JAX_ENABLE_X64", "1"), ("DISTDL_JAX_TUNING", "off")):
+    defaults = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "DISTDL_JAX_TUNING": "off",
+        "OPENBLAS_NUM_THREADS": "1",  # else each import of numpy has its threads spin, for a third of what it takes
+    }
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)
     os.environ["XLA_FLAGS"] = with_flags(os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE)
 

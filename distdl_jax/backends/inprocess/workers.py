@@ -17,6 +17,7 @@ from distdl_jax.backends.inprocess.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.backends.inprocess.world import InProcessWorld
 from distdl_jax.watchdog.status import acting_as
 
+TURN = 0.2  # seconds between two looks for an interrupt
 GRACE = 0.5
 """Seconds in which a worker that is to stop may come to an operation, and end there, before Python interrupts it."""
 
@@ -52,7 +53,9 @@ class Workers:
         try:
             self._start(program, args)
             with self._changed:
-                self._changed.wait_for(lambda: not self._running or self._error is not None)
+                # In turns: a signal that another thread takes, or none but Python has heard of, does not end a wait.
+                while not self._changed.wait_for(lambda: not self._running or self._error is not None, TURN):
+                    pass
         except BaseException:
             self._stop("the run was interrupted")
             raise
