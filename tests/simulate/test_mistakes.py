@@ -162,7 +162,7 @@ MISTAKES = {  # what is said under jax.jit and under dj.jit
         "The workers' programs differ: worker 0 is about to run repartition from 1 x 1 (0) to",
         "The workers' programs differ: worker 0 is about to run repartition from 1 x 1 (0) to",
     ),
-    if_rank_zero: ("Worker 1 has ended its program",) * 2,
+    if_rank_zero: ("has ended its program, but worker 0 is about to run broadcast from",) * 2,  # any of them
     ends_early: ("but worker 1 has ended its program, after",) * 2,
     shapes_differ: ("must have the same shape and dtype on all workers that are summed",) * 2,
     dtypes_differ: ("must have the same shape and dtype on all workers that are summed",) * 2,

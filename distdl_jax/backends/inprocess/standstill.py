@@ -60,7 +60,7 @@ def amounts_text(first: Party, second: Party) -> str:
 
 def _as_the_watchdog_says(parties: list[Party]) -> str | None:
     """What the watchdog of many processes would conclude from what the workers do; None where that is nothing."""
-    states = {party.rank: _state(party) for party in parties}
+    states = {party.rank: _state(party, parties) for party in parties}
     if not any(_agrees(party) for party in parties):
         # Then the operations tell more, unless the workers have called different functions.
         states = {rank: replace(state, kind="running") for rank, state in states.items()}
@@ -108,8 +108,9 @@ def _stop(party: Party) -> Stop:
     return Stop(party.rank, party.operation, party.done + 1, 0)
 
 
-def _state(party: Party) -> State:
-    """What the worker is doing, as the watchdog of a job of many processes has it."""
+def _state(party: Party, parties: list[Party]) -> State:
+    """What the worker is doing, as the watchdog of a job of many processes has it; in an agreement it waits for those
+    of `parties` that belong to it, too."""
     number, name = party.status.calls[-1]
     inside = party.status.in_call
     # Whoever is in a call, in an operation that is no agreement, has passed its trace.
@@ -123,7 +124,9 @@ def _state(party: Party) -> State:
     if _agrees(party):
         assert party.operation is not None
         purpose, where = party.operation.op, party.operation.place.line
-        return replace(state, kind="agreeing", purpose=purpose, where=where, waits_for=_others(party.operation, party))
+        here = {other.rank for other in parties if other is not party} & {*party.operation.team}
+        waits_for = tuple(sorted(here.union(_others(party.operation, party))))
+        return replace(state, kind="agreeing", purpose=purpose, where=where, waits_for=waits_for)
     return replace(state, kind="executing", where=_line(party))
 
 

@@ -17,7 +17,9 @@ from distdl_jax.backends.inprocess.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.backends.inprocess.world import InProcessWorld
 from distdl_jax.watchdog.status import acting_as
 
-TURN = 0.2  # seconds between two looks for an interrupt
+TURN = 0.2
+"""Seconds between two looks for an interrupt."""
+
 GRACE = 0.5
 """Seconds in which a worker that is to stop may come to an operation, and end there, before Python interrupts it."""
 
