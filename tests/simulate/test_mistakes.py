@@ -1,5 +1,6 @@
 """Mistakes in dj.simulate: what would hang raises at once on all workers, and an exception ends them all."""
 
+import random
 import threading
 import time
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
+from distdl_jax.backends.inprocess.rendezvous import Rendezvous
 from distdl_jax.functional import all_sum_reduce, broadcast, repartition
 
 pytestmark = pytest.mark.limit(300)
@@ -20,6 +22,22 @@ def no_thread_is_left():
     yield
     left = [t.name for t in threading.enumerate() if t not in before]
     assert not [name for name in left if not name.startswith("world of ")]  # the launcher starts worlds beside this
+
+
+@pytest.fixture(autouse=True)
+def workers_come_in_any_order(monkeypatch):
+    """Each is held up before what it does with others: what is said must not depend on who comes first."""
+    rng = random.Random(0)
+
+    def held_up(method):
+        def later(self, rank, *args):
+            time.sleep(rng.choice((0, 0, 0, 0.001, 0.01, 0.03)))
+            return method(self, rank, *args)
+
+        return later
+
+    for name in ("perform", "leave"):
+        monkeypatch.setattr(Rendezvous, name, held_up(getattr(Rendezvous, name)))
 
 
 class Parts:
