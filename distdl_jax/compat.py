@@ -64,10 +64,11 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
 
     JAX would trace the rule for `jax.jvp` each time and look for what it keeps, which takes longer than all else about
     the operation. `tangent` gives the tangent of the result for those of the arguments, and the operation's
-    parameters; where there is none it gets, and gives, an `ad.Zero`. Private:
-    `jax._src.interpreters.ad.primitive_linearizations`, and `fallback_linearize_rule`, JAX's way, which is tried first:
-    a rule returns as many values, the last of them a function of which the last arguments are tangents. A public
-    `linearize` rule would replace it.
+    parameters; where there is none it gets, and gives, an `ad.Zero`.
+
+    Private: `jax._src.interpreters.ad.primitive_linearizations`, and `fallback_linearize_rule`, JAX's way, which is
+    tried first: a rule returns as many values, the last of them a function of which the last arguments are tangents. A
+    public `linearize` rule would replace it.
     """
     from jax._src.interpreters import ad
 
