@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["launcher.plugin"]
 
+SETTINGS = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_X64": "1",
+    "DISTDL_JAX_TUNING": "off",  # nothing is measured, nor kept in the cache of whoever runs the tests
+    "OPENBLAS_NUM_THREADS": "1",  # else each import of numpy has its threads spin, for a third of what it takes
+}
+
 
 def with_flags(flags: str, *more: str) -> str:
     """XLA's flags, with those that the user has not set."""
@@ -27,28 +34,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
     if config.option.in_world:
         return  # see below
-    defaults = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_X64": "1",
-        "DISTDL_JAX_TUNING": "off",
-        "OPENBLAS_NUM_THREADS": "1",  # else each import of numpy has its threads spin, for a third of what it takes
-    }
-    for name, value in defaults.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ["XLA_FLAGS"] = with_flags(os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE)
 
 
 def pytest_world_environment(environment: MutableMapping[str, str], size: int) -> None:
     """The CPU in float64, with one thread. What runs on one worker alone is compiled as users compile it."""
-    defaults = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_X64": "1",
-        "DISTDL_JAX_TUNING": "off",  # nothing is measured, nor kept in the cache of whoever runs the tests
-        "NPROC": "1",  # the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    for name, value in defaults.items():
+    # NPROC is the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10.
+    for name, value in {**SETTINGS, "NPROC": "1", "OMP_NUM_THREADS": "1"}.items():
         environment.setdefault(name, value)
     flags = " ".join(flag for flag in environment.get("XLA_FLAGS", "").split() if flag not in FAST_TO_COMPILE)
     fast = FAST_TO_COMPILE if size > 1 else []

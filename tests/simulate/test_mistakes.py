@@ -301,6 +301,7 @@ def test_ctrl_c_ends_all_workers():
     def program():
         p = Parts()
         if p.rank == 0:
+            time.sleep(0.3)  # until the main thread waits: no system call of it hears of this interrupt
             _thread.interrupt_main()
             while True:
                 time.sleep(0.01)
