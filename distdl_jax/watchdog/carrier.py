@@ -30,6 +30,7 @@ from distdl_jax.watchdog.messages import (
     Detail,
     EndJob,
     Fail,
+    HasReported,
     Mailbox,
     Message,
     Noted,
@@ -48,8 +49,8 @@ from distdl_jax.watchdog.status import Channel, worker_status
 from distdl_jax.watchdog.survey import Compiled, Doing, Known, Relay, Survey, merged
 
 TO_REPORT = (1.0, 10.0)
-"""Seconds between the order to end the job and the end: worker 0 waits until all have had time to report; if it can't
-end the job, each does."""
+"""Seconds from the order to end the job to the end, at most: so long worker 0 waits for those who have yet to say where
+they are; if it can't end the job, each does."""
 
 MOST_ELSEWHERE = 8000
 """Of how many characters a text is that another worker writes: so few that it need not be fetched."""
@@ -172,8 +173,11 @@ class Carrier:
             with self._coordinating:
                 self._coordinator, answers = self._coordinator.tick(now)
             self._post_all(answers)
-        if self._end is not None and monotonic() > self._end[1]:
+        if self._end is not None and (monotonic() > self._end[1] or self._all_have_reported()):
             self._finish(self._end[0])
+
+    def _all_have_reported(self) -> bool:
+        return self._coordinator is not None and self._coordinator.all_have_reported
 
     def _post(self, message: Message, to: int) -> None:
         with mpi_lock:
@@ -313,6 +317,7 @@ class Carrier:
             lines.append("Its last operations:\n")
             lines += [f"{line}\n" for line in operations[-REPORTED_OPERATIONS:]]
         say("".join(lines))
+        self._post(HasReported(self._rank), COORDINATOR)
 
     def _finish(self, text: str) -> None:
         end_the_job(f"distdl_jax ends the job. {text}\n")

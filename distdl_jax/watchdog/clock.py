@@ -7,7 +7,7 @@ from typing import Literal
 
 from distdl_jax.watchdog.deadlock import Kind
 
-PATIENCE = 1.0
+PATIENCE = 0.25
 """Seconds for which a worker waits before it says so."""
 
 LONGEST_PATIENCE = 10.0

@@ -14,12 +14,14 @@ from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock
+from distdl_jax.watchdog.inquiry import Inquiry
 from distdl_jax.watchdog.messages import (
     Allowance,
     Answer,
     CannotAgree,
     EndJob,
     Fail,
+    HasReported,
     Noted,
     Posts,
     Question,
@@ -67,46 +69,13 @@ ROLLS_EVERY = 4e-3
 
 
 @dataclass(frozen=True)
-class Inquiry:
-    """The question to those whom a deadlock is about, whether they still wait as they had said.
-
-    All who say that they do were waiting at one time: when the first of them was asked.
-    """
-
-    number: int
-    said: Mapping[int, State]
-    answers: Mapping[int, Answer]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all have answered."""
-        return len(self.answers) == len(self.said)
-
-    def is_about(self, said: Mapping[int, State]) -> bool:
-        """Whether these workers, as they are, are asked."""
-        return self.said.keys() == said.keys() and all(s.is_as(self.said[worker]) for worker, s in said.items())
-
-    def view(self, plans: Plans) -> View:
-        """What is certain by now: of those who have moved, nothing."""
-        states = {
-            worker: answer.state if answer.state.is_as(self.said[worker]) else replace(answer.state, kind="running")
-            for worker, answer in self.answers.items()
-        }
-
-        def coming(sender: int, receiver: int) -> bool:
-            a, b = self.answers.get(sender), self.answers.get(receiver)
-            return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
-
-        return View(states, plans, {worker: a.detail.window for worker, a in self.answers.items()}, coming)
-
-
-@dataclass(frozen=True)
 class Coordinator:
     """What decides for one world of workers; `members`: their ranks in COMM_WORLD.
 
     - `states`: what each worker has told. `is_news`: whether nobody has looked at it since.
     - `plans`, `programs`: what each worker's part in a function needs, and what it communicates, for reports.
-    - `epoch`: how many failures all workers were told of. `ends`: whether the job was ended.
+    - `epoch`: how many failures all workers were told of. `ends`: whether the job was ended. `reported`: who has said
+      where it was then.
     - `polls`: its part in the last survey of each world, its own included.
     """
 
@@ -118,6 +87,7 @@ class Coordinator:
     programs: Mapping[str, Mapping[int, Program]] = field(default_factory=dict)
     epoch: int = 0
     ends: bool = False
+    reported: frozenset[int] = frozenset()
     questions: int = 0
     inquiry: Inquiry | None = None
     look_at: float = float("inf")
@@ -132,6 +102,11 @@ class Coordinator:
     def size(self) -> int:
         """The number of workers."""
         return len(self.members)
+
+    @property
+    def all_have_reported(self) -> bool:
+        """Whether the job has been told to end, and every worker has said where it is."""
+        return len(self.reported) == self.size
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
         """Keep a plan of the function `name`, which all workers have agreed on."""
@@ -154,6 +129,8 @@ class Coordinator:
 
     def hear(self, message: ToCoordinator, now: float) -> tuple[Coordinator, Posts]:
         """Take in what a worker tells."""
+        if isinstance(message, HasReported):
+            return replace(self, reported=self.reported | {message.worker}), []
         if self.ends:
             return self, []
         match message:

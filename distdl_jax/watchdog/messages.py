@@ -87,6 +87,13 @@ class SurveyAnswer:
     is_last: bool = True
 
 
+@dataclass(frozen=True)
+class HasReported:
+    """The worker has said where it is, before the job ends."""
+
+    worker: int
+
+
 # --- to a worker ---
 
 
@@ -163,7 +170,7 @@ class EndJob:
     about: tuple[int, ...] = ()
 
 
-ToCoordinator = StateChanged | Answer | CannotAgree | StillWaiting | SurveyAsked | SurveyAnswer
+ToCoordinator = StateChanged | Answer | CannotAgree | StillWaiting | SurveyAsked | SurveyAnswer | HasReported
 ToReporter = Question | Fail | Noted | Allowance | Say | Replay | EndJob
 ToWorker = ToReporter | SurveyQuestion | SurveyResult
 Message = ToCoordinator | ToWorker

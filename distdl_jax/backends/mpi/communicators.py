@@ -16,7 +16,7 @@ from distdl_jax.watchdog.abort import end_the_job
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import main_line
 
-BEFORE_ABORT = 3.0
+BEFORE_ABORT = 2.0
 """Seconds that the watchdog is given when MPI fails: it compares what was called, and may find out more."""
 
 

@@ -1,7 +1,7 @@
 """One worker calls the layer jitted, the other without jit.
 
 workers: 2
-timeout: 3
+timeout: 2
 says: Worker 0 is about to run the plan of <lambda>
 says: Worker 1 is in a compiled program (jit_and_eager.py
 """

@@ -10,6 +10,6 @@ import time
 from parts import dj, jnp, on_root, rank, spread
 
 if rank == 2:
-    time.sleep(4)
+    time.sleep(2)
 dj.jit(lambda x: jnp.sum(spread(x)))(on_root(4, 6))
 print(f"worker {rank} is done")

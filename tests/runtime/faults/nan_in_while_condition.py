@@ -1,7 +1,7 @@
 """An iteration goes on until the residual is small; on one worker it is NaN, so it stops at once there.
 
 workers: 2
-timeout: 4
+timeout: 2
 says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: left a while loop after different numbers of passes
 says: nan_in_while_condition.py

@@ -1,7 +1,7 @@
 """One worker hangs before it starts MPI (a file system that doesn't answer, say); the other one waits in MPI's start.
 
 workers: 2
-timeout: 6
+timeout: 3
 says: Worker 0 of 2 (process
 says: has waited for {timeout} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off) for MPI to start
 """

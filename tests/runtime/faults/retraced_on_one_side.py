@@ -1,7 +1,7 @@
 """The batch changes on one worker, under plain jax.jit: that worker traces anew, and the other one does not.
 
 workers: 2
-timeout: 5
+timeout: 2
 says: Worker 1 asks for what others hold
 says: worker 0 did not trace it: most often a shape, a dtype or a static argument of a jax.jit function has changed
 """

@@ -1,7 +1,7 @@
 """One worker never comes: it hangs in something of its own, beside many threads. Each has one that calls functions.
 
 workers: 3
-timeout: 3
+timeout: 2
 says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
 says: Worker 2 did not come to call 2, of total
 says: of its plan

@@ -3,7 +3,7 @@
 And one worker clears its caches, and traces alone what all have agreed on; another one still runs the step before.
 
 workers: 2
-timeout: 3
+timeout: 2
 status: 0
 says: worker 0 is done
 says: worker 1 is done

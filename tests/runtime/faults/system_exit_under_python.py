@@ -1,7 +1,7 @@
 """One worker raises SystemExit itself under plain `python`, which up to Python 3.11 keeps the status to itself.
 
 workers: 2
-timeout: 5
+timeout: 2
 says: Worker 1 has ended its program
 """
 
