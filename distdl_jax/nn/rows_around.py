@@ -14,6 +14,7 @@ from distdl_jax.nn.local.apart import Apart, taken_apart
 from distdl_jax.plans.halo_edges import HaloEdges, halo_edges
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
+from distdl_jax.primitives.tie import tie
 from distdl_jax.primitives.written_once import written_once
 
 
@@ -68,6 +69,8 @@ def _with_edges(x: Array, axis: int, kept: tuple[int, int]) -> tuple[Array, Arra
 def _with_edges_back(axis: int, kept: tuple[int, int], _: None, cotangents: tuple[Array, Array]) -> tuple[Array]:
     dx, of_edges = cotangents
     first, last = kept
+    if not (first or last):
+        return (tie(dx, of_edges),)  # of nothing, but by an exchange that all workers take part in, or none
     for start, place, count in ((0, 0, first), (dx.shape[axis] - last, first, last)):
         if count:
             edge = lax.slice_in_dim(dx, start, start + count, axis=axis)

@@ -201,7 +201,7 @@ def random_edges(rng):
 
 @pytest.mark.parametrize("seed", range(30 * LONG))
 def test_edges_alone_bring_what_is_around_a_block(seed):
-    """The rows that the exchange of whole blocks brings each worker."""
+    """In one, two and three dimensions, the rows that the exchange of whole blocks would; <F x, y> = <x, F* y>."""
     owned, axis, needed = random_edges(np.random.default_rng([11, seed]))
     if needed == owned.ranges:
         assert halo_edges(Halos(owned, needed)) is None
@@ -209,20 +209,28 @@ def test_edges_alone_bring_what_is_around_a_block(seed):
     edges = halo_edges(Halos(owned, needed))
     assert edges is not None and edges.axis == axis
     assert [edges.index(rank) for rank in owned.ranks] == [owned.index(cell)[axis] for cell in range(len(owned.ranks))]
-    whole = np.arange(owned.extent[axis])
-    blocks = [whole[start:stop] for start, stop in owned.ranges[axis]]
-    exchanged = np.concatenate(
-        [
-            np.r_[block[:first], block[len(block) - last :]]
-            for block, (first, last) in zip(blocks, edges.kept, strict=True)
-        ]
-    )
-    along = zip(edges.halos.needed[axis], edges.around, edges.kept, needed[axis], owned.ranges[axis], strict=True)
-    for (start, stop), (before, after), kept, wanted, own in along:
-        got = exchanged[start:stop]
-        assert len(got) == before + sum(kept) + after
-        np.testing.assert_array_equal(got[:before], whole[wanted[0] : own[0]])
-        np.testing.assert_array_equal(got[len(got) - after :], whole[own[1] : wanted[1]])
+    painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
+    blocks, wanted = owned_blocks(painted, owned), padded_blocks(painted, owned, needed, (False,) * painted.ndim)
+    of = {rank: edges.index(rank) for rank in owned.ranks}
+    programs = {rank: edges.halos.plans(rank) for rank in owned.ranks}
+    given = {rank: first_and_last(block, axis, *edges.kept[of[rank]]) for rank, block in blocks.items()}
+    moved = simulate(programs, given)
+    for rank, (before, after) in ((rank, edges.around[of[rank]]) for rank in owned.ranks):
+        assert moved[rank].shape[axis] == before + sum(edges.kept[of[rank]]) + after
+        assert wanted[rank].shape[axis] == before + blocks[rank].shape[axis] + after
+        np.testing.assert_array_equal(
+            first_and_last(moved[rank], axis, before, after), first_and_last(wanted[rank], axis, before, after)
+        )
+    y = {rank: np.cos(block) for rank, block in moved.items()}
+    back = simulate(adjoint(programs), y)
+    products = [sum(np.vdot(a[rank], b[rank]) for rank in owned.ranks) for a, b in ((moved, y), (given, back))]
+    assert products[0] == pytest.approx(products[1], rel=1e-12)
+
+
+def first_and_last(block, axis, first, last):
+    """Of the entries along a dimension so many of the first, and then so many of the last."""
+    n = block.shape[axis]
+    return block.take([*range(first), *range(n - last, n)], axis)
 
 
 @pytest.mark.parametrize(
