@@ -68,7 +68,8 @@ def _of_dimensions(P: Partition, dims: int, copied: tuple[int, ...]) -> tuple[Ca
     for d, p in enumerate(P.shape):
         if d in copied:
             replicated.append(len(shape))
-            shape += [p, 1]
+            # A tensor of fewer dimensions, of a broadcast to more of them, has none where its copies are.
+            shape += [p] if d < P.dim - dims else [p, 1]
         else:
             shape.append(p)
     missing = dims - (len(shape) - len(replicated))

@@ -66,8 +66,9 @@ class Broadcast(_BetweenPartitions):
     def _copied(self) -> tuple[int, ...]:
         if self.transpose_src or self.transpose_dest:
             raise PlanError("No TensorSpec describes the output of a broadcast that transposes a partition.")
-        source = (1,) * (self.P_y.dim - self.P_x.dim) + self.P_x.shape
-        return tuple(d for d, (p, q) in enumerate(zip(source, self.P_y.shape, strict=True)) if p < q)
+        more = self.P_y.dim - self.P_x.dim
+        source = (1,) * more + self.P_x.shape
+        return tuple(d for d, (p, q) in enumerate(zip(source, self.P_y.shape, strict=True)) if d < more or p < q)
 
     def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
         """What becomes of what all workers hold, by world rank: without a message, and the same on every worker."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imaginary import partition_of
 from matrix.partitions import On, on
 from programs import ROOT
 from sequential import close, cut
@@ -149,18 +150,41 @@ def test_names() -> None:
     P = dj.Partition()
     one = on(1, 1).partition(P)
     linear = nn.DistributedLinear(one, one, one, 3, 2)
+    no_bias = nn.DistributedLinear(one, one, one, 3, 2, bias=False)
     arrays = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
     nested = {f"{name}.{key}": x for name in ("first", "second.layer") for key, x in arrays.items()}
     params = dj.from_torch(nested, {"first": linear, "second": nn.Sequential(jnp.tanh, linear)})
     assert params["second"][0] == {} and params["second"][1]["bias"].shape == (2,)
     for sentence, given, layer in (
         ("`state_dict` must hold 'bias', for DistributedLinear(3 -> 2", {"weight": arrays["weight"]}, linear),
+        ("`state_dict` holds 'bias', for which `layer` has no place.", arrays, no_bias),
         ("`state_dict` holds '1.weight', for which `layer` has no place.", arrays | {"1.weight": np.ones(2)}, linear),
         ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
         ("`state_dict` holds 'weight_ih_l0', which is no parameter", {"weight_ih_l0": np.ones(2)}, linear),
-        ("`state_dict` holds 'third.bias', for which", nested | {"third.bias": np.ones(1)}, {"first": linear}),
+        (
+            "`state_dict` holds 'third.bias', for which",
+            {"first.weight": arrays["weight"], "third.bias": np.ones(1)},
+            {"first": no_bias},
+        ),
         ("`layer` (=3) must be a layer, or a dictionary of layers.", arrays, 3),
     ):
         with pytest.raises((dj.InvalidArgumentError, dj.InvalidTypeError)) as error:
             dj.from_torch(given, layer)
-        assert sentence in str(error.value) or "for which `layer` has no place" in str(error.value), str(error.value)
+        assert sentence in str(error.value), str(error.value)
+
+
+def test_attention_in_one_matrix_or_in_three() -> None:
+    """Packed, or under either of the names of three; also where keys and values have fewer heads than queries."""
+    P = on(1, 1, 1).partition(partition_of(0, 1))
+    layer = nn.DistributedMultiHeadAttention(P, 8, 4, num_key_heads=2, bias=False)
+    q, k, v, out = (np.random.default_rng(n).normal(size=(rows, 8)) for n, rows in enumerate((8, 4, 4, 8)))
+    want = {"query": q, "key": k, "value": v}
+    for given in (
+        {"in_proj_weight": np.concatenate([q, k, v]), "out_proj.weight": out},
+        {"q_proj_weight": q, "k_proj_weight": k, "v_proj_weight": v, "out_proj.weight": out},
+        {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": out},
+    ):
+        params = dj.from_torch({f"its.{name}": x for name, x in given.items()}, {"its": layer})["its"]
+        for name, rows in want.items():
+            np.testing.assert_array_equal(np.asarray(params[name]).reshape(rows.shape), rows)
+        np.testing.assert_array_equal(np.asarray(params["out"]).reshape(out.shape), out)

@@ -88,6 +88,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         part(P, 1, 2, ranks=(2, 3)), (),
     ),
     "broadcast": lambda P: (nn.Broadcast(part(P, 1, 2), part(P, 2, 2)), (5, 3), (5, 3), part(P, 2, 1, 2), (0,)),
+    "broadcast to more dimensions": lambda P: (
+        nn.Broadcast(part(P, 2), part(P, 2, 1, 2)), (3,), (3,), part(P, 2, 1, 2), (0, 1),
+    ),
     "sum": lambda P: (
         nn.SumReduce(part(P, 2, 2), part(P, 2, ranks=(3, 1))), (4, 3), (2, 3), part(P, 1, 2, ranks=(3, 1)), (),
     ),
@@ -162,6 +165,10 @@ REFUSED: dict[str, tuple[Any, Any]] = {
         dj.InvalidArgumentError,
         lambda P: nn.Repartition(part(P, 2, 1), part(P, 1, 2)).output_spec(dj.TensorSpec((4, 4), part(P, 1, 2))),
     ),
+    "and without copies.": (
+        dj.InvalidArgumentError,
+        lambda P: nn.AllGather(part(P, 2), 0).output_spec(dj.TensorSpec((4,), part(P, 2), replicated=True)),
+    ),
     "No TensorSpec describes an output of 0 dimensions on a partition of 3 x 1 workers.": (
         dj.PlanError,
         lambda P: nn.Sequential(jnp.sum).output_spec(dj.TensorSpec((4, 4), part(P, 3, 1))),
@@ -169,6 +176,12 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "worker 0 gets (2, 1), but the balanced block of 2 x 3 on 1 x 2 workers is (2, 2).": (
         dj.PlanError,
         lambda P: nn.Sequential(uneven).output_spec(dj.TensorSpec((2, 5), part(P, 1, 2))),
+    ),
+    "the output of a broadcast that transposes a partition.": (
+        dj.PlanError,
+        lambda P: nn.Broadcast(part(P, 1, 2), part(P, 2, 2), transpose_src=True).output_spec(
+            dj.TensorSpec((4, 4), part(P, 1, 2))
+        ),
     ),
     "`halos` must be given": (
         dj.InvalidArgumentError,

@@ -62,6 +62,30 @@ def test_blocks_are_those_of_the_whole_tensor() -> None:
         np.testing.assert_allclose(np.asarray(got, float), np.asarray(block(want, spec), float), atol=way[2])
 
 
+def test_a_range_of_which_one_end_is_given() -> None:
+    """And arrays of bounds, which broadcast with the block; no number is below the lower one."""
+    spec = spec_of(partition_of(1, 2), (7,), on(2), ())
+    for bounds in ({"maxval": 3.0}, {"minval": -1}, {"minval": np.arange(7.0), "maxval": 9}):
+        want = block(jax.random.uniform(KEY, (7,), **bounds), spec)
+        mine = {name: np.asarray(x)[4:] if np.ndim(x) else x for name, x in bounds.items()}
+        np.testing.assert_allclose(dj.random.uniform(KEY, spec, **mine), want, rtol=1e-15)
+    elsewhere = spec_of(partition_of(2, 3), (7,), on(2), ())
+    assert dj.random.uniform(KEY, elsewhere, minval=np.zeros(3)).shape == (0,)
+    assert (dj.random.bernoulli(KEY, elsewhere).dtype, dj.random.normal(KEY, elsewhere, "float16").dtype) == (
+        np.dtype(bool),
+        np.dtype("float16"),
+    )
+
+
+def test_a_number_that_equals_its_probability() -> None:
+    """Is not below it; numbers are drawn in the dtype of the probabilities, as JAX draws them."""
+    spec = spec_of(partition_of(1, 2), (7,), on(2), ())
+    drawn = jax.random.uniform(KEY, (7,), "float32")
+    want = block(jax.random.bernoulli(KEY, drawn, (7,)), spec)
+    np.testing.assert_array_equal(dj.random.bernoulli(KEY, jnp.asarray(block(drawn, spec)), spec), want)
+    assert not want.any()
+
+
 @pytest.mark.simulated(4)
 def test_a_key_is_traced_and_mapped_over() -> None:
     """Under dj.jit, vmap and a scan over steps, on workers with and without a block."""
@@ -111,6 +135,7 @@ def test_arguments_are_named() -> None:
     for call, kind, sentence in (
         (lambda P: dj.random.uniform(KEY, (3,)), dj.InvalidTypeError, "`spec` (=(3,)) must be a TensorSpec."),
         (lambda P: dj.random.normal(KEY, spec(P), int), dj.InvalidTypeError, "must be floating or complex."),
+        (lambda P: dj.random.uniform(KEY, spec(P), complex), dj.InvalidTypeError, "(=complex128) must be floating."),
         (lambda P: dj.random.bernoulli(KEY, 1.5, spec(P)), dj.InvalidArgumentError, "`p` (=1.5) must be a probability"),
         (lambda P: dj.random.bernoulli(KEY, 0.5), dj.InvalidTypeError, "`spec` (=None) must be a TensorSpec."),
         (lambda P: dj.init_block("he", KEY, spec(P)), dj.InvalidTypeError, "`initializer` (='he') must be a function"),

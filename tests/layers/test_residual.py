@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from imaginary import partition_of, refusal
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -59,6 +59,18 @@ def test_beside_plain_jax() -> None:
     check_beside(CASES)
 
 
+@pytest.mark.simulated(4)
+def test_jaxs_own_gradient() -> None:
+    """From one team to another: it knows of each worker's program alone, and yet all of them do the same."""
+    P, case = dj.Partition(), CASES[1]
+    layer = case.layer(P)
+    params, x = layer.init(jax.random.key(0), float), cut(case.x, PAIR, P.rank)
+    x = np.zeros((2, 0)) if x is None else x
+    loss = lambda both: jnp.sum(jnp.sin(layer(*both)))  # noqa: E731
+    got, want = jax.jit(lambda both: (jax.grad(loss)(both), dj.grad(loss)(both)))((params, x))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-14), got, want)
+
+
 @pytest.mark.simulated(2)
 def test_states_and_keys_of_both_ways() -> None:
     """Each way has its own; the same values as from the layers one by one, in training and in evaluation."""
@@ -68,6 +80,8 @@ def test_states_and_keys_of_both_ways() -> None:
     block = nn.Residual(body, nn.DistributedBatchNorm(rows, 3, momentum=None))
     params, state, key = block.init(jax.random.key(0), float), block.init_state(float), jax.random.key(1)
     assert jax.tree.structure(state) == jax.tree.structure(block.state_specs()) and block.draws
+    assert nn.Residual(block.shortcut, body[1]).draws and not nn.Residual(block.shortcut).draws
+    assert {leaf.dtype for leaf in jax.tree.leaves(state) if leaf.ndim} == {np.dtype(float)}
     x = jnp.asarray(np.random.default_rng(P.rank).normal(size=(4, 3)))
     y, new = dj.jit(lambda *args: block(*args[:2], state=args[2], key=key))(params, x, state)
     first, its = body(params["body"], x, state=state["body"], key=jax.random.split(key)[0])
@@ -87,6 +101,19 @@ def test_states_and_keys_of_both_ways() -> None:
         ["0.0.1", "Dropout"],
         ["0.1", "DistributedBatchNorm"],
     ]
+    wide = dj.ShapeDtype((4, 3), np.dtype("float64"))
+    narrow = nn.Residual(nn.Precision(nn.DistributedLayerNorm(rows, 3), output="float32"))
+    assert narrow.plan({rank: wide for rank in range(2)}).output(0) == wide
+
+
+def test_initial_weights_of_both_ways() -> None:
+    """Two layers alike get different ones, those of the keys that `key` is split into."""
+    P, key = on(1, 1).partition(partition_of(0, 1)), jax.random.key(2)
+    layer = nn.DistributedLinear(P, P, P, 3, 3)
+    params = nn.Residual(layer, layer).init(key)
+    for (_, got), its_key in zip(sorted(params.items()), jax.random.split(key), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, got, layer.init(its_key))
+    assert not np.array_equal(params["body"]["weight"], params["shortcut"]["weight"])
 
 
 @pytest.mark.simulated(2)
@@ -130,6 +157,10 @@ def test_refusals() -> None:
     assert "must be a layer, or None; functions go into an nn.Sequential." in refusal(
         2, lambda P: nn.Residual(to_columns(P), jnp.sin), dj.InvalidTypeError
     )
-    for shortcut in (lambda P: None, lambda P: nn.Dropout(on(2, 1).partition(P))):
+    for shortcut in (
+        lambda P: None,
+        lambda P: nn.Dropout(on(2, 1).partition(P)),
+        lambda P: nn.Repartition(on(2, 1).partition(P), on(1, 2, ranks=(1, 0)).partition(P)),
+    ):
         sentence = refusal(2, lambda P, s=shortcut: nn.Residual(to_columns(P), s(P)), dj.InvalidArgumentError)
         assert "`body` leaves its output on 1 x 2 (0, 1), but `shortcut`" in sentence, sentence

@@ -276,6 +276,12 @@ def test_dropout_does_not_depend_on_the_partition() -> None:
         for y, whole in zip(got, (want, by_channel), strict=True):
             mine = cut(whole, P_x, P.rank, sizes)
             np.testing.assert_allclose(y, own if mine is None else mine, rtol=1e-14)
+        # In x's own dtype, and yet of the same numbers.
+        y = layers[0](jnp.asarray(own, "bfloat16"), key=key)
+        assert y.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.asarray(y, float) == 0, np.asarray(got[0]) == 0)
+    nothing = nn.Dropout(on(4, 1, 1).partition(P), 0)
+    assert not nothing.draws and nothing(own) is own
     network = nn.Sequential(jnp.sin, nn.Sequential(layers[0]))
     assert network.draws and not network[:1].draws
     one = jax.random.split(jax.random.split(key, 2)[1], 1)[0]
@@ -283,6 +289,8 @@ def test_dropout_does_not_depend_on_the_partition() -> None:
     np.testing.assert_array_equal(network(({}, ({},)), own, training=False), jnp.sin(own))
     with pytest.raises(dj.InvalidArgumentError, match=r"`key` \(=None\) must be a random key in training"):
         network(({}, ({},)), own)
+    with pytest.raises(dj.InvalidTypeError, match=r"`key` \(=3\) must be a random key"):
+        layers[0](own, key=3)
     with pytest.raises(dj.PlanError, match=r"`x` must hold floating-point numbers, but is int32\."):
         nn.Dropout(on(4, 1, 1).partition(P), 0.3)(np.ones((1, 2, 3), np.int32), key=key)
 
