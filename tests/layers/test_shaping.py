@@ -272,14 +272,13 @@ def test_dropout_does_not_depend_on_the_partition() -> None:
         own = cut(x, P_x, P.rank, sizes)
         own = np.zeros((5, 0)) if own is None else own
         layers = [nn.Dropout(P_x.partition(P), 0.3, channels) for channels in (False, True)]
-        got = dj.jit(lambda x, layers=layers: [layer(x, key=key) for layer in layers])(own)
+        of = (*((layer, float) for layer in layers), (layers[0], "bfloat16"))
+        *got, narrow = dj.jit(lambda x, of=of: [layer(x.astype(dtype), key=key) for layer, dtype in of])(own)
         for y, whole in zip(got, (want, by_channel), strict=True):
             mine = cut(whole, P_x, P.rank, sizes)
             np.testing.assert_allclose(y, own if mine is None else mine, rtol=1e-14)
-        # In x's own dtype, and yet of the same numbers.
-        y = layers[0](jnp.asarray(own, "bfloat16"), key=key)
-        assert y.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(np.asarray(y, float) == 0, np.asarray(got[0]) == 0)
+        assert narrow.dtype == jnp.bfloat16  # x's own, and yet of the same numbers
+        np.testing.assert_array_equal(np.asarray(narrow, float) == 0, np.asarray(got[0]) == 0)
     nothing = nn.Dropout(on(4, 1, 1).partition(P), 0)
     assert not nothing.draws and nothing(own) is own
     network = nn.Sequential(jnp.sin, nn.Sequential(layers[0]))

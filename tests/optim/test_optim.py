@@ -1,6 +1,7 @@
 """Norms, clipping, LAMB and L-BFGS on blocks are optax's on the whole tensors."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -132,9 +133,11 @@ TRANSFORMATIONS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 
 @pytest.mark.simulated(4)
 def test_transformations() -> None:
-    """Five updates in one program for all: gradients small and large, one of them zero; a parameter that is 0."""
+    """Eight updates in one program for all: gradients small and large, one of them zero, one twice; a parameter that is
+    0."""
     its, first = specs(), {**drawn(0), "gain": np.zeros(4)}
-    gradients = [drawn(n, scale) for n, scale in ((1, 1.0), (2, 10.0), (3, 0.01), (4, 0.0), (5, 0.3))]
+    scales = ((3, 0.01), (1, 1.0), (2, 10.0), (4, 0.0), (5, 0.3), (5, 0.3), (6, 1.0), (7, 0.5))
+    gradients = [drawn(*seed_scale) for seed_scale in scales]
 
     def run(optimiser: Any, params: Any, gradients: Any) -> Any:
         def step(carried: Any, gradient: Any) -> Any:
@@ -193,9 +196,13 @@ def part_of_loss(params: Any, weight: Any = 1.0) -> Any:
     return weight * apart + dj.functional.all_sum_reduce(own, P, axes_keep=()) ** 2 / 20 / P.size
 
 
-SEARCHES = {
-    "zoom": lambda: optax.scale_by_zoom_linesearch(20, initial_guess_strategy="one"),
-    "backtracking": lambda: optax.scale_by_backtracking_linesearch(20, store_grad=True),
+SEARCHES: dict[str, Callable[[], dict[str, Any]]] = {
+    "zoom": lambda: {"learning_rate": 0.5},
+    "backtracking": lambda: {
+        "linesearch": optax.scale_by_backtracking_linesearch(20, store_grad=True),
+        "memory_size": 2,
+        "scale_init_precond": False,
+    },
 }
 
 
@@ -203,7 +210,7 @@ SEARCHES = {
 @pytest.mark.parametrize("name", SEARCHES)
 def test_lbfgs_with_a_line_search(name: str) -> None:
     """Steps, values and gradients from the state as on whole tensors; a keyword goes to the loss."""
-    search, its = SEARCHES[name](), specs_of_two()
+    options, its = SEARCHES[name](), specs_of_two()
 
     def steps(optimiser: Any, from_state: Any, loss: Any) -> Any:
         def step(params: Any, state: Any) -> Any:
@@ -215,11 +222,11 @@ def test_lbfgs_with_a_line_search(name: str) -> None:
 
         return step
 
-    optimiser = dj.optim.lbfgs(its, linesearch=search)
+    optimiser = dj.optim.lbfgs(its, **options)
     ours = dj.jit(steps(optimiser, dj.optim.value_and_grad_from_state(part_of_loss), part_of_loss))
 
     def theirs() -> list[Any]:
-        plain = optax.lbfgs(linesearch=search)
+        plain = optax.lbfgs(**options)
         step = jax.jit(steps(plain, optax.value_and_grad_from_state(whole_loss), whole_loss))
         params = {name: drawn(0)[name] for name in its}
         state, found = plain.init(params), []
@@ -239,25 +246,56 @@ def test_lbfgs_with_a_line_search(name: str) -> None:
     for got, whole in zip((params, state[2].grad), wanted[-1][2:], strict=True):
         compare(got, cut(whole, its), 1e-12)
     assert values[-1] < values[1] < values[0]
+    told = state[2]._replace(value=jnp.full_like(state[2].value, 123))
+    assert ours(params, (*state[:2], told))[2] == 123  # which was not evaluated
+
+
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_some_workers_search_alone(name: str) -> None:
+    """Traced, which needs all who take part: worker 1 does not. A step leaves dtypes as they are."""
+    P = dj.Partition().create_partition_inclusive([2, 0])
+    if not P.active:
+        return
+    spec = dj.TensorSpec((4,), P.create_cartesian_topology_partition([2]))
+    optimiser = dj.optim.lbfgs([spec, spec], **SEARCHES[name](), partition=P)
+
+    def loss(params: Any) -> Any:
+        return sum(jnp.sum(jnp.cosh(x)) for x in params)
+
+    def step(params: Any, state: Any) -> Any:
+        value, gradient = dj.optim.value_and_grad_from_state(loss, partition=P)(params, state=state)
+        updates, state = optimiser.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
+        return optax.apply_updates(params, updates), state
+
+    narrow = "bfloat16" if name == "zoom" else float  # optax's other one takes no such parameters
+    params = [jnp.ones(2), jnp.ones(2, narrow)]
+    before = params, optimiser.init(params)
+    after = jax.eval_shape(step, *before)
+    assert jax.tree.map(jnp.dtype, after) == jax.tree.map(lambda x: x.dtype, before)
 
 
 @pytest.mark.simulated(2)
 def test_a_search_that_meets_no_numbers() -> None:
-    """Steps out of the domain, on one worker: all take back as much, and end where plain optax does."""
+    """Steps out of the domain, on one worker: all take back as much. Complex numbers end where plain optax brings their
+    real and imaginary parts."""
     P = dj.Partition()
     spec = dj.TensorSpec((3,), P.create_cartesian_topology_partition([2]))
     theirs = optax.chain(optax.sgd(1.0), optax.scale_by_zoom_linesearch(20))
     ours = optax.chain(optax.sgd(1.0), dj.optim.line_search(optax.scale_by_zoom_linesearch(20), spec))
 
     def loss(x: Any, a: Any) -> Any:
-        return jnp.sum(-a * jnp.log(x) + x**2)
+        return jnp.sum(-a * jnp.log(x.real) + x.real**2 + x.imag**2)
 
-    def steps(jit: Any, optimiser: Any, value_and_grad: Any, x: Any, a: Any) -> Any:
+    def loss_of_pairs(pairs: Any, a: Any) -> Any:
+        return loss(jax.lax.complex(pairs[0], pairs[1]), a)
+
+    def steps(jit: Any, optimiser: Any, value_and_grad: Any, loss: Any, x: Any, a: Any) -> Any:
         @jit
         def step(x: Any, state: Any, a: Any) -> Any:
-            value, gradient = value_and_grad(x, a)
+            value, gradient = value_and_grad(loss)(x, a)
             updates, state = optimiser.update(
-                gradient, state, x, value=value, grad=gradient, value_fn=lambda x: loss(x, a)
+                jnp.conj(gradient), state, x, value=value, grad=gradient, value_fn=lambda x: loss(x, a)
             )
             return optax.apply_updates(x, updates), state
 
@@ -266,9 +304,36 @@ def test_a_search_that_meets_no_numbers() -> None:
             x, state = step(x, state, a)
         return x
 
-    x, a, mine = jnp.array([0.1, 3.0, 10.0]), jnp.array([30.0, 2.0, 1.0]), slice(*spec.box[0])
-    want = on_one_worker(lambda: steps(jax.jit, theirs, jax.value_and_grad(loss), x, a))
-    np.testing.assert_allclose(steps(dj.jit, ours, dj.value_and_grad(loss), x[mine], a[mine]), want[mine], 1e-12)
+    x, a, mine = np.array([0.1 + 2j, 3.0 - 1j, 10.0]), np.array([30.0, 2.0, 1.0]), slice(*spec.box[0])
+    pairs = jnp.stack([x.real, x.imag])
+    want = on_one_worker(lambda: steps(jax.jit, theirs, jax.value_and_grad, loss_of_pairs, pairs, a))
+    got = steps(dj.jit, ours, dj.value_and_grad, loss, jnp.asarray(x[mine]), a[mine])
+    np.testing.assert_allclose(got, (want[0] + 1j * want[1])[mine], 1e-12)
+
+
+@pytest.mark.simulated(2)
+def test_the_first_worker_decides() -> None:
+    """A search that keeps no gradient: worker 1, which was told a wrong value, would be content sooner."""
+    spec = dj.TensorSpec((3,), dj.Partition().create_cartesian_topology_partition([2]))
+    search = optax.scale_by_backtracking_linesearch(20)
+    x, mine = jnp.array([1.0 + 2j, -3.0, 2.0 - 1j]), slice(*spec.box[0])
+
+    def loss(x: Any) -> Any:
+        return jnp.sum(jnp.abs(x) ** 4)
+
+    def step(search: Any, value: Any, gradient: Any, x: Any) -> Any:
+        updates, state = search.update(
+            -jnp.conj(gradient), search.init(x), x, value=value, grad=gradient, value_fn=loss
+        )
+        return updates, state.learning_rate, state.value
+
+    value, gradient = jax.value_and_grad(loss)(x)
+    want = on_one_worker(lambda: jax.jit(partial(step, search))(value, gradient, x))
+    assert want[1] < 0.1
+    ours = dj.jit(partial(step, dj.optim.line_search(search, spec)))
+    updates, *found = ours(value + 1e9 * spec.partition.rank, gradient[mine], x[mine])
+    np.testing.assert_allclose(updates, want[0][mine], 1e-12)
+    np.testing.assert_allclose(found, want[1:], 1e-12)
 
 
 @pytest.mark.simulated(3)
@@ -283,7 +348,7 @@ def test_loops_end_together() -> None:
             (step, 0, block),
         )
 
-    step, block = jnp.array([0.3, 0.5, 0.1])[P.rank], jnp.ones(P.rank + 1)
+    step, block = jnp.array([0.3, 0.5, 1.5])[P.rank], jnp.ones(P.rank + 1)
     far, count, block = dj.jit(in_step(jax.jit(passes), P))(step, block)
     assert (count, float(far)) == (3, 0.3 + 0.3 + 0.3 + 0.3)
     np.testing.assert_array_equal(block, np.full(P.rank + 1, 8.0))
@@ -302,6 +367,10 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
         (lambda: ratio.update(tree, None), r"`params` \(=None\) must be this worker's parameters"),
         (lambda: units.update(tree, None, tree), r"`axis` \(=1\) must name dimensions of each tensor"),
         (lambda: dj.optim.scale_by_lbfgs(its, 0), r"`memory_size` \(=0\) must be 1 or more"),
+        (
+            lambda: dj.optim.value_and_grad_from_state(jnp.sum)(tree, state=optax.adam(0.1).init(tree)),
+            "`state` must hold a value and a gradient",
+        ),
         (lambda: dj.optim.global_norm(tree, its, partition=some), "must hold the workers of all specs"),
     ]
     for program, sentence in refused:
