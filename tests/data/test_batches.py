@@ -83,6 +83,7 @@ def test_every_sample_once_in_an_order_that_all_share(workers: int, kind: str, s
         arguments = {"batch_size": 4, "key": KEY} if keyed else {}
         for batch in batches(source(kind), its, **arguments, epochs=2):
             assert all(isinstance(leaf, jax.Array) for leaf in batch.values())
+            assert (batch["x"].dtype, batch["y"].dtype) == (IMAGES.dtype, LABELS.dtype)
             together = whole(its, batch, split_batch)
             if dj.Partition().rank == dj.Partition().size - 1:
                 np.testing.assert_array_equal(together["x"], IMAGES[together["y"]])
@@ -98,14 +99,30 @@ def test_every_sample_once_in_an_order_that_all_share(workers: int, kind: str, s
 
 
 def test_the_order() -> None:
-    """Fixed for ever by key and epoch: that of the first is written down here; each is another permutation."""
+    """Fixed for ever by key and epoch: some are written down here; each is another permutation, as each word of a key
+    makes one."""
     order = Order(11, 4, [0, 42], False)
     assert [sorted(order.epoch(n).tolist()) for n in range(4)] == [list(range(11))] * 4
     assert len({tuple(order.epoch(n).tolist()) for n in range(4)} | {tuple(Order(11, 4, [1, 42], False).epoch(0))}) == 5
     assert order.epoch(0).tolist() == FIRST
+    assert order.epoch(1).tolist() == SECOND
+    long = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 4, 4], [1, 3, 3, 4], [2, 2, 3, 4]]
+    assert len({tuple(Order(11, 4, words, False).epoch(0).tolist()) for words in long}) == 5
+    assert Order(11, 4, long[0], False).epoch(0).tolist() == OF_FOUR_WORDS
 
 
 FIRST = [10, 4, 6, 2, 1, 0, 8, 5, 9, 7, 3]
+SECOND = [6, 9, 3, 8, 4, 10, 5, 0, 1, 2, 7]
+OF_FOUR_WORDS = [2, 4, 1, 0, 3, 5, 7, 8, 6, 10, 9]
+
+
+@pytest.mark.simulated(1)
+def test_the_order_is_that_of_the_key() -> None:
+    """New ones and old ones, and those of another generator, which are longer."""
+    for key in (jax.random.key(7), jax.random.PRNGKey(7), jax.random.key(7, impl="rbg")):
+        is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+        words = np.asarray(jax.random.key_data(key) if is_new else key).tolist()
+        assert labels(batch_size=11, key=key) == [Order(11, 11, words, False).epoch(0).tolist()]
 
 
 def labels(**arguments: Any) -> list[list[int]]:
@@ -153,6 +170,19 @@ def test_the_last_batch() -> None:
     assert [len(batch) for batch in labels(batch_size=4)] == [4, 4, 3]
     assert [len(batch) for batch in labels(batch_size=4, drop_last=True)] == [4, 4]
     assert [len(batch) for batch in labels(batch_size=20)] == [11]
+    (batch,) = batches(IMAGES.astype(">f8"), one((4, 6)), 11)
+    np.testing.assert_array_equal(batch, IMAGES)
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.limit(20)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_end(prefetch: int) -> None:
+    """However often one asks; an iterator can't be gone through again, not even by who would go on for ever."""
+    its = batches(LABELS, one(()), 4, prefetch=prefetch)
+    assert [len(list(its)) for _ in range(3)] == [3, 0, 0]
+    spec = {"x": one((4, 6)), "y": one(())}
+    assert len(list(batches(iter(Loader()), spec, epochs=None, prefetch=prefetch))) == 3
 
 
 def test_a_halo() -> None:
@@ -163,8 +193,23 @@ def test_a_halo() -> None:
         (start, stop) = its.box[1]
         (batch,) = batches(IMAGES, its, 11, halo=[(0, 0), (1, 2)])
         np.testing.assert_array_equal(batch, IMAGES[:, :, max(0, start - 1) : stop + 2])
+        its = spec(True)["x"]
+        rows, _, (start, stop) = its.box
+        first, *_ = batches(IMAGES, its, 4, halo=[(1, 0), (0, 0), (2, 1)])
+        np.testing.assert_array_equal(first, IMAGES[max(0, rows[0] - 1) : rows[1], :, max(0, start - 2) : stop + 1])
 
-    dj.simulate(3, program)
+    dj.simulate(4, program)
+
+
+def test_copies_of_a_batch_that_is_split() -> None:
+    """Both workers of a row have its samples."""
+
+    def program() -> None:
+        P = dj.Partition().create_cartesian_topology_partition([2, 2])
+        (batch, _) = batches(LABELS[:8], TensorSpec((4,), P, replicated=1), 4)
+        assert batch.tolist() == ([0, 1] if P.rank < 2 else [2, 3])
+
+    dj.simulate(4, program)
 
 
 class Watched:

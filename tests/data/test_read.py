@@ -94,6 +94,7 @@ def test_nothing_else_is_read() -> None:
     watched = Watched()
     read(watched, ((1, 3), (0, 2), (4, 6)))
     read(watched, ((1, 3), (2, 2), (4, 6)))
+    assert read(watched, ((1, 3), (2, 2), (4, 6)), [(1, 1)] * 3).shape == (4, 0, 3)
     assert read(watched, None).shape == (0,)
     assert watched.elements == 8
 
@@ -119,6 +120,7 @@ def test_the_box_of_a_worker(workers: int, left: int, right: int) -> None:
         ((WHOLE, ((0, 8), (0, 1), (0, 1))), "is no box of an array of shape"),
         ((WHOLE, (1, 2, 3)), r"`box` \(=\(1, 2, 3\)\) must hold a range"),
         ((WHOLE, ((0, 1),) * 3, [(1, 1)]), r"`halo` \(=\[\(1, 1\)\]\) must hold widths of 0 or more for each of the 3"),
+        ((WHOLE, ((0, 1),) * 3, [(0, -1)] * 3), "must hold widths of 0 or more for each of the 3 dimensions"),
         ((WHOLE, ((0, 1),) * 3, [1, 1, 1]), r"`halo` \(=\[1, 1, 1\]\) must hold two integers"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from imaginary import on_all, partition_of, refusal
 
 import distdl_jax as dj
-from distdl_jax import TensorSpec
+from distdl_jax import TensorSpec, replicas
+from distdl_jax.settings import Settings
 
 
 def grid(P: dj.Partition, ranks: list[int], shape: list[int]) -> dj.CartesianPartition:
@@ -125,6 +126,29 @@ def test_one_spec_for_a_subtree() -> None:
             "a": [0, 0, 1, 1],
             "b": [5] * 4,
         }
+
+
+@pytest.mark.simulated(3)
+def test_each_leaf_on_a_worker_of_its_own() -> None:
+    """None of which is the root."""
+    P = dj.Partition()
+    its = [TensorSpec((2,), grid(P, [rank], [1])) for rank in (1, 2)]
+    mine = [jnp.full(2, float(rank)) if P.rank == rank else jnp.zeros(0) for rank in (1, 2)]
+    whole = dj.gather(mine, its)
+    assert [leaf.tolist() for leaf in whole] == ([[1, 1], [2, 2]] if P.rank == 0 else [[], []])
+    same(dj.scatter(whole, its), [np.asarray(leaf) for leaf in mine])
+
+
+@pytest.mark.simulated(3)
+def test_copies_of_which_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the first nor the last; along the one of the copied dimensions that has more than one worker."""
+    monkeypatch.setattr(replicas, "current_settings", lambda: Settings(debug=True))
+    P = dj.Partition()
+    spec = TensorSpec((2,), grid(P, [0, 1, 2], [3, 1]), replicated=True)
+    x = jnp.ones((2,)).at[1].add(P.rank == 1)
+    same(dj.check_replicated(jnp.ones(2), spec), np.ones(2))
+    with pytest.raises(dj.PlanError, match=r"`tree` must be the same .* not on workers 0 and 1"):
+        dj.check_replicated(x, spec)
 
 
 @pytest.mark.simulated(3)

@@ -107,6 +107,8 @@ def test_other_leaves_and_refusals() -> None:
     assert stacked["memory"] == dj.TensorSpec((4, 2), P, replicated=True)
     memory = dj.specs_like({"memory": {"w": jnp.ones((4, *w.shape))}}, {"w": w}, {"w": spec})
     assert memory["memory"]["w"] == dj.TensorSpec((4, 5), P.create_cartesian_topology_partition([1, 3]))
+    flags = dj.specs_like({"is_nan": {"w": jnp.zeros((), bool)}, "m": {"w": w}}, {"w": w}, {"w": spec})
+    assert flags == {"is_nan": {"w": None}, "m": {"w": spec}}
     with pytest.raises(dj.InvalidArgumentError, match="`param_specs` must have the structure of `params`"):
         dj.specs_like(state, {"w": w}, {"v": spec})
     with pytest.raises(dj.InvalidTypeError, match="`param_specs` must hold TensorSpecs, or None, but holds 3"):
@@ -119,6 +121,29 @@ def test_other_leaves_and_refusals() -> None:
         dj.PlanError, match=r"`state\['all'\]` is in the place of no parameter, and has shape \(2,\) on"
     ):
         dj.specs_like({"all": w}, {"w": w}, {"w": spec})
+
+
+@pytest.mark.simulated(2)
+def test_of_a_parameter_with_copies_and_blocks() -> None:
+    """Stacked, and with a dimension gone, the copies are where they were; what keeps a dimension that is cut as one
+    element is refused."""
+    P = dj.Partition()
+
+    def found(spec: dj.TensorSpec, *shape: int) -> dj.TensorSpec:
+        its = dj.specs_like({"m": {"w": jnp.ones(shape)}}, {"w": jnp.ones(spec.local_shape)}, {"w": spec})
+        return its["m"]["w"]
+
+    def on(*shape: int) -> dj.CartesianPartition:
+        return P.create_cartesian_topology_partition(shape)
+
+    copied = dj.TensorSpec((5, 3), on(2, 1, 1), replicated=0)
+    assert found(copied, 4, 5, 3) == dj.TensorSpec((4, 5, 3), on(1, 2, 1, 1), replicated=1)
+    cut = dj.TensorSpec((4, 3), on(2, 1, 1), replicated=2)
+    assert found(cut, 2) == dj.TensorSpec((4,), on(2, 1), replicated=1)
+    assert found(cut, 7, 2, 3) == dj.TensorSpec((7, 4, 3), on(1, 2, 1, 1), replicated=3)
+    for shape in ((1, 3), (3,)):
+        with pytest.raises(dj.PlanError, match="no block of anything"):
+            found(cut, *shape)
 
 
 @partial(jax.jit, static_argnums=0)
