@@ -13,6 +13,7 @@ from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, Shor
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint.disk import Disk, disk
+from distdl_jax.checkpoint.writing import remove_folder
 
 WHOLE = np.arange(6.0)
 
@@ -87,13 +88,16 @@ def test_every_operation_that_fails(step: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["synced", "names", "half"])
 @pytest.mark.parametrize("second", [2, 1])
 def test_a_crash_after_every_operation(second: int, kept: str, tmp_path: Path) -> None:
-    """What a crash leaves is the checkpoint before or the new one, never a mixture; once save is over, the new one."""
+    """What a crash leaves is the checkpoint before or the new one, never a mixture; once save is over, the new one. One
+    that is being removed is there as a whole, or no longer."""
     recorded = RecordedDisk()
     path = tmp_path / "run"
     path.mkdir()
     dj.simulate(2, saves, path, 1.0, 1, recorded)
     first = len(recorded.operations)
     dj.simulate(2, saves, path, 2.0, second, recorded)
+    if second == 2:
+        remove_folder(recorded, str(path), "step-0000000001")
     assert read(path) == plus(2)
     found = []
 
@@ -101,9 +105,10 @@ def test_a_crash_after_every_operation(second: int, kept: str, tmp_path: Path) -
         for n in range(first, len(recorded.operations) + 1):
             left = tmp_path / f"{n}"
             after_a_crash(recorded.operations[:n], path, left, kept)
-            value = float(checkpoint.restore(left, spec())[0])
-            np.testing.assert_array_equal(checkpoint.restore(left, spec()), WHOLE + value)
-            found.append(value)
+            wholes = [np.asarray(checkpoint.restore(left, spec(), step)) for step in checkpoint.steps(left)]
+            for whole in wholes:
+                np.testing.assert_array_equal(whole, WHOLE + whole[0])
+            found.append(wholes[-1][0])
 
     dj.simulate(1, program)
     assert found == sorted(found) and found[0] == 1 and found[-1] == 2

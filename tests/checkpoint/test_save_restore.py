@@ -88,6 +88,7 @@ def test_a_replaced_step(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
         spec = TensorSpec((4,), P)
+        checkpoint.save(tmp_path, jnp.zeros(2), spec, step=4)
         for value in (1.0, 2.0, 3.0):
             checkpoint.save(tmp_path, jnp.full(2, value), spec, step=5)
             assert checkpoint.restore(tmp_path, spec).tolist() == [value] * 2
@@ -95,7 +96,28 @@ def test_a_replaced_step(tmp_path: Path) -> None:
     (tmp_path / ".step-0000000005.abc").mkdir()
     (tmp_path / ".step-0000000006.abc").mkdir()
     dj.simulate(2, program)
-    assert sorted(os.listdir(tmp_path)) == [".step-0000000006.abc", "step-0000000005.2"]
+    assert sorted(os.listdir(tmp_path)) == [".step-0000000006.abc", "step-0000000004", "step-0000000005.2"]
+
+
+def test_a_file_that_is_short(tmp_path: Path) -> None:
+    """A file system that loses the end of it, and says nothing: no checkpoint is made of that."""
+
+    class Lossy(Disk):
+        def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+            lost = int(offset > 0)
+            return super().write(descriptor, data[: len(data) - lost], offset) + lost
+
+    def program() -> None:
+        P = dj.Partition()
+        with disk_used(Lossy() if P.rank == 1 else Disk()):
+            refused(
+                lambda: checkpoint.save(tmp_path, jnp.ones(2), TensorSpec((4,), P)),
+                r"worker-00001\.safetensors should have \d+ bytes, and has \d+",
+                dj.CheckpointError,
+            )
+
+    dj.simulate(2, program)
+    assert os.listdir(tmp_path) == []
 
 
 def test_steps_and_latest(tmp_path: Path) -> None:
@@ -273,6 +295,10 @@ def test_what_can_not_be_saved(tmp_path: Path) -> None:
             lambda: checkpoint.save(tmp_path, {"a": one} | ({} if last else {"b": one}), spec),
             r"`tree\['b'\]` is of the spec .* on worker 0 and missing from `tree` on worker 1",
         )
+        refused(
+            lambda: checkpoint.save(tmp_path, jnp.ones(1 + last), TensorSpec((2,), P, replicated=last)),
+            "must have the same leaves with the same specs on all workers",
+        )
         refused(lambda: jax.jit(lambda x: checkpoint.save(tmp_path, x, spec))(one), "is traced: a checkpoint can't be")
         refused(lambda: checkpoint.save(tmp_path, 2**70, TensorSpec((), P, replicated=True)), "must be an array of num")
 
@@ -323,6 +349,45 @@ def test_64_bits_need_them(tmp_path: Path) -> None:
 
     dj.simulate(1, program, True)
     dj.simulate(1, program, False)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_numbers_without_a_dtype_of_their_own(wide: bool, tmp_path: Path) -> None:
+    """Also arrays of them, of which one worker has another kind: they are so again; but of the dtype that was saved,
+    where that is no longer JAX's default."""
+
+    def program(save: bool) -> None:
+        P = dj.Partition()
+        its = [TensorSpec((), P, replicated=True)] * 2 + [TensorSpec((2,), P, replicated=True)]
+        tree = [7, 7 if P.rank == 0 else np.int32(7), jnp.full(2, 7)]
+        if save:
+            with jax.enable_x64(False):
+                checkpoint.save(tmp_path, tree, its)
+            return
+        with jax.enable_x64(wide):
+            got = checkpoint.restore(tmp_path, its)
+            assert [leaf.tolist() for leaf in got] == [7, 7, [7, 7]]
+            assert {leaf.dtype for leaf in got} == {np.dtype("int32")}
+            assert [jax.typeof(leaf).weak_type for leaf in got] == [not wide, False, not wide]
+
+    dj.simulate(2, program, True)
+    dj.simulate(2, program, False)
+
+
+def test_placeholders_have_any_dtype(tmp_path: Path) -> None:
+    """Of a worker outside, and of one whose block is empty; what is restored is of the data's dtype on all."""
+
+    def program() -> None:
+        P = dj.Partition()
+        its = [TensorSpec((1,), P), TensorSpec((2,), grid(P, [2], [1]))]
+        held = [jnp.ones(n) if P.rank == i else jnp.zeros(0, "int8") for i, n in ((0, 1), (2, 2))]
+        checkpoint.save(tmp_path, held, its)
+        got = checkpoint.restore(tmp_path, its)
+        assert [(leaf.dtype, leaf.tolist()) for leaf in got] == [
+            (np.dtype(float), [1.0] * (n * (P.rank == i))) for i, n in ((0, 1), (2, 2))
+        ]
+
+    dj.simulate(3, program)
 
 
 def test_no_worker_holds_more_than_its_block(tmp_path: Path) -> None:

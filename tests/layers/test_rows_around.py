@@ -112,3 +112,6 @@ def test_rows_and_gradients(how: str) -> None:
             np.testing.assert_array_equal(rows, drawn(seed, case)[(..., *case.rows(P.rank))])
         index = np.unravel_index(case.P.ranks.index(P.rank), case.P.shape)[case.axis]
         assert plans[n].apart(P.rank) == Apart(case.axis, *case.around[index])
+        movement = plans[n].movement
+        moved = movement.output(P.rank).shape[case.axis] - movement.inputs[P.rank].shape[case.axis]
+        assert moved == sum(case.around[index])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distdl_jax.plans.trees import Step, broadcast_steps, reduction_steps
+from distdl_jax.plans.trees import Step, broadcast_steps, gathered, reduction_steps
 
 SIZES = range(1, 41)
 Act = Callable[[int, int], None]
@@ -81,3 +81,14 @@ def test_reduction_is_the_broadcast_backwards(size):
         assert [step.action for step in there] == sorted(step.action for step in there)
         assert [step.action for step in there].count("receive") == (position > 0)
         assert all((step.partner < position) == (step.action == "receive") for step in there)
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 34, 65, 500])
+def test_all_but_the_first_are_heard_by_one_other(size):
+    """Also where the tree has several levels: by the one whom they tell, who is nearer to the first."""
+    team = tuple(range(size, 0, -1))
+    told = {worker: gathered(team, worker) for worker in team}
+    heard = [(one, other) for one, (_, others) in told.items() for other in others]
+    assert sorted(heard) == sorted((to, worker) for worker, (to, _) in told.items() if to is not None)
+    assert told[team[0]][0] is None and len(heard) == size - 1
+    assert all(one > other for one, other in heard)
