@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from distdl_jax.checkpoint.disk import Disk
+from distdl_jax.checkpoint.disk import Disk, disk
 
 OPERATIONS = (
     *("make_folder", "create", "open", "reserve", "write", "sync", "close"),
@@ -28,6 +28,19 @@ class Operation(NamedTuple):
     to: str = ""
     data: bytes = b""
     offset: int = 0
+
+
+class disk_used:
+    """Inside, this worker writes to another disk."""
+
+    def __init__(self, its: Disk) -> None:
+        self._its = its
+
+    def __enter__(self) -> None:
+        self._token = disk.set(self._its)
+
+    def __exit__(self, *_: object) -> None:
+        disk.reset(self._token)
 
 
 class FailingDisk(Disk):

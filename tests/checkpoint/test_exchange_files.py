@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import FailingDisk
-from checkpoint.trees import Keys, blocks, cut, grid, specs, wholes
+from checkpoint.trees import Keys, blocks, cut, grid, refused, specs, wholes
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -133,11 +133,6 @@ def test_the_only_array_of_a_file(tmp_path: Path) -> None:
         return checkpoint.import_(tmp_path / "x.npy", TensorSpec((5,), dj.Partition())).tolist()
 
     assert dj.simulate(2, program) == [[0, 1, 2], [3, 4]]
-
-
-def refused(call: Callable[[], Any], sentence: str) -> None:
-    with pytest.raises(dj.DistDLError, match=sentence):
-        call()
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 def written(path: Path, arrays: dict[str, np.ndarray]) -> None:
     head, places, size = laid_out({name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+    assert all(place.offset % place.itemsize == 0 for place in places.values())
     content = bytearray(size)
     content[: len(head)] = head
     for name, array in arrays.items():

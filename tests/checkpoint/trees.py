@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
@@ -125,3 +127,8 @@ def same(got: Any, its_specs: dict[str, Any]) -> None:
 
 def _together(function: Any, *trees: Any) -> Any:
     return jax.tree.map(function, *trees, is_leaf=lambda x: x is None or isinstance(x, Keys | TensorSpec))
+
+
+def refused(call: Callable[[], Any], sentence: str, kind: type[Exception] = dj.DistDLError) -> None:
+    with pytest.raises(kind, match=sentence):
+        call()

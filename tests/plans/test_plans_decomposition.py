@@ -19,6 +19,7 @@ from distdl_jax.plans.decomposition import (
     balanced_ranges,
     balanced_sizes,
     box_shape,
+    checked_integer,
     index_of,
     intersect,
     ranges_of_sizes,
@@ -79,6 +80,18 @@ def test_grid_boxes_are_the_balanced_boxes_and_lines_vary_one_index(case):
             assert grid.line(cell, d) == tuple(100 + c for c in line)
 
 
+def test_what_tiles_a_tensor():
+    """From 0 on, without a gap and without an overlap, in every dimension."""
+    for ranges, tiles in (
+        (((0, 2), (2, 2), (2, 3)), True),
+        (((1, 2), (2, 2), (2, 3)), False),
+        (((0, 1), (2, 2), (2, 3)), False),
+        (((0, 2), (1, 2), (2, 3)), False),
+    ):
+        assert ProductGrid(tuple(range(3)), (ranges, ((0, 4),))).tiles == tiles
+        assert ProductGrid(tuple(range(3)), (((0, 4),), ranges)).tiles == tiles
+
+
 def test_grids_of_equal_meaning_are_equal_and_hash_alike():
     grids = [ProductGrid.balanced((5, 4), (2, 2), range(4)) for _ in range(2)]
     assert grids[0].shape == (2, 2)  # a cached property must not count
@@ -98,12 +111,14 @@ def test_grids_of_equal_meaning_are_equal_and_hash_alike():
         (lambda: ProductGrid((0, 0), (((0, 1), (1, 2)),)), r"`ranks` holds \[0\] more than once"),
         (lambda: ProductGrid((0,), (((0, 1), (1, 2)),)), r"`ranks` \(of length 1\)"),
         (lambda: ProductGrid((0,), (((2, 1),),)), r"`ranges` holds \(2, 1\) in dimension 0"),
+        (lambda: checked_integer("n", True), r"`n` \(=True\) must be an integer"),
+        (lambda: checked_integer("n", 2, 3), r"`n` \(=2\) must be 3 or more"),
         (lambda: ProductGrid((0,), ()), r"1 or more dimensions"),
         (lambda: ProductGrid.balanced((3, 3), (1,), (0,)), "must have the same number of dimensions"),
     ],
 )
 def test_wrong_arguments_are_named_with_their_values(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 

@@ -1,0 +1,114 @@
+"""Files that are damaged, short or missing are named on all workers; few of them are open at a time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from checkpoint.recorded_disk import disk_used
+from checkpoint.trees import grid, refused
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint.block_reader import Files
+from distdl_jax.checkpoint.disk import Disk
+from distdl_jax.checkpoint.layout import Manifest, worker_file
+
+
+@pytest.mark.parametrize("place", ["block", "checksums", "manifest", "short", "missing", "not json", "version"])
+def test_damage_is_named(place: str, tmp_path: Path) -> None:
+    """One bit, on the one worker that reads it; all raise, and name the file, the leaf and the block."""
+
+    def program(save: bool) -> None:
+        P = dj.Partition()
+        its = {"w": TensorSpec((4, 3), grid(P, [0, 1], [2, 1]))}
+        if save:
+            checkpoint.save(tmp_path, {"w": jnp.ones((2, 3))}, its)
+            return
+        with pytest.raises(dj.CheckpointError, match=sentence):
+            checkpoint.restore(tmp_path, its)
+
+    dj.simulate(2, program, True)
+    folder = tmp_path / "step-0000000000"
+    file = folder / "worker-00001.safetensors"
+    manifest = folder / "manifest.json"
+    match place:
+        case "block" | "checksums":
+            content = bytearray(file.read_bytes())
+            content[-1 if place == "checksums" else -5] ^= 1
+            file.write_bytes(content)
+            sentence = r"On worker 1: .*worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: "
+            sentence += "the checksum of its checksums does" if place == "checksums" else "the checksum does"
+        case "short":
+            file.write_bytes(file.read_bytes()[:-1])
+            sentence = r"worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: it ends too early"
+        case "missing":
+            file.unlink()
+            sentence = r"On worker 1: No such file or directory.*worker-00001"
+        case "manifest":
+            manifest.write_text(manifest.read_text().replace('"box": [[2, 4]', '"box": [[2, 3]'))
+            sentence = r"manifest\.json is damaged: its checksum does not fit"
+        case "not json":
+            manifest.write_text(manifest.read_text()[:-10])
+            sentence = r"manifest\.json is damaged: it is not JSON any more"
+        case "version":
+            manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
+            sentence = r"is of version 99, and this distdl_jax reads versions 1 to 2"
+    dj.simulate(2, program, False)
+
+
+def test_a_checkpoint_with_a_block_too_few(tmp_path: Path) -> None:
+    """A manifest that fits its checksum, but lacks a block, is found by who needs it."""
+
+    def program(save: bool) -> None:
+        spec = TensorSpec((4,), dj.Partition())
+        if save:
+            checkpoint.save(tmp_path, jnp.ones(2), spec)
+        else:
+            with pytest.raises(dj.CheckpointError, match=r"its blocks do not cover the leaf tree"):
+                checkpoint.restore(tmp_path, spec)
+
+    dj.simulate(2, program, True)
+    path = tmp_path / "step-0000000000" / "manifest.json"
+    manifest = Manifest.from_json(path.read_text(), "here")
+    (leaf,) = manifest.leaves
+    path.write_text(replace(manifest, leaves=(replace(leaf, blocks=leaf.blocks[:1]),)).to_json())
+    dj.simulate(2, program, False)
+
+
+def test_a_file_that_is_short(tmp_path: Path) -> None:
+    """A file system that loses the end of it, and says nothing: no checkpoint is made of that."""
+
+    class Lossy(Disk):
+        def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+            lost = int(offset > 0)
+            return super().write(descriptor, data[: len(data) - lost], offset) + lost
+
+    def program() -> None:
+        P = dj.Partition()
+        with disk_used(Lossy() if P.rank == 1 else Disk()):
+            refused(
+                lambda: checkpoint.save(tmp_path, jnp.ones(2), TensorSpec((4,), P)),
+                r"worker-00001\.safetensors should have \d+ bytes, and has \d+",
+                dj.CheckpointError,
+            )
+
+    dj.simulate(2, program)
+    assert os.listdir(tmp_path) == []
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    """Of a checkpoint of many workers: the one that was not read for the longest time is closed."""
+    names = [worker_file(worker) for worker in range(40)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    before = len(os.listdir("/proc/self/fd"))
+    with Files(str(tmp_path)) as files:
+        for name in [*names, *names[:4], names[20]]:
+            assert os.pread(files.descriptor(name), 99, 0).decode() == name
+            assert len(os.listdir("/proc/self/fd")) <= before + 32
+        assert os.pread(files.descriptor(names[39]), 99, 0).decode() == names[39]
+    assert len(os.listdir("/proc/self/fd")) == before
