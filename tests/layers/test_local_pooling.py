@@ -1,10 +1,13 @@
 """The pooling that a worker computes is `lax.reduce_window`, whatever way its window takes it; in one process."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from launcher.examples import examples
 
 from distdl_jax.nn.local import pool
 from distdl_jax.nn.local.pool import largest, total
@@ -66,6 +69,63 @@ def test_result_and_gradient(name):
             assert got.dtype == expected.dtype == dtype
             a, b = (np.asarray(each, np.float64) for each in (got, expected))
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=0, err_msg=f"{function}, {dtype}")
+
+
+def _drawn(rng):
+    """A window and the shape of an x: windows apart, side by side or overlapping, dilated; or none."""
+    rank = rng.integers(1, 4)
+    kernel, stride, dilation = (tuple(map(int, rng.integers(1, most, rank))) for most in (4, 5, 3))
+    most = 7 if rank == 3 else 12
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    features = [int(rng.integers(max(1, r - 1), most)) if r < most else r for r in reach]
+    return spec(kernel, stride, dilation), (int(rng.integers(0, 3)), 2, *features)
+
+
+def _by_hand(x, windows, dy=None):
+    """The largest and the total of each window, or what the windows' cotangents come to in x, one after the other."""
+    along = zip(x.shape[2:], windows.kernel, windows.stride, windows.dilation, strict=True)
+    count = [max(0, (n - (k - 1) * d - 1) // s + 1) for n, k, s, d in along]
+    largest, total = np.zeros((2, *x.shape[:2], *count))
+    dlargest, dtotal = np.zeros((2, *x.shape))
+    for window in product(*map(range, (*x.shape[:2], *count))):
+        offsets = product(*map(range, windows.kernel))
+        starts = [[w * s for w, s in zip(window[2:], windows.stride, strict=True)]] * np.prod(windows.kernel)
+        places = [
+            (*window[:2], *(a + o * d for a, o, d in zip(start, offset, windows.dilation, strict=True)))
+            for start, offset in zip(starts, offsets, strict=True)
+        ]
+        entries = [x[place] for place in places]
+        largest[window], total[window] = max(entries), sum(entries)
+        if dy is not None:
+            dlargest[places[int(np.argmax(entries))]] += dy[window]
+            for place in places:
+                dtotal[place] += dy[window]
+    return (largest, total) if dy is None else (dlargest, dtotal)
+
+
+def test_any_window():
+    """Against what is worked out window by window: forward, and what cotangents come to. All in one program."""
+    rng = np.random.default_rng(7)
+    drawn = [_drawn(rng) for _ in range(examples(24))]
+    xs = [rng.integers(-3, 4, shape).astype(float) for _, shape in drawn]
+    dys = [
+        rng.integers(1, 9, _by_hand(x, windows)[0].shape).astype(float)
+        for x, (windows, _) in zip(xs, drawn, strict=True)
+    ]
+    assert any(0 in dy.shape[2:] for dy in dys) and any(0 in x.shape for x in xs)
+
+    @jax.jit
+    def both(xs, dys):
+        def one(x, windows, dy):
+            ways = [jax.vjp(lambda x, f=f: f(x, windows), x) for f in (largest, total)]
+            return [(y, pullback(dy)[0]) for y, pullback in ways]
+
+        return [one(x, windows, dy) for x, (windows, _), dy in zip(xs, drawn, dys, strict=True)]
+
+    for got, x, (windows, _), dy in zip(both(xs, dys), xs, drawn, dys, strict=True):
+        expected = zip(_by_hand(x, windows), _by_hand(x, windows, dy), strict=True)
+        for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(list(expected)), strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=f"{windows} of {x.shape}")
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

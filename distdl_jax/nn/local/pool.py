@@ -8,6 +8,7 @@ is a scatter; large windows, which would be as many slices, and other devices ke
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial, reduce
 from itertools import product
 
@@ -86,8 +87,8 @@ def _largest_backward(windows: WindowSpec, shape: tuple[int, ...], x: Array, dy:
     if _tile(windows):
         places = np.arange(math.prod(windows.kernel), dtype=np.int32).reshape(_interleaved(1, windows.kernel))
         return (_side_by_side(jnp.where(_apart(first) == places, _apart(dy), 0), shape),)
-    pieces = [jnp.where(first == i, dy, 0) for i in range(math.prod(windows.kernel))]
-    return (reduce(jnp.add, (_placed(piece, i, windows, shape) for i, piece in enumerate(pieces))),)
+    firsts, dys = _moved(first, -1, windows, shape), _moved(dy, 0, windows, shape)
+    return (_added(lambda i, q: jnp.where(firsts[q] == i, dys[q], 0), windows, shape, dy.dtype),)
 
 
 def _first_largest(entries: list[Array]) -> Array:
@@ -118,7 +119,8 @@ def _total_backward(windows: WindowSpec, shape: tuple[int, ...], _: None, dy: Ar
     if _tile(windows):
         tiles = (*dy.shape[:2], *_interleaved(dy.shape[2:], windows.kernel)[2:])
         return (_side_by_side(jnp.broadcast_to(_apart(dy), tiles), shape),)
-    return (reduce(jnp.add, (_placed(dy, i, windows, shape) for i in range(math.prod(windows.kernel)))),)
+    dys = _moved(dy, 0, windows, shape)
+    return (_added(lambda _, q: dys[q], windows, shape, dy.dtype),)
 
 
 _total.defvjp(lambda x, windows, shape: (_total(x, windows, shape), None), _total_backward)
@@ -142,11 +144,57 @@ def _entries(x: Array, windows: WindowSpec) -> list[Array]:
     ]
 
 
-def _placed(values: Array, entry: int, windows: WindowSpec, shape: tuple[int, ...]) -> Array:
-    """Zeros of x's `shape` with `values` at one entry of each window: the adjoint of taking them."""
-    along = zip(_offsets(windows)[entry], windows.stride, values.shape[2:], shape[2:], strict=True)
-    ends = [(start, n - start - stride * (m - 1) - 1, stride - 1) for start, stride, m, n in along]
-    return lax.pad(values, jnp.zeros((), values.dtype), [(0, 0, 0), (0, 0, 0), *ends])
+def _whole_strides(windows: WindowSpec) -> list[tuple[int, ...]]:
+    """How many whole strides each entry of a window is from where the window starts."""
+    return [tuple(o // s for o, s in zip(offset, windows.stride, strict=True)) for offset in _offsets(windows)]
+
+
+def _moved(values: Array, fill: int, windows: WindowSpec, shape: tuple[int, ...]) -> dict[tuple[int, ...], Array]:
+    """`values`, one for each window, moved on by so many windows, by these; `fill` where there is none.
+
+    As many windows as there are strides in x's `shape`. Slices of one array: pads would be worked out for each number.
+    """
+    farthest = _whole_strides(windows)[-1]
+    count = [-(-n // s) for n, s in zip(shape[2:], windows.stride, strict=True)]
+    rest = [(far, m - n, 0) for far, m, n in zip(farthest, count, values.shape[2:], strict=True)]
+    wide = lax.optimization_barrier(lax.pad(values, np.asarray(fill, values.dtype), [(0, 0, 0), (0, 0, 0), *rest]))
+
+    def moved(by: tuple[int, ...]) -> Array:
+        starts = [far - q for far, q in zip(farthest, by, strict=True)]
+        stops = [start + m for start, m in zip(starts, count, strict=True)]
+        return lax.slice(wide, (0, 0, *starts), (*shape[:2], *stops))
+
+    return {by: moved(by) for by in dict.fromkeys(_whole_strides(windows))}
+
+
+def _added(
+    given: Callable[[int, tuple[int, ...]], Array], windows: WindowSpec, shape: tuple[int, ...], dtype: np.dtype
+) -> Array:
+    """The adjoint of taking the windows' entries: what they give to those of x, added up; an array of its `shape`.
+
+    `given(i, q)`: what the i-th entries of the windows give, moved on by q windows. Entries of x that are at the same
+    place between two strides are added up as one array, and only then put between the others: with a pad for each
+    entry of the window, XLA asks for each number of x and each pad whether there is anything.
+    """
+    phases: dict[tuple[int, ...], Array] = {}
+    for i, (offset, by) in enumerate(zip(_offsets(windows), _whole_strides(windows), strict=True)):
+        place = tuple(o % s for o, s in zip(offset, windows.stride, strict=True))
+        phases[place] = phases[place] + given(i, by) if place in phases else given(i, by)
+    count = [-(-n // s) for n, s in zip(shape[2:], windows.stride, strict=True)]
+    nothing = jnp.zeros((*shape[:2], *count), dtype)
+    pieces = [phases.get(place, nothing) for place in product(*map(range, windows.stride))]
+    for d in reversed(range(len(count))):
+        s = windows.stride[d]
+        pieces = [_in_turn(pieces[first : first + s], 2 + d) for first in range(0, len(pieces), s)]
+    return lax.slice(pieces[0], (0,) * len(shape), shape)
+
+
+def _in_turn(pieces: list[Array], axis: int) -> Array:
+    """The first entry of each along `axis`, then the second of each, and so on."""
+    if len(pieces) == 1:
+        return pieces[0]
+    stacked = jnp.stack(pieces, axis + 1)
+    return stacked.reshape(*stacked.shape[:axis], len(pieces) * stacked.shape[axis], *stacked.shape[axis + 2 :])
 
 
 def _interleaved(outer: int | tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
