@@ -50,11 +50,6 @@ def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
     return lax.pad(x, value, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
 
 
-def _tile(windows: WindowSpec) -> bool:
-    """Whether windows lie side by side, so that each entry of x is in one window at most."""
-    return windows.stride == windows.kernel and set(windows.dilation) == {1}
-
-
 def _by_slices(windows: WindowSpec) -> bool:
     """Whether the entries are taken by slices."""
     few = math.prod(windows.kernel) <= MOST_SLICES and jax.default_backend() == "cpu"
@@ -83,10 +78,7 @@ def _largest_forward(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> t
 
 
 def _largest_backward(windows: WindowSpec, shape: tuple[int, ...], x: Array, dy: Array) -> tuple[Array]:
-    first = _first_largest(_entries(x, windows))
-    if _tile(windows):
-        places = np.arange(math.prod(windows.kernel), dtype=np.int32).reshape(_interleaved(1, windows.kernel))
-        return (_side_by_side(jnp.where(_apart(first) == places, _apart(dy), 0), shape),)
+    first = between_layers(_first_largest(_entries(x, windows)))  # worked out once, not for each entry of x
     firsts, dys = _moved(first, -1, windows, shape), _moved(dy, 0, windows, shape)
     return (_added(lambda i, q: jnp.where(firsts[q] == i, dys[q], 0), windows, shape, dy.dtype),)
 
@@ -116,9 +108,6 @@ def _total(x: Array, windows: WindowSpec, shape: tuple[int, ...]) -> Array:
 
 
 def _total_backward(windows: WindowSpec, shape: tuple[int, ...], _: None, dy: Array) -> tuple[Array]:
-    if _tile(windows):
-        tiles = (*dy.shape[:2], *_interleaved(dy.shape[2:], windows.kernel)[2:])
-        return (_side_by_side(jnp.broadcast_to(_apart(dy), tiles), shape),)
     dys = _moved(dy, 0, windows, shape)
     return (_added(lambda _, q: dys[q], windows, shape, dy.dtype),)
 
@@ -152,12 +141,12 @@ def _whole_strides(windows: WindowSpec) -> list[tuple[int, ...]]:
 def _moved(values: Array, fill: int, windows: WindowSpec, shape: tuple[int, ...]) -> dict[tuple[int, ...], Array]:
     """`values`, one for each window, moved on by so many windows, by these; `fill` where there is none.
 
-    As many windows as there are strides in x's `shape`. Slices of one array: pads would be worked out for each number.
+    As many windows as there are strides in x's `shape`.
     """
     farthest = _whole_strides(windows)[-1]
     count = [-(-n // s) for n, s in zip(shape[2:], windows.stride, strict=True)]
     rest = [(far, m - n, 0) for far, m, n in zip(farthest, count, values.shape[2:], strict=True)]
-    wide = lax.optimization_barrier(lax.pad(values, np.asarray(fill, values.dtype), [(0, 0, 0), (0, 0, 0), *rest]))
+    wide = lax.pad(values, np.asarray(fill, values.dtype), [(0, 0, 0), (0, 0, 0), *rest])
 
     def moved(by: tuple[int, ...]) -> Array:
         starts = [far - q for far, q in zip(farthest, by, strict=True)]
@@ -182,34 +171,19 @@ def _added(
         phases[place] = phases[place] + given(i, by) if place in phases else given(i, by)
     count = [-(-n // s) for n, s in zip(shape[2:], windows.stride, strict=True)]
     nothing = jnp.zeros((*shape[:2], *count), dtype)
-    pieces = [phases.get(place, nothing) for place in product(*map(range, windows.stride))]
+    places = [max(along) + 1 for along in zip(*phases, strict=True)]  # between windows that are apart there are none
+    pieces = [phases.get(place, nothing) for place in product(*map(range, places))]
     for d in reversed(range(len(count))):
-        s = windows.stride[d]
-        pieces = [_in_turn(pieces[first : first + s], 2 + d) for first in range(0, len(pieces), s)]
+        n, s = places[d], windows.stride[d]
+        pieces = [_in_turn(pieces[first : first + n], 2 + d, s) for first in range(0, len(pieces), n)]
     return lax.slice(pieces[0], (0,) * len(shape), shape)
 
 
-def _in_turn(pieces: list[Array], axis: int) -> Array:
-    """The first entry of each along `axis`, then the second of each, and so on."""
-    if len(pieces) == 1:
+def _in_turn(pieces: list[Array], axis: int, stride: int) -> Array:
+    """The first entry of each along `axis`, and zeros up to `stride` entries, then the second of each, and so on."""
+    if stride == 1:
         return pieces[0]
     stacked = jnp.stack(pieces, axis + 1)
-    return stacked.reshape(*stacked.shape[:axis], len(pieces) * stacked.shape[axis], *stacked.shape[axis + 2 :])
-
-
-def _interleaved(outer: int | tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
-    """1 x 1 x o_0 x i_0 x o_1 x i_1 ..."""
-    outer = outer if isinstance(outer, tuple) else (outer,) * len(inner)
-    return (1, 1, *(n for pair in zip(outer, inner, strict=True) for n in pair))
-
-
-def _apart(y: Array) -> Array:
-    """`y` with a dimension of one after each feature dimension, for the places in a windows."""
-    return lax.expand_dims(y, tuple(range(3, 2 * y.ndim - 2, 2)))
-
-
-def _side_by_side(tiles: Array, shape: tuple[int, ...]) -> Array:
-    """The tiles of N x C x (windows, places) x ... next to each other, in zeros of x's `shape`."""
-    x = tiles.reshape(*shape[:2], *(m * k for m, k in zip(tiles.shape[2::2], tiles.shape[3::2], strict=True)))
-    rest = [(0, n - m, 0) for n, m in zip(shape, x.shape, strict=True)]
-    return lax.pad(x, jnp.zeros((), x.dtype), rest) if x.shape != shape else x
+    rest = [(0, stride - len(pieces) if d == axis + 1 else 0, 0) for d in range(stacked.ndim)]
+    stacked = lax.pad(stacked, jnp.zeros((), stacked.dtype), rest) if len(pieces) < stride else stacked
+    return stacked.reshape(*stacked.shape[:axis], stride * stacked.shape[axis], *stacked.shape[axis + 2 :])
