@@ -64,7 +64,7 @@ class LocalConvolution:
             y = tie(jnp.zeros(shape, x.dtype), x, weight)
         else:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
-            y = convolution(own, weight, self._placement, self.groups, self.forms)
+            y = convolution(between_layers(own), weight, self._placement, self.groups, self.forms)
         return self._with_bias(y, bias)
 
     def of_parts(self, x: tuple[Array, Array], apart: Apart, weight: Array, bias: Array | None) -> Array:
