@@ -72,6 +72,7 @@ class LocalTransposedConvolution:
             y = tie(jnp.zeros(shape, x.dtype), x, weight)
         else:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
+            own = between_layers(own)
             y = self._by_phases(own, weight) if self.is_by_phases else self._with_zeros_between(own, weight)
         return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs)))
 
