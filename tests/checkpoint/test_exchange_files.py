@@ -99,7 +99,8 @@ def test_over_mpi(tmp_path: Path) -> None:
     whole = np.arange(35.0).reshape(5, 7)
     by_columns = TensorSpec((5, 7), P.create_cartesian_topology_partition([1, 2]))
     by_rows = TensorSpec((5, 7), P.create_cartesian_topology_partition([2, 1]))
-    checkpoint.export(path, cut(whole, by_columns), by_columns)
+    for times in (2, 1):  # the second one takes the place of the first
+        checkpoint.export(path, times * cut(whole, by_columns), by_columns)
     np.testing.assert_array_equal(checkpoint.import_(path, by_rows), cut(whole, by_rows))
 
 
@@ -126,8 +127,11 @@ def test_files_of_numpy(kind: str, order: Any, dtype: str, tmp_path: Path) -> No
         dj.simulate(2, program, shape)
 
 
-def test_the_only_array_of_a_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(5))
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_the_only_array_of_a_file(version: tuple[int, int], tmp_path: Path) -> None:
+    """With a header of each of numpy's versions."""
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array(file, np.arange(5), version)
 
     def program() -> list[int]:
         return checkpoint.import_(tmp_path / "x.npy", TensorSpec((5,), dj.Partition())).tolist()

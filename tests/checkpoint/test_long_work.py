@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint import long_work
 from distdl_jax.checkpoint.disk import Disk, disk
 from distdl_jax.checkpoint.long_work import together_for_long
+from distdl_jax.settings import Settings, TimeLimits
 
 
 @pytest.fixture
@@ -44,6 +46,33 @@ def test_nobody_waits_for_more_than_a_piece() -> None:
 
     assert dj.simulate(3, program) == [[(0, 0), (1, 1), (2, 2)]] * 3
     assert done == [0, 3, 6]
+
+
+@pytest.mark.parametrize(("limit", "meetings"), [(16.0, 11), (80.0, 3), (0.0, 1)])
+def test_who_is_done_waits_for_a_part_of_what_the_clock_allows(
+    limit: float, meetings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For an eighth, and for a minute at most: ten pieces of three seconds each, and the end."""
+    seconds, met = [0.0], []
+    monkeypatch.setattr(long_work, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(long_work, "current_settings", lambda: Settings(timeout=TimeLimits(limit, limit)))
+
+    def work(pause: Any) -> None:
+        for _ in range(10):
+            seconds[0] += 3
+            pause()
+
+    def program() -> None:
+        world = dj.Partition().world
+
+        def agree(*args: Any) -> Any:
+            met.append(seconds[0])
+            return world.agree(*args)
+
+        together_for_long(SimpleNamespace(size=1, agree=agree), "some work", work)  # type: ignore[arg-type]
+
+    dj.simulate(1, program)
+    assert len(met) == meetings
 
 
 @pytest.mark.usefixtures("at_every_pause")
