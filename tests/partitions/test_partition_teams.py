@@ -9,8 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from imaginary import on_all, partition_of, refusal
 from launcher.examples import examples
 from speed import python_pace
@@ -148,27 +146,29 @@ def _other(name):
     return {"transpose_src": "transpose_dest", "transpose_dest": "transpose_src"}[name]
 
 
-@st.composite
-def broadcasts(draw):
+def broadcasts(rng):
     """Two partitions that broadcast, on teams that are anything: ranks of both, shapes, transposes, world size."""
-    destination = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    how = {name: draw(st.booleans()) for name in ("transpose_src", "transpose_dest")}
-    target = destination[::-1] if how["transpose_dest"] else destination
-    kept = draw(st.integers(1, len(target)))
-    source = tuple(draw(st.sampled_from([1, d])) for d in target[len(target) - kept :])
-    source = source[::-1] if how["transpose_src"] else source
-    most = max(math.prod(source), math.prod(destination))
-    world = draw(st.integers(most, most + 4))
-    assume(world <= 36)
-    ranks = [tuple(draw(st.permutations(range(world)))[: math.prod(shape)]) for shape in (source, destination)]
-    return ranks[0], source, ranks[1], destination, how, world
+    while True:
+        destination = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 4)))
+        how = {name: bool(rng.random() < 0.4) for name in ("transpose_src", "transpose_dest")}
+        target = destination[::-1] if how["transpose_dest"] else destination
+        kept = int(rng.integers(1, len(target) + 1))
+        source = tuple(1 if rng.random() < 0.4 else d for d in target[len(target) - kept :])
+        source = source[::-1] if how["transpose_src"] else source
+        world = max(math.prod(source), math.prod(destination)) + int(rng.integers(5))
+        if world <= 36:
+            ranks = [tuple(rng.permutation(world)[: math.prod(shape)].tolist()) for shape in (source, destination)]
+            return ranks[0], source, ranks[1], destination, how, world
 
 
-@settings(max_examples=examples(150))
-@given(broadcasts())
-def test_random_teams_fit_together(case):
+@pytest.mark.parametrize("batch", range(10))
+def test_random_teams_fit_together(batch):
     """Against numpy: one root and one copy for each; all workers of a team have the same view; sums mirror copies."""
-    ranks_x, source, ranks_y, destination, how, world = case
+    for number in range(examples(15)):
+        _check_teams(*broadcasts(np.random.default_rng([batch, number])))
+
+
+def _check_teams(ranks_x, source, ranks_y, destination, how, world):
     mirrored = {_other(name): value for name, value in how.items()}
 
     def views(P):
@@ -194,14 +194,21 @@ def test_random_teams_fit_together(case):
         assert all(seen[member][1] == seen[root][0] for member in members)
 
 
-@settings(max_examples=examples(60))
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(lambda shape: math.prod(shape) <= 32), st.data())
-def test_random_all_sum_reductions_are_rows_of_the_grid(shape, data):
+@pytest.mark.parametrize("batch", range(6))
+def test_random_all_sum_reductions_are_rows_of_the_grid(batch):
     """Each worker's team is the slice of numpy's array of ranks with the kept indices fixed, and the teams are few."""
-    axes = tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(shape)))))))
+    for number in range(examples(10)):
+        _check_rows(np.random.default_rng([batch, number]))
+
+
+def _check_rows(rng):
+    shape = (5,) * 4
+    while math.prod(shape) > 32:
+        shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 5)))
+    axes = tuple(axis for axis in range(len(shape)) if rng.random() < 0.5)
     keep = tuple(axis for axis in range(len(shape)) if axis not in axes)
     size = math.prod(shape)
-    order = data.draw(st.permutations(range(size)))
+    order = rng.permutation(size).tolist()
     ranks = np.array(order).reshape(shape)
 
     def team(P):
