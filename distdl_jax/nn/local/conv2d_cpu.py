@@ -4,7 +4,9 @@ The compiler hands a convolution to that library if it is two-dimensional, has m
 more outputs than inputs along each dimension. Others go to an older one, which takes 1.2 to 4 times as long. So, for
 float32 with at most 16 channels on both sides, several outputs that stand side by side count as channels, and the
 kernel and the stride get larger; sometimes columns of the input do too. Padding that would make the outputs outnumber
-the inputs becomes part of the input. In float64, 4 to 16 output channels become 17, also for the weight's gradient.
+the inputs becomes part of the input. So does that around an image of fewer pixels than the kernel has taps: the
+compiler would take one for the other, which takes 5 to 25 times as long. In float64, 4 to 16 output channels become 17,
+also for the weight's gradient.
 
 The gradient of the weight is a convolution too, whose kernel is dy (or x) and whose input is x (or dy). Here the older
 library is fast if nothing is padded, and if samples, which are the channels, are few: so some stand above each other.
@@ -37,6 +39,9 @@ SIDE_BY_SIDE = 32
 WORTH_PADDING = 4
 """float64 output channels from which on it pays to add empty ones."""
 
+FEW_ROWS = 4
+"""Rows or columns of outputs to which one more is not added, even where it is computed faster with padding."""
+
 PIECE = 1 << 20
 """Bytes of dy in a piece: half of a common second-level cache."""
 
@@ -45,6 +50,8 @@ def planar(x: Array, weight: Array, window: Placement) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, c_out x C x kernel; one or two dimensions."""
     if x.ndim == 3:
         return planar(x[:, :, None], weight[:, :, None], window.with_row())[:, :, 0]
+    if math.prod(x.shape[2:]) < math.prod(weight.shape[2:]):
+        x, window = padded(x, window.padding), replace(window, padding=((0, 0), (0, 0)))
     x, window = _no_more_outputs_than_inputs(x, weight.shape[2:], window)
     if x.dtype == jnp.float64:
         return _double(x, weight, window)
@@ -103,9 +110,9 @@ def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Placement
 
     It takes 1.2 to 3 times as long where nothing is padded. That can add a row or column to the outputs.
     """
-    if any(map(any, window.padding)) or max(kernel[2:]) < LIBRARY_CHANNELS:
-        return window
     outputs = window.outputs(sizes, kernel[:2])
+    if any(map(any, window.padding)) or max(kernel[2:]) < LIBRARY_CHANNELS or min(outputs) < FEW_ROWS:
+        return window
     columns, rows = replace(window, padding=((0, 0), (0, 1))), replace(window, padding=((0, 1), (0, 0)))
     for more in (columns, rows):
         if more.outputs(sizes, kernel[:2]) == outputs:

@@ -82,7 +82,7 @@ _convolution.defvjp(lambda x, weight, window: (_convolution(x, weight, window), 
 
 def _input_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> Array:
     if any(stride > 1 for stride in window.stride):
-        if 0 not in (*x.shape, *dy.shape) and _phases_pay(x, weight, window):
+        if 0 not in (*x.shape, *dy.shape) and _phases_pay(x, weight, dy, window):
             return _by_phases(x, weight, dy, window)
         return jax.vjp(lambda x: _as_products(x, weight, window), x)[1](dy)[0]
     # With stride 1 it is the convolution of dy with the reversed kernel.
@@ -91,9 +91,11 @@ def _input_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> Ar
     return _convolution(dy, reversed_weight, on_dy)
 
 
-def _phases_pay(x: Array, weight: Array, window: Placement) -> bool:
+def _phases_pay(x: Array, weight: Array, dy: Array, window: Placement) -> bool:
     """Whether the input gradient with stride is faster by phases, as measured outside of loops."""
     kernel = weight.shape[2:]
+    if 1 < math.prod(dy.shape[2:]) < math.prod(kernel):  # the compiler would take the one for the other
+        return True
     if x.dtype == jnp.float64:
         return x.shape[1] > 2 and max(window.reach(kernel)) > 0
     # The phases' kernels are larger than their shares of the taps.
