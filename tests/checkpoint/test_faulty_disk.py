@@ -114,6 +114,16 @@ def test_a_crash_after_every_operation(second: int, kept: str, tmp_path: Path) -
     assert found == sorted(found) and found[0] == 1 and found[-1] == 2
 
 
+def test_folders_above_are_there_for_good(tmp_path: Path) -> None:
+    """Where a crash leaves what was synced and nothing else."""
+    recorded = RecordedDisk()
+    root = tmp_path / "root"
+    root.mkdir()
+    dj.simulate(2, saves, root / "deep" / "er", 1.0, 1, recorded)
+    after_a_crash(recorded.operations, root, tmp_path / "left", "synced")
+    assert read(tmp_path / "left" / "deep" / "er") == plus(1)
+
+
 def test_what_is_left_of_a_failure(tmp_path: Path) -> None:
     """Nothing: the folder that was begun is removed."""
 

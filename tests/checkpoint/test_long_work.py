@@ -15,7 +15,7 @@ from programs import patience, run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint import long_work
+from distdl_jax.checkpoint import long_work, manager
 from distdl_jax.checkpoint.disk import Disk, disk
 from distdl_jax.checkpoint.long_work import together_for_long
 from distdl_jax.settings import Settings, TimeLimits
@@ -93,6 +93,41 @@ def test_a_failure_ends_the_work_of_all(fails: int) -> None:
             together_for_long(dj.Partition().world, "some work", work)
 
     dj.simulate(3, program)
+
+
+@pytest.mark.usefixtures("at_every_pause")
+def test_an_error_of_the_programs_own() -> None:
+    """It goes on as it is where it was raised; elsewhere it is told of."""
+
+    def program() -> None:
+        rank = dj.Partition().rank
+
+        def work(pause: Any) -> None:
+            if rank == 1:
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError if rank == 1 else dj.CheckpointError, match="mine"):
+            together_for_long(dj.Partition().world, "some work", work)
+
+    dj.simulate(2, program)
+
+
+@pytest.mark.limit(20)
+def test_who_waits_for_the_thread_meets_the_others_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not, while a disk stands still: the clock has to see that."""
+    monkeypatch.setattr(manager, "LOOKS_EVERY", 0.001)
+    writer: Any = SimpleNamespace(_own_part=threading.Event(), _pieces=0, _error=None)
+    met = []
+
+    def pause() -> None:
+        met.append(writer._pieces)
+        if len(met) < 4:
+            writer._pieces += 1
+        else:
+            threading.Timer(0.05, writer._own_part.set).start()
+
+    manager._Writer.own_part(writer, pause)
+    assert met == [0, 1, 2, 3]
 
 
 @pytest.mark.usefixtures("at_every_pause")

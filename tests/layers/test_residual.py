@@ -106,6 +106,20 @@ def test_states_and_keys_of_both_ways() -> None:
     assert narrow.plan({rank: wide for rank in range(2)}).output(0) == wide
 
 
+def test_what_will_be_where() -> None:
+    """From one team to another, on all workers without a message; and a way without a state has none."""
+    P = partition_of(3, 4)
+    layer = CASES[1].layer(P)
+    x_spec = dj.TensorSpec((2, 5), PAIR.partition(P))
+    assert layer.output_spec(x_spec) == dj.TensorSpec((2, 3), on(1, 2).partition(P))
+    shapes = {0: (2, 0), 1: (2, 2), 2: (2, 3), 3: (2, 0)}
+    after = layer.plan({rank: dj.ShapeDtype(shape, np.dtype(float)) for rank, shape in shapes.items()}).outputs
+    assert {rank: its.shape for rank, its in after.items()} == {0: (2, 2), 1: (2, 1), 2: (2, 0), 3: (2, 0)}
+    rows = on(2, 1).partition(P)
+    block = nn.Residual(nn.DistributedBatchNorm(rows, 3), nn.DistributedLayerNorm(rows, 3))
+    assert block.state_specs()["shortcut"] == block.init_state()["shortcut"] == {} != block.state_specs()["body"]
+
+
 def test_initial_weights_of_both_ways() -> None:
     """Two layers alike get different ones, those of the keys that `key` is split into."""
     P, key = on(1, 1).partition(partition_of(0, 1)), jax.random.key(2)
