@@ -226,6 +226,7 @@ def test_what_can_not_be_restored(tmp_path: Path) -> None:
         refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
         refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
         refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` and `step` must be the same")
+        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "`path` and `step` must be the same")
         assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}
 
     dj.simulate(2, program)

@@ -152,9 +152,12 @@ def test_names() -> None:
     linear = nn.DistributedLinear(one, one, one, 3, 2)
     no_bias = nn.DistributedLinear(one, one, one, 3, 2, bias=False)
     arrays = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
-    nested = {f"{name}.{key}": x for name in ("first", "second.layer") for key, x in arrays.items()}
-    params = dj.from_torch(nested, {"first": linear, "second": nn.Sequential(jnp.tanh, linear)})
-    assert params["second"][0] == {} and params["second"][1]["bias"].shape == (2,)
+    nested = {f"{name}.{key}": x for name in ("first", "firsts.layer") for key, x in arrays.items()}
+    params = dj.from_torch(nested, {"first": linear, "firsts": nn.Sequential(jnp.tanh, linear)})
+    assert params["firsts"][0] == {} and params["firsts"][1]["bias"].shape == (2,)
+    running = {"running_mean": np.ones(2), "running_var": np.full(2, 3.0), "num_batches_tracked": np.int32(5)}
+    params, state = dj.from_torch(running, nn.DistributedBatchNorm(one, 2, affine=False), state=True)
+    assert params == {} and state["running_var"].tolist() == [3, 3] and int(state["num_batches_tracked"]) == 5
     for sentence, given, layer in (
         ("`state_dict` must hold 'bias', for DistributedLinear(3 -> 2", {"weight": arrays["weight"]}, linear),
         ("`state_dict` holds 'bias', for which `layer` has no place.", arrays, no_bias),
