@@ -54,7 +54,7 @@ class Copied:
         self.params = params
         self.weights, self.biases = params["weight"], params["bias"]
         if plan.movement is not None:
-            packed = play(plan.movement, self._packed(self.weights, self.biases))
+            packed = self._flat(play(plan.movement, self._packed(self.weights, self.biases)))
             self.weights = {worker: packed[worker][: prod(shape)].reshape(shape) for worker, shape in shapes.items()}
             self.biases = {worker: packed[worker][prod(shape) :] for worker, shape in shapes.items()}
 
@@ -62,12 +62,17 @@ class Copied:
         if self.plan.movement is None:
             return dw, db
         packed = {worker: NOTHING for worker in self.params["weight"]} | self._packed(dw, db)
-        back = play_adjoint(self.plan.movement, packed)
+        back = self._flat(play_adjoint(self.plan.movement, packed))
         weights = {worker: back[worker][: w.size].reshape(w.shape) for worker, w in self.params["weight"].items()}
         biases = {worker: back[worker][w.size :] for worker, w in self.params["weight"].items()}
         return weights, biases
 
+    def _flat(self, blocks: Blocks) -> Blocks:
+        return {worker: block.ravel() for worker, block in blocks.items()}
+
     def _packed(self, weights: Blocks, biases: Blocks) -> Blocks:
+        if "bias" not in self.plan.dtypes:
+            return weights
         return {worker: np.concatenate([w.ravel(), biases[worker]]) for worker, w in weights.items()}
 
 

@@ -76,10 +76,11 @@ class ParameterPartitions:
         movement = None
         if self.stored.ranks != self.work.ranks:
             together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
-            packed = {
-                worker: ShapeDtype((sum(held[name].size for name in dtypes),), together)
+            shapes = {
+                worker: (sum(held[name].size for name in dtypes),) if has_bias else held["weight"].shape
                 for worker, held in params.items()
             }
+            packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
             movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
         return ParameterPlan(dtypes, movement, frozenset(self.work.ranks))
 
@@ -111,13 +112,16 @@ class ParameterPlan:
         if self.movement is None:
             return params["weight"], params["bias"] if "bias" in self.dtypes else None
         together = reduce(jnp.promote_types, self.dtypes.values())
+        if "bias" not in self.dtypes:  # as it is: of another shape it would be a copy
+            copies = self.movement.run(world, tie(params["weight"].astype(together), *params.values()))
+            return copies, copies if world.rank not in self.multiply else None
         packed = jnp.concatenate([params[name].reshape(-1).astype(together) for name in self.dtypes])
         packed = self.movement.run(world, tie(packed, *params.values()))
         if world.rank not in self.multiply:
             return packed, packed
         size = math.prod(shape)
         copies = packed[:size].reshape(shape).astype(self.dtypes["weight"])
-        return copies, packed[size:].astype(self.dtypes["bias"]) if "bias" in self.dtypes else None
+        return copies, packed[size:].astype(self.dtypes["bias"])
 
 
 def unboxed(params: Any) -> Any:
