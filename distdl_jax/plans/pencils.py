@@ -43,7 +43,8 @@ def pencils(
     """The stages from the grid `start` to the grid `target`, on which all dimensions of `lengths` are transformed.
 
     They are the cheapest, where a movement and a transform cost as much as the worker with most to do has to do in
-    them: the fewest movements, unless more of them keep more workers busy. Between two stages there is one movement.
+    them: the fewest movements, unless more of them keep more workers busy. (Where a transform makes a dimension longer
+    there may be cheaper ones: by up to a third, in 2 of 3,000 drawn cases.) Between two stages there is one movement.
 
     - `extent`: of the tensor, before.
     - `lengths`: pairs of a dimension to transform, and its length afterwards.
