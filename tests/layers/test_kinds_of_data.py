@@ -221,3 +221,32 @@ def test_the_dtype_of_parameters_is_where_they_live(dtype: str, placeholder: str
             np.testing.assert_array_equal(np.asarray(y, np.float64), whole["weight"][np.array([[4, 2]])])
         else:
             np.testing.assert_allclose(np.asarray(y, np.float64), (whole["weight"].sum(1) + whole["bias"])[None], 1e-2)
+
+
+# On one worker, from its partition of three dimensions: what computes locally in a way of its own.
+OF_ONE: dict[str, Any] = {
+    "conv": lambda P: nn.DistributedConv1d(P, in_channels=4, out_channels=2, kernel_size=3, padding=1),
+    "transposed": lambda P: nn.DistributedConvTranspose1d(P, in_channels=4, out_channels=3, kernel_size=2, stride=2),
+    "largest": lambda P: nn.DistributedMaxPool1d(P, 3, 2, padding=1),
+    "mean": lambda P: nn.DistributedAvgPool1d(P, 2),
+    "upsample": lambda P: nn.DistributedUpsample(P, scale_factor=1.5, mode="linear"),
+    "norm": lambda P: nn.DistributedLayerNorm(P, 8),
+}
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("name", OF_ONE)
+def test_arrays_of_numpy(name: str) -> None:
+    """Eagerly and in every transformation, where JAX hands numpy's arrays on as they are, the same as JAX's own."""
+    layer = OF_ONE[name](dj.Partition().create_cartesian_topology_partition([1, 1, 1]))
+    both = np.random.default_rng(0).normal(size=(2, 2, 4, 8))
+    params = jax.tree.map(np.asarray, layer.init(jax.random.key(0), float))
+    dy = np.asarray(layer(params, both[0]))
+    programs: dict[str, Any] = {
+        "eager": lambda params, both, dy: layer(params, both[0]),
+        "vmap": lambda params, both, dy: jax.vmap(lambda x: layer(params, x))(both),
+        "vjp of checkpoint": lambda params, both, dy: jax.vjp(jax.checkpoint(layer), params, both[0])[1](dy),
+    }
+    for how, program in programs.items():
+        got, wanted = program(params, both, dy), program(*jax.tree.map(jnp.asarray, (params, both, dy)))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-12, err_msg=how), got, wanted)

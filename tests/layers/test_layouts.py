@@ -33,7 +33,7 @@ def pinned(function: Callable[..., Any], *args: Any) -> tuple[bool, bool]:
     result, argument = program.outvars[-1], program.invars[-1]
     makes = next(eqn for eqn in program.eqns if result in eqn.outvars)
     takes = next(eqn for eqn in program.eqns if argument in eqn.invars)
-    return makes.primitive.name == "layout_constraint", takes.primitive.name == "layout_constraint"
+    return tuple(eqn.primitive.name == "jit" and eqn.params["name"] == "row_major" for eqn in (makes, takes))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -7,6 +7,7 @@ from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
 
+@jax.jit  # without it, what is not traced must be an array of JAX's own: numpy's would be refused
 def row_major(x: Array) -> Array:
     """`x`, computed as it is, in row-major order, before anything is computed of it; and its cotangent likewise.
 
