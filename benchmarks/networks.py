@@ -2,9 +2,10 @@
 
 mpiexec -n 2 python benchmarks/networks.py [words: rows whose title has one of them]
 
-"one thread" runs on worker 0 alone; NPROC=1 gives every worker one thread. A step is value, gradient and adam.
-"JAX sharding" is the sequential network jitted over all workers, with x (and the perceptron's and the transformer's
-weights) cut as ours are. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it:
+"one thread" runs on worker 0 alone; NPROC=1 gives every worker one thread. A step is value, gradient and adam; steps
+follow each other for 60 ms at least, as in training. "one worker" is our network on worker 0 alone. "JAX sharding" is
+the sequential network jitted over all workers, with x (and the perceptron's and the transformer's weights) cut as ours
+are. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it:
 `make bench-peers`.
 """
 
@@ -42,9 +43,15 @@ jax_sharding.start()
 P_all = dj.Partition()
 
 
+def on_all_and_on_one(way_on: Callable[[str, dj.Partition], Way]) -> list[Way]:
+    """Ours on all workers, and, where there are several, on one."""
+    one = [("one worker", P_all.create_partition_inclusive([0]))] if P_all.size > 1 else []
+    return [way_on(name, P) for name, P in [("distdl_jax", P_all), *one]]
+
+
 def classifier(
     title: str,
-    network: Any,
+    network_on: Callable[[dj.Partition], Any],
     sequential: Callable,
     held: Callable,
     images: np.ndarray,
@@ -53,13 +60,19 @@ def classifier(
 ) -> None:
     """A row for a network from images to ten classes; `cut` shares parameters and images as JAX is to have them."""
     labels = np.eye(10, dtype=np.float32)[np.arange(len(images)) % 10]
-    params, data = network.init(jax.random.key(0)), Data(images, labels)
-    whole = dj.gather(params, network.param_specs())
+    network, data = network_on(P_all), Data(images, labels)
+    whole = dj.gather(network.init(jax.random.key(0)), network.param_specs())
     alone = jax.value_and_grad(partial(loss, sequential))
     sharded, x = cut(everywhere(whole), images)
+
+    def ours(name: str, P: dj.Partition) -> Way:
+        network = network_on(P)
+        params = network.init(jax.random.key(0))
+        return step(name, dj.jit, dj.value_and_grad(partial(loss, network)), params, held(network, data))
+
     ways = [
         step("one thread", jax.jit, alone, whole, data, here=P_all.rank == 0),
-        step("distdl_jax", dj.jit, dj.value_and_grad(partial(loss, network)), params, held(network, data)),
+        *on_all_and_on_one(ours),
         *by_jax(alone, sharded, Data(x, shared(labels))),
         *pytorch,
     ]
@@ -68,41 +81,59 @@ def classifier(
 
 def cut_in_space(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
     """The images in rows and columns; copies of the parameters."""
-    return jax.tree.map(shared, params), shared(images, network[0].P_y.shape)
+    return jax.tree.map(shared, params), shared(images, lenet5.lenet5(P_all)[0].P_y.shape)
+
+
+def perceptron_on(P: dj.Partition) -> Any:
+    """Its weights by turns along outputs and inputs."""
+    return digits_mlp.perceptron(P, grids(P.size))
+
+
+def grids(workers: int) -> list[tuple[int, int]]:
+    """Those of the perceptron's weights."""
+    return [(1, workers), (workers, 1), (1, workers)]
 
 
 def cut_in_features(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
     """The weights by turns along outputs and inputs, as ours."""
-    grids, cut = iter(shapes), []
+    shapes, cut = iter(grids(P_all.size)), []
     for layer in params:
         if layer:
-            grid = next(grids)
+            grid = next(shapes)
             bias = shared(layer["bias"], grid[:1] if grid[1] == 1 else ())
             layer = {"weight": shared(layer["weight"], grid), "bias": bias}
         cut.append(layer)
     return tuple(cut), shared(images, (1, P_all.size))
 
 
-def example(
-    title: str, network: Any, plain: Callable, losses: tuple, data: tuple, partitions: tuple, torch: list
-) -> None:
-    """A row for a network as examples/beside.py has them, of x and its target, which are whole, on two partitions."""
-    state = network.init_state("float32")
-    params, (x, target) = network.init(jax.random.key(0), "float32"), data
+def example(title: str, network_on: Callable, plain: Callable, data: tuple, torch: list) -> None:
+    """A row for a network as examples/beside.py has them, of x and its target, which are whole.
+
+    `network_on(P)` is the network, its loss and the plain one, and the partitions of x and of the target.
+    """
+    network, losses, partitions = network_on(P_all)
+    params, state = network.init(jax.random.key(0), "float32"), network.init_state("float32")
     whole = dj.gather((params, state), (network.param_specs(), network.state_specs()))
 
     def part(network: Callable, loss: Callable, params: Any, state: Any, x: jax.Array, target: jax.Array) -> jax.Array:
         return loss(network(params, state, x, True)[0], target)
 
-    def ours(params: Any, state: Any, x: jax.Array, training: bool) -> tuple[jax.Array, Any]:
-        return network(params, x, state=state, training=training)
+    def ours(name: str, P: dj.Partition) -> Way:
+        network, losses, partitions = network_on(P)
+
+        def called(params: Any, state: Any, x: jax.Array, training: bool) -> tuple[jax.Array, Any]:
+            return network(params, x, state=state, training=training)
+
+        state = network.init_state("float32")
+        held = (beside.block(whole, P) for whole, P in zip(data, partitions, strict=True))
+        params = network.init(jax.random.key(0), "float32")
+        return step(name, dj.jit, dj.value_and_grad(partial(part, called, losses[0])), params, state, *held)
 
     alone = jax.value_and_grad(partial(part, plain, losses[1]))
-    held = (beside.block(whole, P) for whole, P in zip(data, partitions, strict=True))
     cut = (shared(whole, P.shape if P.size == P_all.size else ()) for whole, P in zip(data, partitions, strict=True))
     ways = [
-        step("one thread", jax.jit, alone, *whole, x, target, here=P_all.rank == 0),
-        step("distdl_jax", dj.jit, dj.value_and_grad(partial(part, ours, losses[0])), params, state, *held),
+        step("one thread", jax.jit, alone, *whole, *data, here=P_all.rank == 0),
+        *on_all_and_on_one(ours),
         *by_jax(alone, *jax.tree.map(shared, everywhere(whole)), *cut),
         *torch,
     ]
@@ -121,6 +152,17 @@ def cut_in_heads(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(cut, params)
 
 
+SIZE = Namespace(layers=2, width=256, heads=8)
+
+
+def transformer_on(kind: str, text: np.ndarray, name: str, P: dj.Partition) -> Way:
+    """The transformer's step, of n x (s + 1) characters."""
+    network = transformer.Transformer(P, 96, SIZE, kind)
+    params, nothing = network.init(jax.random.key(0), "float32"), np.zeros((len(text), 0, 0), text.dtype)
+    batch = network.batch(text) if P.active else (nothing, nothing)
+    return step(name, dj.jit, dj.value_and_grad(network.part_of_loss), params, batch)
+
+
 def squares(y: jax.Array, target: jax.Array) -> jax.Array:
     return jnp.mean((y - target) ** 2)
 
@@ -129,39 +171,41 @@ def wanted(title: str) -> bool:
     return not sys.argv[1:] or any(word in title for word in sys.argv[1:])
 
 
-table = Table("networks")
+table = Table("networks", lasting=0.06)
 draw = np.random.default_rng(0)
 for batch in (16, 256):
     title = f"LeNet-5, batch {batch}"
     if wanted(title):
-        images, network = draw.random((batch, 1, 28, 28), np.float32), lenet5.lenet5(P_all)
+        images = draw.random((batch, 1, 28, 28), np.float32)
         torch = by_pytorch("lenet5", images.shape, ())
-        classifier(title, network, lenet5.sequential_lenet5, lenet5.held, images, cut_in_space, torch)
+        classifier(title, lenet5.lenet5, lenet5.sequential_lenet5, lenet5.held, images, cut_in_space, torch)
 if wanted("perceptron, batch 64"):
-    shapes = [(1, P_all.size), (P_all.size, 1), (1, P_all.size)]
-    network = digits_mlp.perceptron(P_all, shapes)
     images = draw.random((64, 64), np.float32)
     torch = by_pytorch("perceptron", images.shape, digits_mlp.WIDTHS)
     sequential = digits_mlp.sequential_perceptron
-    classifier("perceptron, batch 64", network, sequential, digits_mlp.held, images, cut_in_features, torch)
+    classifier("perceptron, batch 64", perceptron_on, sequential, digits_mlp.held, images, cut_in_features, torch)
 if wanted("3-D U-Net, 48³"):
     channels, voxels = (8, 16, 32), 48
+    volume = draw.random((1, unet3d.SEEN, voxels, voxels, voxels), np.float32)
     P = unet3d.volume_partition(P_all, P_all.size)
     network = unet3d.UNet3d(P, channels)
-    params = network.init(jax.random.key(0), jnp.float32)
-    whole = dj.gather(params, network.param_specs())
-    volume = draw.random((1, unet3d.SEEN, voxels, voxels, voxels), np.float32)
-    mine = volume[tuple(slice(*side) for side in dj.TensorSpec(volume.shape, P).box)]
+    whole = dj.gather(network.init(jax.random.key(0), jnp.float32), network.param_specs())
 
     def error(network: Callable, params: Any, x: jax.Array) -> jax.Array:
         return unet3d.squared_error(network, params, x, x[:, :1], voxels**3)
+
+    def u_net_on(name: str, P_world: dj.Partition) -> Way:
+        P = unet3d.volume_partition(P_world, P_world.size)
+        network, mine = unet3d.UNet3d(P, channels), beside.block(volume, P)
+        params = network.init(jax.random.key(0), jnp.float32)
+        return step(name, dj.jit, dj.value_and_grad(partial(error, network)), params, mine)
 
     alone = jax.value_and_grad(partial(error, unet3d.sequential_u_net))
     table.row(
         f"3-D U-Net, {voxels}³",
         [
             step("one thread", jax.jit, alone, whole, volume, here=P_all.rank == 0),
-            step("distdl_jax", dj.jit, dj.value_and_grad(partial(error, network)), params, mine),
+            *on_all_and_on_one(u_net_on),
             *by_jax(alone, jax.tree.map(shared, everywhere(whole)), shared(volume, P.shape)),
             *by_pytorch("unet3d", volume.shape, channels),
         ],
@@ -169,49 +213,61 @@ if wanted("3-D U-Net, 48³"):
     )
 title = "VGG-11, 32², batch 32"
 if wanted(title):
-    P_x, width = beside.partition(P_all, None, 4), 16
-    network = vgg.vgg((P_x, P_x), width)
+    width = 16
     images, labels = draw.random((32, 1, 32, 32), np.float32), np.eye(10, dtype=np.float32)[np.arange(32) % 10]
-    P_y = network[-1].P_y
+
+    def vgg_on(P: dj.Partition) -> tuple:
+        P_x = beside.partition(P, None, 4)
+        network = vgg.vgg((P_x, P_x), width)
+        return network, digits.losses(network[-1].P_y), (P_x, network[-1].P_y)
+
     torch = by_pytorch("vgg", images.shape, [width * times for times in vgg.CHANNELS])
-    example(title, network, vgg.plain_vgg, digits.losses(P_y), (images, labels), (P_x, P_y), torch)
+    example(title, vgg_on, vgg.plain_vgg, (images, labels), torch)
 title = "ResNet-18, 64², batch 32"
 if wanted(title):
-    P_x, width = beside.partition(P_all, None, 4), 16
-    network = resnet.resnet(P_x, width)
+    width = 16
     images, labels = draw.random((32, 1, 64, 64), np.float32), np.eye(10, dtype=np.float32)[np.arange(32) % 10]
-    P_y, plain = network[-1].P_y, partial(resnet.plain_resnet, resnet.LAYERS)
-    torch = by_pytorch("resnet", images.shape, (width,))
-    example(title, network, plain, digits.losses(P_y), (images, labels), (P_x, P_y), torch)
+
+    def resnet_on(P: dj.Partition) -> tuple:
+        P_x = beside.partition(P, None, 4)
+        network = resnet.resnet(P_x, width)
+        return network, digits.losses(network[-1].P_y), (P_x, network[-1].P_y)
+
+    torch, plain = by_pytorch("resnet", images.shape, (width,)), partial(resnet.plain_resnet, resnet.LAYERS)
+    example(title, resnet_on, plain, (images, labels), torch)
 title = "super-resolution, 48² to 96², batch 8"
 if wanted(title):
-    P_x = beside.partition(P_all, None, 4)
     small, large = draw.random((8, 3, 48, 48), np.float32), draw.random((8, 3, 96, 96), np.float32)
-    network, losses = super_resolution.SuperResolution(P_x, 32), (nn.DistributedMSELoss(P_x), squares)
+
+    def super_resolution_on(P: dj.Partition) -> tuple:
+        P_x = beside.partition(P, None, 4)
+        return super_resolution.SuperResolution(P_x, 32), (nn.DistributedMSELoss(P_x), squares), (P_x, P_x)
+
     torch = by_pytorch("super_resolution", small.shape, (32,))
-    plain = super_resolution.plain_super_resolution
-    example(title, network, plain, losses, (small, large), (P_x, P_x), torch)
+    example(title, super_resolution_on, super_resolution.plain_super_resolution, (small, large), torch)
 title = "Fourier neural operator, 64², batch 8"
 if wanted(title):
-    P_x = beside.partition(P_all, None, 4)
     rock, flow = draw.random((8, 3, 64, 64), np.float32), draw.random((8, 1, 64, 64), np.float32)
-    network, losses = fno.operator(P_x, 3, 32, 12), (nn.DistributedMSELoss(P_x), squares)
+
+    def operator_on(P: dj.Partition) -> tuple:
+        P_x = beside.partition(P, None, 4)
+        return fno.operator(P_x, 3, 32, 12), (nn.DistributedMSELoss(P_x), squares), (P_x, P_x)
+
     torch = by_pytorch("fno", rock.shape, (3, 32, 12))
-    example(title, network, partial(fno.plain_operator, 12), losses, (rock, flow), (P_x, P_x), torch)
+    example(title, operator_on, partial(fno.plain_operator, 12), (rock, flow), torch)
 for kind in ("tensor", "ring"):
     title = f"transformer, {kind}, 8 x 256 of 256"
     if not wanted(title):
         continue
-    size = Namespace(layers=2, width=256, heads=8)
-    network, text = transformer.Transformer(P_all, 96, size, kind), draw.integers(0, 96, (8, 257))
-    params = network.init(jax.random.key(0), "float32")
-    whole = dj.gather(params, network.param_specs())
+    text = draw.integers(0, 96, (8, 257))
+    network = transformer.Transformer(P_all, 96, SIZE, kind)
+    whole = dj.gather(network.init(jax.random.key(0), "float32"), network.param_specs())
     alone, both = jax.value_and_grad(transformer.plain_loss), (text[:, :-1], text[:, 1:])
     sharded = (cut_in_heads if kind == "tensor" else partial(jax.tree.map, shared))(everywhere(whole))
     along = (1, P_all.size)
     ways = [
         step("one thread", jax.jit, alone, whole, both, here=P_all.rank == 0),
-        step("distdl_jax", dj.jit, dj.value_and_grad(network.part_of_loss), params, network.batch(text)),
+        *on_all_and_on_one(partial(transformer_on, kind, text)),
         *by_jax(alone, sharded, tuple(shared(each, along) for each in both)),
     ]
     table.row(title, ways)

@@ -11,11 +11,12 @@ would take up to twice as long where three workers share a core and the fourth h
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,13 @@ class Table:
     """The rows of one benchmark; the first way of each row is what the others are compared with.
 
     - `width`: of the column of names. - `pause`: seconds of rest before each timing.
+    - `lasting`: seconds of a timing at least; what takes less is done again and again.
     """
 
     name: str
     width: int = 44
     pause: float = PAUSE
+    lasting: float = 0.0
     rows: list[dict[str, object]] = field(default_factory=list)
 
     def row(
@@ -83,17 +86,13 @@ class Table:
         for way in ways:
             way.before()
             way.run()  # compiles, and touches the buffers
+        ways = [self._repeated(way) for way in ways]
         times: dict[str, list[float]] = {way.name: [] for way in ways}
         for _ in range(rounds):
             for way in ways:
                 way.before()
                 time.sleep(self.pause)
-                _comm.Barrier()
-                start = time.perf_counter()
-                way.run()
-                seconds = (time.perf_counter() - start) / way.calls
-                _sleep_until_all_are_here()
-                times[way.name].append(_comm.allreduce(seconds, op=MPI.MAX))
+                times[way.name].append(_timed(way))
         medians = {name: statistics.median(values) for name, values in times.items()}
         ratios = {name: quartiles(values, times[ways[0].name]) for name, values in times.items()}
         worked = processor()
@@ -108,6 +107,18 @@ class Table:
                 cells.append(f"processor ms {told} ({', '.join(f'{t / least:.2f}x' for t in others)})")
             print("  ".join([f"{work:<{self.width}}", *cells]), flush=True)
 
+    def _repeated(self, way: Way) -> Way:
+        if not self.lasting:
+            return way
+        way.before()
+        times = max(1, math.ceil(self.lasting / (_timed(way) * way.calls)))
+
+        def run() -> None:
+            for _ in range(times):
+                way.run()
+
+        return replace(way, run=run, calls=times * way.calls)
+
     def write(self) -> None:
         """Write the rows, and what they were measured on, as JSON."""
         if _comm.rank == 0:
@@ -121,6 +132,16 @@ class Table:
             }
             path.write_text(json.dumps({**about, "rows": self.rows}, indent=1))
             print(f"wrote {path}", flush=True)
+
+
+def _timed(way: Way) -> float:
+    """Seconds of one call on the slowest worker."""
+    _comm.Barrier()
+    start = time.perf_counter()
+    way.run()
+    seconds = (time.perf_counter() - start) / way.calls
+    _sleep_until_all_are_here()
+    return _comm.allreduce(seconds, op=MPI.MAX)
 
 
 def quartiles(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
