@@ -79,7 +79,7 @@ def jax_reshard(shape, before, after):
     return lambda: jax.block_until_ready(there(x)), lambda: jax.block_until_ready(back(there(x)))
 
 
-def add_rows(table, work, function, plans, x_shape, reshard=None, calls=10, holds=True):
+def add_rows(table, work, function, plans, x_shape, reshard=None, calls=50, holds=True):
     x_np = np.ones(x_shape, np.float32)
     x = jnp.asarray(x_np) if holds else dj.zero_volume_tensor()
     back = [plan.reverse() for plan in reversed(plans)]
@@ -91,11 +91,11 @@ def add_rows(table, work, function, plans, x_shape, reshard=None, calls=10, hold
             in_one_program("distdl_jax", there_and_back(function) if two else function, (x,), calls),
         ]
         if reshard is not None:
-            ways.append(Way("JAX", lambda two=two: [reshard[two]() for _ in range(calls)], calls))
+            ways.append(Way("JAX", lambda two=two: [reshard[two]() for _ in range(10)], 10))
         table.row(f"{work}, {direction}", ways)
 
 
-def repartition_rows(table, work, shape, before, after, with_jax=True, calls=10):
+def repartition_rows(table, work, shape, before, after, with_jax=True, calls=50):
     P_x, P_y = grid(before), grid(after)
     step = Exchange(
         ProductGrid.balanced(shape, P_x.shape, P_x.ranks), ProductGrid.balanced(shape, P_y.shape, P_y.ranks)
@@ -113,7 +113,7 @@ def repartition_rows(table, work, shape, before, after, with_jax=True, calls=10)
     )
 
 
-def halo_rows(table, work, shape, partition, width, calls=10):
+def halo_rows(table, work, shape, partition, width, calls=50):
     P = grid(partition)
     owned = ProductGrid.balanced(shape, P.shape, P.ranks)
     halo = tuple((width, width) if p > 1 else (0, 0) for p in partition)
@@ -129,10 +129,10 @@ pencils = {1: ((1, 1, 1), (1, 1, 1)), 2: ((2, 1, 1), (1, 2, 1)), 4: ((2, 2, 1), 
 cubes = {1: (1, 1, 1), 2: (2, 1, 1), 4: (2, 2, 1)}[N]
 repartition_rows(table, f"repartition 2048^2, {N}x1 -> 1x{N}", (2048, 2048), (N, 1), (1, N))
 repartition_rows(table, f"pencil change 192^3, {pencils[0]} -> {pencils[1]}", (192,) * 3, *pencils)
-repartition_rows(table, f"scatter 64 MiB, 1 -> {N}", (4096, 4096), one, (N, 1), with_jax=False, calls=3)
-repartition_rows(table, f"gather 64 MiB, {N} -> 1", (4096, 4096), (N, 1), one, with_jax=False, calls=3)
+repartition_rows(table, f"scatter 64 MiB, 1 -> {N}", (4096, 4096), one, (N, 1), with_jax=False, calls=20)
+repartition_rows(table, f"gather 64 MiB, {N} -> 1", (4096, 4096), (N, 1), one, with_jax=False, calls=20)
 for width in (1, 3):
     halo_rows(table, f"halo 8x1024x1024, 1x{N}x1, width {width}", (8, 1024, 1024), (1, N, 1), width)
 shape_3d = tuple(96 * p for p in cubes)
-halo_rows(table, f"halo 96^3 a worker, {cubes}, width 1", shape_3d, cubes, 1)
+halo_rows(table, f"halo 96^3 a worker, {cubes}, width 1", shape_3d, cubes, 1, calls=300)
 table.write()

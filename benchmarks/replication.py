@@ -14,7 +14,7 @@ raw = MPI.COMM_WORLD.Dup()
 nothing = dj.zero_volume_tensor()
 
 table = Table("replication")
-for size, calls in ((2**10, 500), (2**20, 60), (2**24, 8)):
+for size, calls in ((2**10, 5000), (2**20, 600), (2**24, 60)):
     buffer, result = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
     x = jnp.asarray(buffer)
     works = {

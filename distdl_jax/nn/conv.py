@@ -16,7 +16,7 @@ from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
-from distdl_jax.nn.conv_plan import ConvolutionPlan
+from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.nn.local.conv import Choose, LocalConvolution, in_equal_forms
 from distdl_jax.nn.local.conv_choice import chosen_here, chosen_unseen
 from distdl_jax.nn.local.conv_forms import Forms
@@ -254,7 +254,7 @@ class DistributedConv(Static):
         of_params = parts.parameters.plan(params, self.bias)
         local = self._local(fetch)
         parts_of_y = products(copies, of_params, local)
-        local = in_equal_forms(local, copies, parts_of_y, choose)
+        local = in_equal_forms(left_apart(local, fetch, to_work, parts_of_y), copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
         return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 

@@ -6,42 +6,20 @@ they are. So where it computes, block and rows are handed on apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import World
-from distdl_jax.nn.local.apart import Apart
 from distdl_jax.nn.local.conv import LocalConvolution
 from distdl_jax.nn.parameters import Params
 from distdl_jax.nn.product import ProductPlan
 from distdl_jax.nn.rows_around import rows_around
 from distdl_jax.nn.windows import WindowsPlan
-from distdl_jax.primitives.plan import Unmoved
-
-
-@dataclass(frozen=True)
-class ConvolutionApart:
-    """`whole`, of a block and the rows around it."""
-
-    whole: LocalConvolution
-    apart: Apart
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        return self.whole.weight_shape
-
-    @property
-    def adds_bias(self) -> bool:
-        return self.whole.adds_bias
-
-    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        return self.whole.output(x)
-
-    def __call__(self, x: tuple[Array, Array], weight: Array, bias: Array | None) -> Array:
-        return self.whole.of_parts(x, self.apart, weight, bias)
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved
 
 
 @dataclass(frozen=True)
@@ -56,31 +34,28 @@ class ConvolutionPlan(ProductPlan):
     @cached_property
     def _apart(self) -> ProductPlan | None:
         """The plan that joins nothing; None where there is none, or it would not be faster."""
-        fetch = self.fetch
-        if not (
-            isinstance(fetch, WindowsPlan)
-            and isinstance(self.to_work, Unmoved)
-            and set(self.local) == set(self.products)
-        ):
-            return None
-        wholes = {worker: its for worker, its in self.local.items() if isinstance(its, LocalConvolution)}
-        if fetch.spec.mode != "zeros" or len(wholes) < len(self.local):
-            return None
-        if not all(self._takes_parts(worker, its) for worker, its in wholes.items()):
-            return None
-        rows = rows_around(fetch.movement)
-        if rows is None:
-            return None
-        apart = {worker: ConvolutionApart(its, rows.apart(worker)) for worker, its in wholes.items()}
-        return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, apart, rows)
+        assert isinstance(self.fetch, WindowsPlan)
+        for its in self.local.values():
+            # Forms other than oneDNN's join what they read.
+            if not isinstance(its, LocalConvolution) or its.apart is None or its.forms.count("onednn") < 2:
+                return None
+        rows = rows_around(self.fetch.movement)
+        return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, self.local, rows)
 
-    def _takes_parts(self, worker: int, local: LocalConvolution) -> bool:
-        """Whether what `worker` computes is something for oneDNN."""
-        x, y = self.to_work.output(worker), self.products[worker]
-        return (
-            local.forms.count("onednn") > 1  # others join what they read
-            and local.channels == (0, x.shape[1])
-            and min(map(min, local.padding)) >= 0
-            and y.dtype == np.dtype("float32")
-            and 0 not in (*x.shape, *y.shape)
-        )
+
+def left_apart(
+    local: Mapping[int, LocalConvolution], fetch: WindowsPlan, to_work: MovementPlan, products: ShapeDtypes
+) -> Mapping[int, LocalConvolution]:
+    """What all workers compute, and of what parts, where the rows around their blocks can stay apart from these.
+
+    - `products`: what each has then; the others as in `ProductPlan`.
+    """
+    if fetch.spec.mode != "zeros" or not isinstance(to_work, Unmoved) or set(local) != set(products):
+        return local
+    for worker, its in local.items():
+        x, y = to_work.output(worker), products[worker]
+        reads_all = its.channels == (0, x.shape[1]) and min(map(min, its.padding)) >= 0
+        if not reads_all or y.dtype != np.dtype("float32") or 0 in (*x.shape, *y.shape):
+            return local
+    rows = rows_around(fetch.movement)
+    return local if rows is None else {worker: replace(its, apart=rows.apart(worker)) for worker, its in local.items()}

@@ -19,6 +19,12 @@ class Apart(NamedTuple):
         """The shape of the two joined, from that of the block."""
         return (*block[: self.axis], block[self.axis] + self.low + self.high, *block[self.axis + 1 :])
 
+    def parts(self, whole: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of the block and of the rows, from that of the two joined."""
+        before, size, after = whole[: self.axis], whole[self.axis], whole[self.axis + 1 :]
+        rows = self.low + self.high
+        return (*before, size - rows, *after), (*before, rows, *after)
+
 
 def joined(block: Array, rows: Array, apart: Apart) -> Array:
     """The block with the rows around it; `rows` are those before it, and then those after it."""

@@ -32,6 +32,7 @@ class LocalConvolution:
     - `outputs`: the number of outputs along each feature dimension; may be 0.
     - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
     - `forms`: how it is computed.
+    - `apart`: where the rows around this worker's block are, if they can stay apart from it; None: joined to it.
     """
 
     weight_shape: tuple[int, ...]
@@ -42,6 +43,7 @@ class LocalConvolution:
     outputs: tuple[int, ...]
     adds_bias: bool
     forms: Forms = PLAIN
+    apart: Apart | None = None
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the product, from that of the copy of x."""
@@ -50,14 +52,22 @@ class LocalConvolution:
     def problem(self, x: tuple[int, ...], dtype: np.dtype) -> Problem:
         """What is computed of a copy of x of this shape, without the bias."""
         channels = self.channels[1] - self.channels[0]
-        return Problem((x[0], channels, *x[2:]), self.weight_shape, self._placement, self.groups, dtype.name)
+        whole = (x[0], channels, *x[2:])
+        return Problem(whole, self.weight_shape, self._placement, self.groups, dtype.name, self.apart)
 
     @property
     def _placement(self) -> Placement:
         return Placement(self.windows.stride, self.padding, self.windows.dilation)
 
-    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """The product of x and weight, which have one dtype; depends on both even where it is empty."""
+    def __call__(self, x: Array | tuple[Array, Array], weight: Array, bias: Array | None) -> Array:
+        """The product of x and weight, which have one dtype; depends on both even where it is empty.
+
+        `x` may be a block and the rows around it, `apart`, all of whose channels it reads; none of it is empty then.
+        """
+        if isinstance(x, tuple):
+            assert self.apart is not None
+            y = convolution_apart(x, weight, self._placement, self.groups, self.forms, self.apart)
+            return self._with_bias(y, bias)
         start, stop = self.channels
         shape = self.output(x.shape)
         if 0 in (*shape, *self.weight_shape, stop - start):
@@ -66,10 +76,6 @@ class LocalConvolution:
             own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
             y = convolution(between_layers(own), weight, self._placement, self.groups, self.forms)
         return self._with_bias(y, bias)
-
-    def of_parts(self, x: tuple[Array, Array], apart: Apart, weight: Array, bias: Array | None) -> Array:
-        """The product of a block, all of whose channels it reads, with the rows around it; none of it is empty."""
-        return self._with_bias(convolution_apart(x, weight, self._placement, self.groups, self.forms, apart), bias)
 
     def _with_bias(self, y: Array, bias: Array | None) -> Array:
         return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs)))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -67,6 +69,8 @@ def chosen_here(problem: Problem, may_measure: bool) -> Forms:
     by_setting = settings.tuning == "off" or settings.onednn == "always"
     if by_setting or not problem.has_forms or problem.products < LARGE_ENOUGH:
         return chosen_unseen(problem)
+    if not any("onednn" in problem.forms(direction) for direction in DIRECTIONS):
+        problem = replace(problem, apart=None)  # which all others join
     smaller, path = problem.smaller(ENOUGH), settings.tuning_file or default_path()
     known = {**(_read(path, machine()) if path else {}), **_measured_before}
     if settings.tuning == "on" and may_measure:
@@ -116,13 +120,13 @@ def _measure_missing(problem: Problem, known: Kept, path: Path | None) -> Kept:
 
 def measured_forms(problem: Problem, direction: Direction, forms: Sequence[str]) -> dict[str, Measurement]:
     """The times of these forms, each as a program whose arguments and result are as layers hand them on."""
-    ways: dict[str, Callable[..., Array]] = {}
+    ways: dict[str, Callable[..., Any]] = {}
     shapes: tuple[tuple[int, ...], ...] = ()
     for form in forms:
         compute, shapes = problem.function(direction, form)
 
-        def way(*arrays: Array, compute: Any = compute) -> Array:
-            return row_major(compute(*arrays))
+        def way(*arrays: Array, compute: Any = compute) -> Any:
+            return jax.tree.map(row_major, compute(*arrays))
 
         ways[form] = way
     return measure(ways, shapes, problem.dtype)
@@ -139,6 +143,8 @@ def _subject(problem: Problem, direction: Direction) -> str:
     w = problem.window
     shapes = " * ".join("x".join(map(str, shape)) for shape in (problem.x, problem.weight))
     placed = f"stride {w.stride}, padding {w.padding}, dilation {w.dilation}, groups {problem.groups}"
+    if (apart := problem.apart) is not None:
+        placed += f", {apart.low} before and {apart.high} after apart in dimension {apart.axis}"
     return f"convolution, {direction}: {problem.dtype} {shapes}, {placed}"
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -78,13 +78,18 @@ MANY_SAMPLES = 17
 
 @dataclass(frozen=True)
 class Problem:
-    """One worker's convolution: the shapes of x (N x C x features) and of the weight (c_out x C/groups x kernel)."""
+    """One worker's convolution.
+
+    - `x`, `weight`: the shapes, N x C x features and c_out x C/groups x kernel.
+    - `apart`: where the rows around the worker's block are; None where x is one array.
+    """
 
     x: tuple[int, ...]
     weight: tuple[int, ...]
     window: Placement
     groups: int
     dtype: str
+    apart: Apart | None = None
 
     @property
     def y(self) -> tuple[int, ...]:
@@ -128,9 +133,14 @@ class Problem:
         return conv_onednn.can_compute(direction, self.x, self.weight, self.y, self.window, self.groups)
 
     def function(self, direction: Direction, form: str) -> tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]:
-        """What computes it, and the shapes of its arguments: x, the weight and, of gradients, the cotangent."""
-        compute = partial(_FORMS[direction][form], window=self.window, groups=self.groups)
-        return compute, (self.x, self.weight) if direction == "forward" else (self.x, self.weight, self.y)
+        """What computes it, and the shapes of its arguments: x (or its parts), the weight and, of gradients, the
+        cotangent."""
+        others = (self.weight,) if direction == "forward" else (self.weight, self.y)
+        placed = {"window": self.window, "groups": self.groups}
+        if self.apart is None:
+            return partial(_FORMS[direction][form], **placed), (self.x, *others)
+        compute = partial(_of_parts(direction, form), **placed, apart=self.apart)
+        return lambda block, rows, *others: compute((block, rows), *others), (*self.apart.parts(self.x), *others)
 
 
 def convolution(x: Array, weight: Array, window: Placement, groups: int, forms: Forms) -> Array:
@@ -170,13 +180,30 @@ def convolution_apart(
     return _convolution_apart(parts, weight, window, groups, forms, apart)
 
 
+_ONEDNNS_OF_PARTS: dict[Direction, Callable[..., Any]] = {
+    "forward": conv_onednn.forward_apart,
+    "input_gradient": conv_onednn.input_gradient_apart,
+    "weight_gradient": conv_onednn.weight_gradient_apart,
+}
+
+
+def _of_parts(direction: Direction, form: str) -> Callable[..., Any]:
+    """What computes a direction of a block and the rows around it: all forms but oneDNN's join what they read."""
+    if form == "onednn":
+        return _ONEDNNS_OF_PARTS[direction]
+
+    def compute(parts: tuple[Array, Array], *others: Array, window: Placement, groups: int, apart: Apart) -> Any:
+        result = _FORMS[direction][form](joined(*parts, apart), *others, window=window, groups=groups)
+        return taken_apart(result, apart) if direction == "input_gradient" else result
+
+    return compute
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _convolution_apart(
     parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
 ) -> Array:
-    if forms.forward == "onednn":
-        return conv_onednn.forward_apart(parts, weight, window, groups, apart)
-    return _FORMS["forward"][forms.forward](joined(*parts, apart), weight, window, groups)
+    return _of_parts("forward", forms.forward)(parts, weight, window=window, groups=groups, apart=apart)
 
 
 def _forward_apart(
@@ -193,16 +220,11 @@ def _backward_apart(
     residuals: tuple[tuple[Array, Array], Array],
     dy: Array,
 ) -> tuple[tuple[Array, ...], Array]:
-    parts, weight = residuals
-    if forms.input_gradient == "onednn":
-        of_parts = conv_onednn.input_gradient_apart(parts, weight, dy, window, groups, apart)
-    else:
-        of_x = _FORMS["input_gradient"][forms.input_gradient]
-        of_parts = taken_apart(of_x(joined(*parts, apart), weight, dy, window, groups), apart)
-    if forms.weight_gradient == "onednn":
-        return of_parts, conv_onednn.weight_gradient_apart(parts, weight, dy, window, groups, apart)
-    of_weight = _FORMS["weight_gradient"][forms.weight_gradient]
-    return of_parts, of_weight(joined(*parts, apart), weight, dy, window, groups)
+    of_x, of_weight = (
+        _of_parts(direction, form)(*residuals, dy, window=window, groups=groups, apart=apart)
+        for direction, form in zip(DIRECTIONS[1:], forms[1:], strict=True)
+    )
+    return of_x, of_weight
 
 
 _convolution_apart.defvjp(_forward_apart, _backward_apart)

@@ -175,10 +175,7 @@ def _input_gradient(weight: Array, dy: Array, x: Shape, window: Placement, group
         return (gradient,) if apart is None else taken_apart(gradient, apart)
     if apart is None:
         return _run(call, (weight, dy), (x,), needed)
-    block, rows = list(x), list(x)
-    rows[apart.axis] = apart.low + apart.high
-    block[apart.axis] -= rows[apart.axis]
-    return _run(call, (weight, dy), (tuple(block), tuple(rows)), needed)
+    return _run(call, (weight, dy), apart.parts(x), needed)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
