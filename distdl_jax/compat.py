@@ -98,6 +98,19 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
     ad.primitive_linearizations[primitive] = linearized
 
 
+def add_dependency(x: Any, token: Any) -> Any:
+    """In a lowering for CPUs: the value `x`, which in the compiled program, too, is read only after `token`.
+
+    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`, an operation that XLA has and StableHLO has not; without it
+    `x` as it is. One of StableHLO's would replace it.
+    """
+    try:
+        from jaxlib.mlir.dialects.mhlo import AddDependencyOp
+    except ImportError:  # then XLA may read it first, which is slower, and no less right
+        return x
+    return AddDependencyOp(x, token).result
+
+
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:
     """A function for other threads: the buffers, done or not, that tell how far this thread's latest programs are.
 

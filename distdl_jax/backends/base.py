@@ -104,5 +104,8 @@ class Transport(Protocol):
     def allreduce(self, x: Array, team: Workers, op: Reduction) -> Array:
         """The reduction of the workers' `x`, on every worker of `team`."""
 
+    def sent_first(self, x: Array) -> Array:
+        """`x`, for those who are to use it after what was sent so far, for which others may wait."""
+
     def operation(self, equation: Any) -> Operation | None:
         """What an equation of a traced program communicates; None where it is none of this transport's operations."""

@@ -120,3 +120,36 @@ def test_order_of_teams() -> None:
         for shift in range(1, n)
     ]
     check_exactly([(case, "float64") for case in (*pairs, *shifted)])
+
+
+@pytest.mark.world(2)
+@pytest.mark.parametrize("largest_tree", [0, 8])
+def test_what_is_sent_is_sent_before_it_is_read(largest_tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiled program: others wait for what is sent, and what reads it may take long."""
+    monkeypatch.setattr(transport.MPITransport, "largest_tree", largest_tree)
+    P = dj.Partition()
+    root = P.create_partition_inclusive([0])
+    x = jnp.ones((9, 9 + largest_tree)) if P.rank == 0 else dj.zero_volume_tensor(9)
+
+    @jax.jit
+    def f(x: jax.Array) -> tuple[jax.Array, ...]:
+        y = dj.functional.broadcast(2 * x, root, P, preserve_batch=False)
+        return y @ y.T, jnp.sin(y), y.sum(0)
+
+    text = f.lower(x).compile().as_text()
+    assert all(np.allclose(got, want) for got, want in zip(f(x), f_of_twos(9 + largest_tree), strict=True))
+    if P.rank == 0:
+        lines = text[text.index("\nENTRY") :].splitlines()
+        (ordered,) = [i for i, line in enumerate(lines) if " add-dependency(" in line]
+        (sent,) = [i for i, line in enumerate(lines) if 'custom_call_target="mpi_' in line]
+        name, argument = (lines[ordered].split(mark)[1].split(",")[0].split()[0] for mark in ("  ", "add-dependency("))
+        readers = [i for i, line in enumerate(lines) if f"{name}," in line or f"{name})" in line]
+        of_what_is_sent = [i for i, line in enumerate(lines) if f"({argument}," in line or f"({argument})" in line]
+        assert sent < ordered < min(readers)
+        assert set(of_what_is_sent) == {sent, ordered}
+
+
+def f_of_twos(columns: int) -> tuple[np.ndarray, ...]:
+    """What that program gives."""
+    y = np.full((9, columns), 2.0)
+    return y @ y.T, np.sin(y), y.sum(0)

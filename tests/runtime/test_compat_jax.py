@@ -14,7 +14,8 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
-from jax.interpreters import ad
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import ad, mlir
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
@@ -269,3 +270,16 @@ def test_mapped_sizes() -> None:
     jax.jit(jax.vmap(look))(jnp.ones(4), jnp.ones(4))
     look(jnp.ones(4), jnp.ones(4))
     assert found == [((2, 3), (2,)), ((5,), (5,)), ((4,), (4,)), ((), ())]
+
+
+@what_breaks(compat.add_dependency)
+def test_a_value_that_is_read_after_a_token() -> None:
+    """The order is in the compiled program, where an optimization barrier is not."""
+    doubled = Primitive("doubled_after_a_token")
+    doubled.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(
+        doubled, lambda context, x: [compat.add_dependency(x, stablehlo.create_token())], platform="cpu"
+    )
+    program = jax.jit(lambda x: 2 * doubled.bind(x + 1)).lower(jnp.ones(3)).compile()
+    assert "add-dependency" in program.as_text()
+    assert np.array_equal(program(jnp.ones(3)), np.full(3, 4.0))

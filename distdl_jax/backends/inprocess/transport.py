@@ -58,6 +58,9 @@ class InProcessTransport:
     def allreduce(self, x: Array, team: Workers, op: Reduction) -> Array:
         return self._collective("allreduce", x, team, _like(x), op)
 
+    def sent_first(self, x: Array) -> Array:
+        return x  # an order that costs time alone
+
     def operation(self, equation: Any) -> Operation | None:
         found: Operation | None = equation.params["operation"] if equation.primitive is _operation else None
         return found

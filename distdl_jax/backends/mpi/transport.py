@@ -32,6 +32,7 @@ from distdl_jax.backends.mpi.compat import (
     mpi_operation,
     mpi_reduce,
 )
+from distdl_jax.backends.mpi.sent_first import sent_first
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Operation
 from distdl_jax.watchdog.flight_recorder import recorded
@@ -87,7 +88,7 @@ class MPITransport:
             with recorded(f"bcast in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
                 results.append(mpi_bcast().bind(chunk, root=0, comm=comm))
         if self._communicators.rank == team[0]:
-            return _together([x, *results])
+            return sent_first(_together([x, *results]))
         return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
 
     def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
@@ -107,6 +108,9 @@ class MPITransport:
             with recorded(f"allreduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
                 results.append(mpi4jax.allreduce(chunk, op=_OPS[op], comm=comm))
         return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
+
+    def sent_first(self, x: Array) -> Array:
+        return sent_first(x)
 
     def operation(self, equation: Any) -> Operation | None:
         found = mpi_operation(equation)
