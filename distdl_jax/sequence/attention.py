@@ -56,6 +56,7 @@ class DistributedMultiHeadAttention(Static):
       outputs are summed and scattered (Megatron's pair of layers). Heads need not divide.
     - *Sequence* (P_s), with `exchange="ring"`: keys and values of the other workers come one block at a time, and a
       running maximum and sum are kept; on the way back they come again. Memory is linear in the worker's own block.
+      Where it is causal, workers who have fewer keys to look at take queries of those with more (see `turns`).
       With `exchange="heads"` (Ulysses): heads are exchanged for sequence, and back; each worker then has the whole
       sequence of some heads. With `exchange="gather"` (Megatron's sequence parallelism): the workers along P_s gather
       the sequence, share the *heads*, and sum and scatter along the sequence. In the table P_h is P_s then.
@@ -250,10 +251,9 @@ class DistributedMultiHeadAttention(Static):
         scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
         heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(held, keys))
         split = self._work.shape[1] > 1
-        steps = ring_steps(heads, keys, self._work) if split and self.exchange == "ring" else ()
-        to_heads = None
-        if split and self.exchange == "heads":
-            to_heads = plan_to_heads(heads, x, x if memory is None else memory, self._work)
+        ring, helping = split and self.exchange == "ring", not any(MASK in its for its in held.values())
+        steps = ring_steps(heads, whole, keys, self._work, self.causal, helping) if ring else ()
+        to_heads = plan_to_heads(heads, x, memory or x, self._work) if split and self.exchange == "heads" else None
         regions, n_t = regions_of(self.num_heads, self._work, grid, to_heads), key_grid.extent[1]
         if any(name.startswith(PREFIX) for its in held.values() for name in its):
             plain = Heads(heads.queries, heads.keys, heads.features, out, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from jax import Array
 
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.partition import CartesianPartition, Partition
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
@@ -21,8 +21,11 @@ from distdl_jax.primitives.held import owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.primitives.replicated import ReplicatedPlan
+from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.sequence.dropping import Dropping
-from distdl_jax.sequence.ring import Extras, Ring, attended
+from distdl_jax.sequence.helping import Help, HelpMovements
+from distdl_jax.sequence.ring import Extras, Ring, Step, attended
+from distdl_jax.sequence.turns import Turn, turns_of
 
 Region = tuple[Range, Range, Range]
 """Samples, heads, queries."""
@@ -88,6 +91,27 @@ class ToHeads:
 
 
 @dataclass(frozen=True)
+class StepPlan:
+    """One turn in a ring.
+
+    - `fetch`, `home`: how keys and values come, and their gradients go back.
+    - `help`: how queries get to those who work for others; None where nobody does.
+    """
+
+    turn: Turn
+    fetch: RangesPlan
+    home: RangesPlan
+    help: HelpMovements | None
+
+    def of(self, worker: int) -> Step:
+        """What `worker` does in it."""
+        owned = self.fetch.halos.owned
+        i, turn = owned.index(owned.cell_of[worker])[1], self.turn
+        help = None if self.help is None else Help(self.help, turn.lent[i], turn.taken[i])
+        return Step(self.fetch, self.home, turn.keys[i], turn.queries[i], help)
+
+
+@dataclass(frozen=True)
 class AttentionPlan(Plan):
     """The plan of an attention.
 
@@ -98,7 +122,7 @@ class AttentionPlan(Plan):
     - `regions`: by world rank, the samples, the heads and the queries that a worker attends with.
     - `places`, `key_places`: by world rank, where the queries and keys that it has projected are in the sequence.
     - `shape`: of all weights: samples, heads, queries and keys.
-    - `steps`: by world rank, how it gets the keys and values of further blocks, and where these are.
+    - `steps`: how workers get the keys and values of further blocks, and who works for whom.
     - `to_heads`: heads for sequence.
     - `padded`: whether it is told which keys are padding.
     """
@@ -113,7 +137,7 @@ class AttentionPlan(Plan):
     places: Mapping[int, Range] = field(hash=False)
     key_places: Mapping[int, Range] = field(hash=False)
     shape: tuple[int, int, int, int]
-    steps: tuple[RangesPlan, ...]
+    steps: tuple[StepPlan, ...]
     to_heads: ToHeads | None
     padded: bool
 
@@ -130,29 +154,68 @@ class AttentionPlan(Plan):
 
     def run(self, world: World, q: Array, block: Array, extras: Extras, causal: bool, dropout: float) -> Array:
         """The heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
-        own, keys, ways = self.places[world.rank], self.key_places[world.rank], []
-        for step in self.steps:
-            needed = step.halos.needed[1][step.halos.owned.index(step.halos.owned.cell_of[world.rank])[1]]
-            ways.append((step, needed))
+        own, keys = self.places[world.rank], self.key_places[world.rank]
+        steps = tuple(step.of(world.rank) for step in self.steps)
         dropping = Dropping(dropout, self.shape, *self.regions[world.rank])
-        ring = Ring(own, keys, tuple(ways), causal, self.padded, dropping if extras.key is not None else None)
+        ring = Ring(own, keys, steps, causal, self.padded, dropping if extras.key is not None else None)
         if self.to_heads is not None:
             return self.to_heads.run(world, q, block, extras, ring)
         return attended(world, ring, q, block, extras)
 
 
-def ring_steps(heads: Heads, x: ShapeDtypes, work: Partition) -> tuple[RangesPlan, ...]:
-    """How each worker gets the keys and values of the block that is 1, 2, ... behind its own."""
-    on = work.create_cartesian_topology_partition([*work.shape, 1])
-    held = heads.held(x, work, heads.keys, 2 * heads.features)
-    owned = owned_grid("keys", on, held)
-    p_s = work.shape[1]
-    steps = []
-    for behind in range(1, p_s):
-        needed = tuple(owned.ranges[1][(i + behind) % p_s] for i in range(p_s))
-        halos = Halos(owned, (owned.ranges[0], needed, *owned.ranges[2:]))
-        steps.append(plan_ranges("ring", held, on, halos))
+def ring_steps(
+    heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, helping: bool
+) -> tuple[StepPlan, ...]:
+    """How each worker gets further blocks of keys and values, and who works for whom.
+
+    `queries`, `keys`: whose they are to be, with all features. `helping`: whether workers may work for others.
+    """
+    wide = accumulation_dtype(heads.dtype)
+    of_queries, of_keys = (owned_grid("x", work, x).ranges[1] for x in (queries, keys))
+    bare, bare_wide = replace(heads, padded=False), replace(heads, dtype=wide, padded=False)
+    d, steps = heads.features, []
+    for turn in turns_of(of_queries, of_keys, causal, helping):
+        of_lent = partial(_there, x=queries, work=work, number=heads.queries, needed=turn.taken)
+        of_taken = partial(_home, bare_wide, queries, work, heads.queries, taken=turn.taken, further=turn.far)
+        movements = HelpMovements(
+            queries=of_lent(bare, features=d),
+            told=of_lent(bare_wide, features=2 * d + 2),
+            sums=of_taken(features=d + 2),
+            gradients=of_taken(features=d),
+        )
+        fetch = _there(heads, keys, work, heads.keys, 2 * d, turn.keys)
+        home = _home(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
+        steps.append(StepPlan(turn, fetch, home, movements if turn.helps else None))
     return tuple(steps)
+
+
+def _there(
+    heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, needed: tuple[Range, ...]
+) -> RangesPlan:
+    """How each worker along the sequence gets what is at the places `needed`."""
+    return _moved(heads.held(x, work, number, features), work, needed)
+
+
+def _home(
+    heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, taken: tuple[Range, ...], further: int
+) -> RangesPlan:
+    """How what was made of the places `taken`, of the worker so much further along the sequence, gets there.
+
+    It is behind one row that stays, see `helping.home`.
+    """
+    held = heads.held(x, work, number, features)
+    sizes = [1 + stop - start for start, stop in taken]
+    for rank, worker in enumerate(work.ranks):
+        n, _, *rest = held[worker].shape
+        held[worker] = ShapeDtype((n, sizes[rank // work.shape[2] % len(sizes)], *rest), held[worker].dtype)
+    made = [(start + 1, stop) for start, stop in ranges_of_sizes(sizes)]
+    return _moved(held, work, tuple(made[(i - further) % len(made)] for i in range(len(made))))
+
+
+def _moved(held: ShapeDtypes, work: Partition, needed: tuple[Range, ...]) -> RangesPlan:
+    on = work.create_cartesian_topology_partition([*work.shape, 1])
+    owned = owned_grid("x", on, held)
+    return plan_ranges("ring", held, on, Halos(owned, (owned.ranges[0], needed, *owned.ranges[2:])))
 
 
 def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Partition) -> ToHeads:

@@ -8,7 +8,7 @@ from the logarithms of their sums. Source: Liu et al. (2023), arXiv:2310.01889; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
 from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.primitives.tie import nothing, tie
 from distdl_jax.sequence.dropping import Dropping
-from distdl_jax.sequence.softmax import Factors, Hidden, Places, added, finished, gradients, start
+from distdl_jax.sequence.helping import Help, cut, home, parts_of, put, side_by_side, told, with_those
+from distdl_jax.sequence.softmax import Factors, Hidden, Places, Running, added, finished, gradients, start
 
 
 class Extras(NamedTuple):
@@ -40,11 +41,27 @@ class Extras(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Step:
+    """What one worker does in a turn, see `turns`.
+
+    - `fetch`, `home`: how it gets a block of keys and values, and their gradients get back. - `keys`: their places.
+    - `queries`: which of its own look at them.
+    - `help`: which queries it lends, and takes; None where nobody does.
+    """
+
+    fetch: RangesPlan
+    home: RangesPlan
+    keys: Range
+    queries: Range
+    help: Help | None
+
+
+@dataclass(frozen=True)
 class Ring:
     """How one worker's queries get to all keys.
 
     - `queries`: their places in the sequence. - `own`: those of the keys that this worker holds.
-    - `steps`: how it gets each further block, and that block's places.
+    - `steps`: what it does to get to the other keys, turn by turn.
     - `causal`: whether queries see no keys that come after them.
     - `padded`: whether a flag stands behind each key's and value's numbers: 1 where it is padding.
     - `dropping`: which weights are dropped.
@@ -52,10 +69,19 @@ class Ring:
 
     queries: Range
     own: Range
-    steps: tuple[tuple[RangesPlan, Range], ...]
+    steps: tuple[Step, ...]
     causal: bool
     padded: bool
     dropping: Dropping | None = None
+
+    def of(self, queries: Range) -> Ring:
+        """The same for other queries."""
+        dropping = self.dropping
+        return replace(self, queries=queries, dropping=dropping and replace(dropping, queries=queries))
+
+    def rows(self, queries: Range) -> Range:
+        """Where in its own some of its queries are."""
+        return queries[0] - self.queries[0], queries[1] - self.queries[0]
 
     def seen(self, keys: Range, q: Array, block: Array) -> bool:
         """Whether some query sees some of these keys."""
@@ -102,18 +128,33 @@ def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> tuple[Array, Array, Array]:
     """The output, an empty anchor of it (see `primitives.movement`), and the logarithms of the sums."""
-    running, passed = start(q), []
-    for step, keys in ((None, ring.own), *ring.steps):
-        # A block is fetched when the one before has been dealt with.
-        fetched = block if step is None else step.run(world, tie(block, q, running.total))
-        if ring.seen(keys, q, fetched):
-            parts = ring.parts(fetched, keys, extras)
-            running = added(running, q, *parts, ring.places(keys), ring.factors(keys, extras))
-        else:
-            passed.append(fetched)
+    running = _after(ring, start(q), q, block, ring.own, extras)
+    for step in ring.steps:
+        # What moves comes before what is computed, for others wait for it; and after the turn before.
+        help, before = step.help, tie(q, running.total)
+        if help is not None:
+            before = taken = help.movements.queries.run(world, before)
+        fetched = step.fetch.run(world, tie(block, before))
+        rows = ring.rows(step.queries)
+        its = _after(ring.of(step.queries), cut(running, rows, 2), cut(q, rows, 1), fetched, step.keys, extras)
+        running = put(running, its, rows, 2)
+        running = running._replace(total=tie(running.total, fetched))
+        if help is not None:
+            taken = tie(taken, fetched)
+            made = side_by_side(_after(ring.of(help.taken), start(taken), taken, block, ring.own, extras))
+            come = home(world, help.movements.sums, tie(made, taken, block), side_by_side(running))
+            running = with_those(running, come, ring.rows(help.lent))
+            running = running._replace(total=tie(running.total, come))
     y, log_sum = finished(running, np.dtype(q.dtype))
-    y = tie(y, q, block, *passed)
+    y = tie(y, q, block)
     return y, tie(nothing(y.dtype), y), log_sum
+
+
+def _after(ring: Ring, running: Running, q: Array, block: Array, keys: Range, extras: Extras) -> Running:
+    """What is known after this block of keys and values, too."""
+    if not ring.seen(keys, q, block):
+        return running
+    return added(running, q, *ring.parts(block, keys, extras), ring.places(keys), ring.factors(keys, extras))
 
 
 Kept = tuple[Array, Array, Extras, Array, Array]
@@ -133,18 +174,35 @@ def _backward(
     wide = accumulation_dtype(np.dtype(q.dtype))
     dy = tie(*cotangents[:2])
     delta = jnp.moveaxis(jnp.sum(dy.astype(wide) * y.astype(wide), -1), 2, 1) - cotangents[2]
-    dq, of_block, of_mask = _made(ring, ring.own, q, block, extras, dy, log_sum, delta)
+    dq, of_block, of_mask = _made(ring, ring.own, block, extras, q, dy, log_sum, delta)
     of_masks = [(ring.own, of_mask)]
-    for step, keys in ring.steps:
-        fetched, send_home = jax.vjp(partial(step.run, world), tie(block, dq, of_block))
-        more, made, of_mask = _made(ring, keys, q, fetched, extras, dy, log_sum, delta)
-        dq, of_masks = dq + more, [*of_masks, (keys, of_mask)]
-        of_block = of_block + send_home(made.astype(block.dtype))[0].astype(wide)
+    for step in ring.steps:
+        help, before = step.help, tie(dq, of_block)
+        if help is not None:
+            before = taken = help.movements.told.run(world, tie(told(q, dy, log_sum, delta), before))
+        fetched = step.fetch.run(world, tie(block, before))
+        rows = ring.rows(step.queries)
+        of_rows = (*(cut(x, rows, 1) for x in (q, dy)), *(cut(x, rows, 2) for x in (log_sum, delta)))
+        more, made, of_mask = _made(ring.of(step.queries), step.keys, fetched, extras, *of_rows)
+        dq, of_masks = _and(dq, more, rows), [*of_masks, (step.keys, of_mask)]
+        if help is not None:
+            taken = tie(taken, fetched)
+            of_taken, of_own, _ = _made(ring.of(help.taken), ring.own, block, extras, *parts_of(taken))
+            of_block = of_block + of_own
+        come = home(world, step.home, made, of_block)
+        of_block = _and(of_block, come, (0, come.shape[1]))
+        if help is not None:
+            dq = _and(dq, home(world, help.movements.gradients, tie(of_taken, of_block), dq), ring.rows(help.lent))
     return dq.astype(q.dtype), of_block.astype(block.dtype), Extras(_of_whole_mask(extras.mask, of_masks, dy))
 
 
+def _and(whole: Array, more: Array, rows: Range) -> Array:
+    """The sum, where there is more for some rows."""
+    return put(whole, cut(whole, rows, 1) + more, rows, 1)
+
+
 def _made(
-    ring: Ring, keys: Range, q: Array, block: Array, extras: Extras, dy: Array, log_sum: Array, delta: Array
+    ring: Ring, keys: Range, block: Array, extras: Extras, q: Array, dy: Array, log_sum: Array, delta: Array
 ) -> tuple[Array, Array, Array | None]:
     """The gradients of the queries, of the block, and of the mask, that this block of keys makes."""
     if not ring.seen(keys, q, block):

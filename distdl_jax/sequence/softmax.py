@@ -96,6 +96,15 @@ def added(
     return running if whole * PIECE == t else of_piece(running, whole * PIECE, t - whole * PIECE)
 
 
+def merged(one: Running, other: Running) -> Running:
+    """What is known after the keys of both."""
+    top = jnp.maximum(one.top, other.top)
+    base = jnp.where(jnp.isneginf(top), 0, top)
+    of_one, of_other = jnp.exp(one.top - base), jnp.exp(other.top - base)
+    values = one.values * of_one[..., None] + other.values * of_other[..., None]
+    return Running(top, one.total * of_one + other.total * of_other, values)
+
+
 def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
     """The output, n x queries x heads x features, and the logarithms of the sums of exponentials, n x heads x queries.
 

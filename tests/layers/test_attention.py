@@ -131,7 +131,7 @@ def test_who_attends_with_what(P_x: On, exchange: str) -> None:
         if exchange == "ring":
             assert {*queries} == {*blocks[rank][..., 1].ravel().tolist()}
         if exchange != "gather":  # keys and values that are sent, or all three
-            sent = plan.steps[0] if exchange == "ring" else plan.to_heads.there[0]
+            sent = plan.steps[0].fetch if exchange == "ring" else plan.to_heads.there[0]
             own = np.array_split(range(heads), P_x.shape[2])[place % P_x.shape[2]]
             assert sent.inputs[rank].shape == (*blocks[rank].shape[:2], len(own), 4 if exchange == "ring" else 6)
     assert np.all(count == 1)

@@ -1,0 +1,66 @@
+"""Who looks at which keys, and when: the turns of the workers along a sequence that is split.
+
+Where queries see no keys behind them, worker i of p has i + 1 blocks of keys to look at. So that all take as long, who
+would wait works for others: in turn d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the worker d before
+them, and the first d take the queries of the worker p - d behind them, which look at their own keys. Where d = p / 2
+these are the same pairs, and each looks with half of the queries. So beside its own block each has (p - 1) / 2 to look
+at, where the last one had p - 1.
+
+Source: Liu et al. (2023), arXiv:2310.01889 (ring); Li et al. (2023), arXiv:2310.03294 (balance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from distdl_jax.plans.decomposition import Range
+
+
+class Turn(NamedTuple):
+    """What the workers along the sequence do at the same time, by their index; ranges are places in the sequence.
+
+    - `keys`: those of another worker that each fetches. - `queries`: which of its own look at them.
+    - `lent`: which of its own others work for. - `taken`: those of another worker, which look at its own keys.
+    - `near`, `far`: the keys are those of the worker `near` before, what is taken of the one `far` behind.
+    """
+
+    near: int
+    far: int
+    keys: tuple[Range, ...]
+    queries: tuple[Range, ...]
+    lent: tuple[Range, ...]
+    taken: tuple[Range, ...]
+
+    @property
+    def helps(self) -> bool:
+        """Whether some worker works for another."""
+        return any(start < stop for start, stop in self.taken)
+
+
+def turns_of(queries: Sequence[Range], keys: Sequence[Range], causal: bool, helping: bool) -> tuple[Turn, ...]:
+    """The turns after the first, in which all look at their own keys.
+
+    - `queries`, `keys`: those of each worker. - `causal`: whether queries see no keys behind them; both are the same
+      places then. - `helping`: whether workers may then work for others.
+
+    >>> (turn,) = turns_of([(0, 3), (3, 6)], [(0, 3), (3, 6)], causal=True, helping=True)
+    >>> turn.keys[1], turn.queries[1], turn.lent[1], turn.taken[0]
+    ((0, 3), (3, 4), (4, 6), (4, 6))
+    """
+    p = len(queries)
+    if not (causal and helping):
+        return tuple(_turn(queries, keys, near, p, near if causal else 0) for near in range(1, p))
+    return tuple(_turn(queries, keys, near, p - near, near) for near in range(1, p // 2 + 1))
+
+
+def _turn(queries: Sequence[Range], keys: Sequence[Range], near: int, far: int, first: int) -> Turn:
+    """Workers from `first` on fetch keys, those from `far` on lend queries."""
+    p, looking, lent = len(queries), [], []
+    for i, (start, stop) in enumerate(queries):
+        middle = (start + stop) // 2
+        looking.append((start, (middle if near == far <= i else stop) if i >= first else start))
+        lent.append((middle if near == far else start, stop) if i >= far else (stop, stop))
+    fetched = (keys[(i - near) % p] if start < stop else (0, 0) for i, (start, stop) in enumerate(looking))
+    taken = (lent[i + far] if i + far < p else (0, 0) for i in range(p))
+    return Turn(near, far, tuple(fetched), tuple(looking), tuple(lent), tuple(taken))
