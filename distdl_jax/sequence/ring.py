@@ -144,7 +144,8 @@ def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) 
             made = side_by_side(_after(ring.of(help.taken), start(taken), taken, block, ring.own, extras))
             come = home(world, help.movements.sums, tie(made, taken, block), side_by_side(running))
             running = with_those(running, come, ring.rows(help.lent))
-            running = running._replace(total=tie(running.total, come))
+            # Others wait for what is sent home; what this worker makes of its own sums need not come first.
+            running = running._replace(total=world.transport.sent_first(tie(running.total, come)))
     y, log_sum = finished(running, np.dtype(q.dtype))
     y = tie(y, q, block)
     return y, tie(nothing(y.dtype), y), log_sum

@@ -21,6 +21,7 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.mpi import transport
+from distdl_jax.backends.mpi.sent_first import sent_first
 from distdl_jax.programs.ir import operations
 
 
@@ -153,3 +154,11 @@ def f_of_twos(columns: int) -> tuple[np.ndarray, ...]:
     """What that program gives."""
     y = np.full((9, columns), 2.0)
     return y @ y.T, np.sin(y), y.sum(0)
+
+
+@pytest.mark.world(2)
+def test_batches_of_what_is_sent_before_it_is_read() -> None:
+    x = jnp.arange(6.0).reshape(2, 3)
+    for of_columns in (jax.vmap(sent_first, 1, 1), jax.checkpoint(jax.vmap(sent_first, 1, 1))):
+        np.testing.assert_array_equal(of_columns(x), x)
+        np.testing.assert_array_equal(jax.jit(of_columns)(x), x)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax import Array
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from distdl_jax.backends.mpi.compat import mpi_effect
 from distdl_jax.compat import add_dependency
@@ -37,5 +37,6 @@ def _elsewhere(context: Any, x: Any) -> list[Any]:
 _sent_first = Primitive("sent_first")
 _sent_first.def_impl(lambda x: x)
 _sent_first.def_effectful_abstract_eval(lambda x: (x, {mpi_effect()}))
+batching.primitive_batchers[_sent_first] = lambda args, dims: (sent_first(*args), *dims)
 mlir.register_lowering(_sent_first, _elsewhere)
 mlir.register_lowering(_sent_first, _on_cpu, platform="cpu")
