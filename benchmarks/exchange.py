@@ -91,6 +91,7 @@ def add_rows(table, work, function, plans, x_shape, reshard=None, calls=50, hold
             in_one_program("distdl_jax", there_and_back(function) if two else function, (x,), calls),
         ]
         if reshard is not None:
+            # Calls of their own, which don't share the price of one: fewer do.
             ways.append(Way("JAX", lambda two=two: [reshard[two]() for _ in range(10)], 10))
         table.row(f"{work}, {direction}", ways)
 

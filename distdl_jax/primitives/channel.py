@@ -27,11 +27,11 @@ class Channel:
         self._anchor = anchor
         self._tag = tag
         self._done: list[Array] = []
-        self._only_sent = False
+        self._sends_alone = False
 
     def send(self, x: Array, dest: int) -> None:
         """Send `x` to world rank `dest`."""
-        self._only_sent = True
+        self._sends_alone = True
         self._done.append(self._transport.send(x, dest, self._tag))
 
     def receive(self, expected: ShapeDtype, source: int) -> Array:
@@ -45,6 +45,6 @@ class Channel:
         return received
 
     def finish(self, y: Array) -> Array:
-        """`y`, tied to every message that was sent."""
+        """`y`, tied to every message that was sent; where that was not in exchange for another, it is sent first."""
         y = tie(y, *self._done)
-        return self._transport.sent_first(y) if self._only_sent else y
+        return self._transport.sent_first(y) if self._sends_alone else y

@@ -250,10 +250,10 @@ class DistributedMultiHeadAttention(Static):
         )
         scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
         heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(held, keys))
-        split = self._work.shape[1] > 1
-        ring, helping = split and self.exchange == "ring", not any(MASK in its for its in held.values())
-        steps = ring_steps(heads, whole, keys, self._work, self.causal, helping) if ring else ()
-        to_heads = plan_to_heads(heads, x, memory or x, self._work) if split and self.exchange == "heads" else None
+        way = self.exchange if self._work.shape[1] > 1 else None
+        masked = any(MASK in its for its in held.values())
+        steps = ring_steps(heads, whole, keys, self._work, self.causal, helping=not masked) if way == "ring" else ()
+        to_heads = plan_to_heads(heads, x, memory or x, self._work) if way == "heads" else None
         regions, n_t = regions_of(self.num_heads, self._work, grid, to_heads), key_grid.extent[1]
         if any(name.startswith(PREFIX) for its in held.values() for name in its):
             plain = Heads(heads.queries, heads.keys, heads.features, out, False)

@@ -175,17 +175,19 @@ def ring_steps(
     bare, bare_wide = replace(heads, padded=False), replace(heads, dtype=wide, padded=False)
     d, steps = heads.features, []
     for turn in turns_of(of_queries, of_keys, causal, helping):
-        of_lent = partial(_there, x=queries, work=work, number=heads.queries, needed=turn.taken)
-        of_taken = partial(_home, bare_wide, queries, work, heads.queries, taken=turn.taken, further=turn.far)
-        movements = HelpMovements(
-            queries=of_lent(bare, features=d),
-            told=of_lent(bare_wide, features=2 * d + 2),
-            sums=of_taken(features=d + 2),
-            gradients=of_taken(features=d),
-        )
+        help = None
+        if turn.helps:
+            of_lent = partial(_there, x=queries, work=work, number=heads.queries, needed=turn.taken)
+            of_taken = partial(_home, bare_wide, queries, work, heads.queries, taken=turn.taken, further=turn.far)
+            help = HelpMovements(
+                queries=of_lent(bare, features=d),
+                told=of_lent(bare_wide, features=2 * d + 2),
+                sums=of_taken(features=d + 2),
+                gradients=of_taken(features=d),
+            )
         fetch = _there(heads, keys, work, heads.keys, 2 * d, turn.keys)
         home = _home(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
-        steps.append(StepPlan(turn, fetch, home, movements if turn.helps else None))
+        steps.append(StepPlan(turn, fetch, home, help))
     return tuple(steps)
 
 
