@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from launcher import mpiexec
+from launcher import forkserver, mpiexec
 from launcher.settings import long_run
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +84,17 @@ for line in sys.argv[1:]:
 """
 
 
+# What programs share of what they import: nothing that looks at the library's settings, or starts MPI.
+IMPORTED = ("jax", "jax.numpy", "jax.extend.core")
+
+
+def _python(environment: dict[str, str]) -> list[str]:
+    """What stands for `python`. In a long run each program starts as users start it."""
+    if long_run():
+        return [sys.executable]
+    return forkserver.python(IMPORTED, environment, program_alone=("DISTDL_JAX_", "PYTEST_"))
+
+
 def _environment(flags: Sequence[str]) -> dict[str, str]:
     """What a user's program finds, with these flags for XLA."""
     environment = mpiexec.clean(os.environ)
@@ -103,11 +114,14 @@ def start(
     cwd: Path = ROOT,
     settings: dict[str, str] | None = None,
     flags: Sequence[str] = (),
+    anew: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe."""
+    """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe. `anew`: importing
+    all itself, as users start it."""
     environment = _environment(flags) | (settings or {})
+    python = [sys.executable] if anew else _python(environment)
     return subprocess.Popen(
-        [*mpiexec.command(size), sys.executable, *map(str, arguments)],
+        [*mpiexec.command(size), *python, *map(str, arguments)],
         cwd=cwd,
         env=environment,
         text=True,
@@ -133,7 +147,7 @@ def finish(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
 def start_up() -> float:
     """Seconds in which two workers start, compile something and end, measured once in a run, beside all else."""
     began = time.monotonic()
-    status, output = finish(start(2, "-c", STARTS), 1800)
+    status, output = finish(start(2, "-c", STARTS, anew=True), 1800)
     assert status == 0, output
     return time.monotonic() - began
 
@@ -150,15 +164,16 @@ def run(
     cwd: Path = ROOT,
     settings: dict[str, str] | None = None,
     flags: Sequence[str] = (),
+    anew: bool = False,
 ) -> tuple[int, str]:
     """`start` and `finish` in one; `settings` go into the environment, and `limit` grows on a slow machine."""
-    return finish(start(size, *arguments, cwd=cwd, settings=settings, flags=flags), patience(limit))
+    return finish(start(size, *arguments, cwd=cwd, settings=settings, flags=flags, anew=anew), patience(limit))
 
 
 def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: Sequence[str] = ()) -> tuple[int, str]:
     """The exit status and the output of `python *arguments`, without a launcher; `limit` grows on a slow machine."""
-    command = [sys.executable, *map(str, arguments)]
     most, environment = patience(limit), _environment(flags)
+    command = [*_python(environment), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=most, cwd=cwd, env=environment)
     return done.returncode, done.stdout + done.stderr
 

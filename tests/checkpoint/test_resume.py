@@ -110,7 +110,7 @@ def test_killed_at_random_moments_over_mpi(tmp_path: Path) -> None:
     for kill in range(100):
         n = 1 + kill % 4
         last = max(steps_in(path), default=0)
-        process = start(n, tmp_path / "counts.py", path, settings={"JAX_ENABLE_X64": "1"})
+        process = start(n, tmp_path / "counts.py", path, settings={"JAX_ENABLE_X64": "1"}, anew=True)
         assert process.stdout
         moment = draw.choice(["as it starts", "as it goes on", "later", "later"])
         if moment == "as it starts":
@@ -225,7 +225,7 @@ def killed(
 ) -> tuple[int, str]:
     """Run the example until it has saved the step `after` (0: at once), and some seconds more, then send a signal to
     its workers, or to the launcher where there are none yet; its status, and what it printed."""
-    process = start(n, RESUME, *SHORT, "--steps", 10000, "--path", path, flags=FAST_TO_COMPILE)
+    process = start(n, RESUME, *SHORT, "--steps", 10000, "--path", path, flags=FAST_TO_COMPILE, anew=True)
     give_up = time.monotonic() + patience(240)
     while max(steps_in(path), default=0) < after and process.poll() is None:
         assert time.monotonic() < give_up

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher import marks
+from launcher import forkserver, marks
 from launcher.pace import Pace
 
 SHOWN = 10
@@ -25,9 +25,9 @@ def of_children() -> float:
 
 
 def so_far() -> float:
-    """Of this process, its ended children included."""
+    """Of this process, its ended children included, and the programs that were forked for it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime + of_children()
+    return used.ru_utime + used.ru_stime + of_children() + forkserver.seconds()
 
 
 class Costs:

@@ -2,7 +2,8 @@
 
 Each program in `faults/` is started as a user starts it, but compiled cheaply unless the run is long. Its docstring
 says how: `workers`, and where needed `environment`, `timeout` (DISTDL_JAX_TIMEOUT; more on a slow machine), `by` (what
-runs it, instead of Python itself) and `status` (0 where the job must end well); and what must be said. `when: long` is
+runs it: `python`, where it has to import all itself, or a module) and `status` (0 where the job must end well); and
+what must be said. `when: long` is
 for a long run alone: where another program ends in the same way, or simulated workers make the same mistake in every
 run.
 """
@@ -52,7 +53,8 @@ def play(path: Path) -> tuple[int, str]:
     if workers == "none":
         return run_alone(path, settings)
     by = " ".join(told(path, "by")).split()
-    return finish(start(int(workers), *by, path, settings=settings, flags=FAST_TO_COMPILE), limit)
+    words = [word for word in by if word != "python"]
+    return finish(start(int(workers), *words, path, settings=settings, flags=FAST_TO_COMPILE, anew=bool(by)), limit)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ MPI.COMM_WORLD.Barrier()
 
 
 def lines(workers: int, settings: dict[str, str]) -> Counter[str]:
-    status, output = run(workers, "-c", PROGRAM, settings=settings)
+    status, output = run(workers, "-c", PROGRAM, settings=settings, anew=True)
     assert status == 0, output
     return Counter(line for line in output.splitlines() if line.startswith(("after", "with")))
 

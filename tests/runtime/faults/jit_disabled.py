@@ -1,6 +1,7 @@
 """JAX_DISABLE_JIT is set on one worker: all refuse it when the first partition is made.
 
 workers: 2
+by: python
 says: All workers must have the same jax_disable_jit
 """
 

@@ -2,6 +2,7 @@
 workers that end at different times, each in its own way.
 
 workers: 2
+by: python
 status: 0
 says: worker 0 is done
 says: worker 1 is done
