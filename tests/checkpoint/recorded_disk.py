@@ -44,15 +44,18 @@ class disk_used:
 
 
 class FailingDisk(Disk):
-    """Its n-th operation, counted over all workers, raises; the others do what they should. 0: none does."""
+    """Its n-th operation, or its n-th of one kind, counted over all workers, raises; the others do what they should.
+    0: none does."""
 
-    def __init__(self, fails_at: int = 0) -> None:
-        self._fails_at = fails_at
+    def __init__(self, fails_at: int = 0, kind: str = "") -> None:
+        self._fails_at, self._kind = fails_at, kind
         self.count = 0
         self.failed = ""
         self._lock = threading.Lock()
 
     def _next(self, kind: str) -> None:
+        if self._kind not in ("", kind):
+            return
         with self._lock:
             self.count += 1
             if self.count == self._fails_at:

@@ -8,7 +8,6 @@ the program does. Where there is no Linux, `python` is Python itself.
 import os
 import secrets
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -49,6 +48,11 @@ class ForkServer:
         """Processor seconds of the server and of its programs that have ended."""
         written = os.pread(self._costs.fileno(), TOTAL.size, 0)
         return TOTAL.unpack(written)[0] if written else 0.0
+
+    def end(self) -> None:
+        """End the server, and its programs."""
+        os.close(self._end)
+        self._process.wait()
 
 
 _servers: dict[frozenset[tuple[str, str]], ForkServer] = {}

@@ -20,9 +20,11 @@ def main() -> None:
         files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
         files.remove(server.fileno())
         request.send(server, sys.argv[2:], files)
-        for number in (0, 1, 2):  # the program's alone: others wait for the end of what is written to them
-            os.close(number)
         (program,) = request.NUMBER.unpack(request.exactly(server, request.NUMBER.size))
+        for number in {0, 1, 2}.intersection(
+            files
+        ):  # the program's alone: others wait for the end of what is written to them
+            os.close(number)
 
         def pass_on(number: int, _frame: object) -> None:
             with suppress(ProcessLookupError):

@@ -129,8 +129,8 @@ def code_of(asked: dict, main: types.ModuleType) -> types.CodeType:
     arguments = asked["arguments"]
     if arguments[0] == "-c":
         return compile(arguments[1], "<string>", "exec")
-    main.__file__ = arguments[0]
-    return compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
+    main.__file__ = os.path.abspath(arguments[0])
+    return compile(Path(arguments[0]).read_bytes(), main.__file__, "exec")
 
 
 gc.disable()
