@@ -5,8 +5,10 @@ mpiexec -n 2 python benchmarks/layers.py [words: rows whose title has one of the
 "one thread" is the whole layer in plain JAX on worker 0 alone; NPROC=1 gives every worker one thread. "JAX sharding" is
 the same jitted over all workers, inputs cut as ours are, and copies where ours are on some workers only. Workers that
 wait for a slower one sleep. The last columns are the seconds of processor time that a call takes on one thread, and on
-the worker of ours that takes most: they tell something on a loaded machine, too. Rows whose results differ are named,
-and the run then fails. The cases are in layer_cases/.
+the worker of ours that takes most: they tell something on a loaded machine, too. "PyTorch, a block" is what DistDL
+computes, without its messages: each worker's block in eager PyTorch, on all workers at once; where BENCH_PYTORCH names
+a Python that has it, and DistDL has such a layer. Rows whose results differ are named, and the run then fails. The
+cases are in layer_cases/.
 """
 
 import statistics
@@ -26,6 +28,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from harness import Table, Way, jax_sharding
 from harness.sequential import both_ways
+from harness.steps import block_by_pytorch
 from layer_cases import Case, Tensor
 from layer_cases.everything import all_cases
 
@@ -66,7 +69,9 @@ def rows(case: Case) -> None:
         for way in ways:
             way.repeat_short_calls()
         timed = [Way(way.name, way.run, way.calls) for way in ways]
-        table.row(title, timed, ROUNDS, partial(processor_seconds, alone, split))
+        asked = case.torch and case.torch.asked(case.inputs, N, wrap is both_ways)
+        with block_by_pytorch(asked, split.calls) as torch:
+            table.row(title, timed + torch, ROUNDS, partial(processor_seconds, alone, split))
         if case.tolerance is not None:
             compare(title, sums(alone.result), sums(split.result), case.tolerance)
 

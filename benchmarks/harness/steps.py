@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,15 @@ def by_pytorch(name: str, shape: Sequence[int], widths: Sequence[int]) -> list[W
     program = Path(__file__).with_name("pytorch.py")
     run = Asked([python, str(program)], [name, [*shape], [*widths]]).run if dj.Partition().rank == 0 else lambda: None
     return [Way("PyTorch", run)]
+
+
+@contextmanager
+def block_by_pytorch(asked: dict[str, Any] | None, calls: int) -> Iterator[list[Way]]:
+    """So many calls of a layer in PyTorch, on each worker in a process of its own that ends with this; or nothing."""
+    python = os.environ.get("BENCH_PYTORCH")
+    if not python or asked is None:
+        yield []
+        return
+    process = Asked([python, str(Path(__file__).with_name("pytorch_layer.py"))], {**asked, "calls": calls})
+    yield [Way("PyTorch, a block", process.run, calls)]
+    process.close()

@@ -18,6 +18,29 @@ import numpy as np
 Shape = Sequence[int]
 
 
+class Torch:
+    """What PyTorch has to do for one worker's block: `torch.nn.NAME(*arguments, **options)` of inputs like the blocks.
+
+    - `below`: what whole numbers among them are below, where it is less than in all.
+    """
+
+    def __init__(self, name: str, *arguments: Any, below: int | None = None, **options: Any) -> None:
+        self.name, self.arguments, self.below, self.options = name, arguments, below, options
+
+    def asked(self, inputs: Sequence[Tensor], n: int, backward: bool) -> dict[str, Any]:
+        """As `harness/pytorch_layer.py` is told, on n workers."""
+        return {
+            "name": self.name,
+            "arguments": self.arguments,
+            "options": self.options,
+            "inputs": [
+                (given.block(n), self.below if given.is_whole_numbers and self.below else given.kind)
+                for given in inputs
+            ],
+            "backward": backward,
+        }
+
+
 @dataclass(frozen=True)
 class Tensor:
     """An input of a layer, of `shape`, cut over the first workers as `grid` says; without one all have a copy.
@@ -28,6 +51,15 @@ class Tensor:
     shape: Shape
     grid: Shape | None = None
     kind: str | int = "normal"
+
+    @property
+    def is_whole_numbers(self) -> bool:
+        return isinstance(self.kind, int)
+
+    def block(self, n: int) -> list[int]:
+        """The largest block of n workers; where not all have one, what they are sent: all of it."""
+        grid = self.grid if self.grid is not None and math.prod(self.grid) == n else (1,) * len(self.shape)
+        return [-(-length // parts) for length, parts in zip(self.shape, grid, strict=True)]
 
     def whole(self, seed: int) -> np.ndarray:
         """All of it, the same on every worker."""
@@ -58,6 +90,7 @@ class Case:
     - `plain`: of whole parameters and inputs.
     - `call`: of the layer, this worker's parameters and inputs, where it is more than `layer(params, *inputs)`.
     - `backward`: whether it has a derivative.
+    - `torch`: the work of one worker in PyTorch, where DistDL has such a layer.
     - `tolerance`: how far the sums of what both give may be apart; None where workers hold copies of the output.
     """
 
@@ -68,6 +101,7 @@ class Case:
     call: Callable[..., Any] = lambda layer, params, *inputs: layer(params, *inputs)
     backward: bool = True
     tolerance: float | None = 1e-3
+    torch: Torch | None = None
 
 
 def on(*shape: int) -> dj.CartesianPartition:

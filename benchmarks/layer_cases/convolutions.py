@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from distdl_jax import nn
 from jax import lax
 
-from layer_cases import Case, Tensor, along_channels, on
+from layer_cases import Case, Tensor, Torch, along_channels, on
 
 SHAPES = {1: (16, 32, 4096), 2: (8, 32, 64, 64), 3: (1, 8, 32, 32, 32)}
 POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48)}
@@ -24,6 +24,11 @@ def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], An
         return y + along_channels(p["bias"], dims)
 
     return plain
+
+
+def torch_conv(dims: int, seen: int, made: int, **options: Any) -> Torch:
+    """On one worker, in PyTorch."""
+    return Torch(f"Conv{dims}d", seen, made, 3, padding=1, **options)
 
 
 def transposed(p: Any, x: Any) -> Any:
@@ -57,34 +62,44 @@ def cases(n: int) -> Iterator[Case]:
         rows, all_ones = (1, 1, n, *ones), (1, 1, 1, *ones)
         x, plain = Tensor(shape, rows), conv(dims)
 
+        c_in = shape[1]
+        usual = torch_conv(dims, c_in, c_in)
+
         def made(name: str, *grids: tuple[int, ...], **options: Any) -> Callable[[], Any]:
             return lambda: getattr(nn, f"Distributed{name}")(*(on(*grid) for grid in grids), **options)
 
-        yield Case(f"Distributed{name}, rows split", [x], made(name, rows, **same), plain)
+        yield Case(f"Distributed{name}, rows split", [x], made(name, rows, **same), plain, torch=usual)
         if dims == 2:
             strided = {**same, "stride": 2}
             depthwise = {**same, "groups": shape[1]}
             batch = (n, 1, 1, 1)
-            yield Case(f"Distributed{name}, stride 2", [x], made(name, rows, **strided), conv(dims, 2))
+            yield Case(f"Distributed{name}, stride 2", [x], made(name, rows, **strided), conv(dims, 2),
+                       torch=torch_conv(dims, c_in, c_in, stride=2))  # fmt: skip
             yield Case(f"Distributed{name}, a group a channel", [x], made(name, rows, **depthwise),
-                       conv(dims, 1, shape[1]))  # fmt: skip
-            yield Case(f"Distributed{name}, batch split", [Tensor(shape, batch)], made(name, batch, **same), plain)
+                       conv(dims, 1, shape[1]), torch=torch_conv(dims, c_in, c_in, groups=c_in))  # fmt: skip
+            yield Case(f"Distributed{name}, batch split", [Tensor(shape, batch)], made(name, batch, **same), plain,
+                       torch=usual)  # fmt: skip
         yield Case(f"DistributedFeature{name}, columns split" if dims > 1 else f"DistributedFeature{name}, split",
                    [Tensor(shape, (1, 1, *ones, n))], made(f"Feature{name}", (1, 1, *ones, n), **same),
-                   plain)  # fmt: skip
+                   plain, torch=usual)  # fmt: skip
         along = (1, n, 1, *ones)
         yield Case(f"DistributedChannel{name}, in-channels split", [Tensor(shape, along)],
-                   made(f"Channel{name}", along, all_ones, along, **same), plain)  # fmt: skip
+                   made(f"Channel{name}", along, all_ones, along, **same), plain,
+                   torch=torch_conv(dims, c_in // n, c_in))  # fmt: skip
         yield Case(f"DistributedChannel{name}, out-channels split", [Tensor(shape, all_ones)],
-                   made(f"Channel{name}", all_ones, along, (n, 1, 1, *ones), **same), plain)  # fmt: skip
+                   made(f"Channel{name}", all_ones, along, (n, 1, 1, *ones), **same), plain,
+                   torch=torch_conv(dims, c_in, c_in // n))  # fmt: skip
         grids = ((1, 1, n // c, *ones), (1, c, n // c, *ones), (c, 1, n // c, *ones))
         yield Case(f"DistributedGeneral{name}, rows{' and channels' * (c > 1)} split", [Tensor(shape, grids[0])],
-                   made(f"General{name}", *grids, **same), plain)  # fmt: skip
+                   made(f"General{name}", *grids, **same), plain,
+                   torch=torch_conv(dims, c_in // c, c_in // c))  # fmt: skip
         yield Case(f"DistributedConvTranspose{dims}d, rows split", [x],
-                   made(f"ConvTranspose{dims}d", rows, **channels, kernel_size=2, stride=2), transposed)  # fmt: skip
+                   made(f"ConvTranspose{dims}d", rows, **channels, kernel_size=2, stride=2), transposed,
+                   torch=Torch(f"ConvTranspose{dims}d", c_in, c_in, 2, stride=2))  # fmt: skip
     for dims, shape in POOLED.items():
         rows = (1, 1, n, *(1,) * (dims - 1))
         for kind, plain in (("Max", pool(lax.max, -jnp.inf)), ("Avg", pool(lax.add, 0.0, prod((2,) * dims)))):
             layer = getattr(nn, f"Distributed{kind}Pool{dims}d")
             yield Case(f"Distributed{kind}Pool{dims}d, rows split", [Tensor(shape, rows)],
-                       lambda layer=layer, rows=rows: layer(on(*rows), 2), plain)  # fmt: skip
+                       lambda layer=layer, rows=rows: layer(on(*rows), 2), plain,
+                       torch=Torch(f"{kind}Pool{dims}d", 2))  # fmt: skip

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from distdl_jax import nn
 from jax import lax
 
-from layer_cases import Case, Tensor, along_channels, on
+from layer_cases import Case, Tensor, Torch, along_channels, on
 
 
 def linear(p: Any, x: Any) -> Any:
@@ -55,13 +55,15 @@ def cases(n: int) -> Iterator[Case]:
     def looked_up(p: Any, x: Any) -> Any:
         return p["weight"][x]
 
-    yield Case("DistributedEmbedding, vocabulary split", [words], embedding(one, (1, 1, 1), (n, 1)), looked_up)
-    yield Case("DistributedEmbedding, features split", [words], embedding(one, (1, 1, n), (1, n)), looked_up)
+    yield Case("DistributedEmbedding, vocabulary split", [words], embedding(one, (1, 1, 1), (n, 1)), looked_up,
+               torch=Torch("Embedding", table[0] // n, table[1], below=table[0] // n))  # fmt: skip
+    yield Case("DistributedEmbedding, features split", [words], embedding(one, (1, 1, n), (1, n)), looked_up,
+               torch=Torch("Embedding", table[0], table[1] // n))  # fmt: skip
     yield Case("DistributedEmbedding, vocabulary, and y's sequence split", [words],
                embedding(one, (1, n, 1), (n, 1)), looked_up)  # fmt: skip
 
     yield Case("DistributedBatchNorm, rows split", [x], lambda: nn.DistributedBatchNorm(on(*rows), 32),
-               lambda p, x: by_channel(p, normalised(x, (0, 2, 3))))  # fmt: skip
+               lambda p, x: by_channel(p, normalised(x, (0, 2, 3))), torch=Torch("BatchNorm2d", 32))  # fmt: skip
     yield Case("DistributedBatchNorm, rows split, in evaluation", [x], lambda: nn.DistributedBatchNorm(on(*rows), 32),
                lambda p, x: by_channel(p, x * lax.rsqrt(jnp.float32(1 + 1e-5))), evaluated)  # fmt: skip
     yield Case("DistributedGroupNorm, rows split", [x], lambda: nn.DistributedGroupNorm(on(*rows), 4, 32),
@@ -70,7 +72,8 @@ def cases(n: int) -> Iterator[Case]:
                lambda: nn.DistributedInstanceNorm(on(*rows), 32, affine=True),
                lambda p, x: by_channel(p, normalised(x, (2, 3))))  # fmt: skip
     yield Case("DistributedLayerNorm, features split", [features], lambda: nn.DistributedLayerNorm(on(1, n), 4096),
-               lambda p, x: normalised(x, (1,)) * p["weight"] + p["bias"])  # fmt: skip
+               lambda p, x: normalised(x, (1,)) * p["weight"] + p["bias"],
+               torch=Torch("LayerNorm", 4096 // n))  # fmt: skip
     yield Case("DistributedRMSNorm, features split", [features],
                lambda: nn.DistributedRMSNorm(on(1, n), 4096, eps=1e-6), rms)  # fmt: skip
 
@@ -85,9 +88,12 @@ def linear_cases(n: int) -> Iterator[Case]:
     def case(what: str, x: Tensor, layer: Any, **options: Any) -> Case:
         return Case(f"DistributedLinear, {what}", [x], layer, linear, **options)
 
-    yield case("inputs split", Tensor(matrix, (1, n)), made((1, n), (1, 1), (1, n)))
-    yield case("outputs split", Tensor(matrix, (1, 1)), made((1, 1), (1, n), (n, 1)))
-    yield case("batch split", Tensor(matrix, (n, 1)), made((n, 1), (n, 1), (n, 1, 1)))
+    yield case("inputs split", Tensor(matrix, (1, n)), made((1, n), (1, 1), (1, n)),
+               torch=Torch("Linear", matrix[1] // n, matrix[1]))  # fmt: skip
+    yield case("outputs split", Tensor(matrix, (1, 1)), made((1, 1), (1, n), (n, 1)),
+               torch=Torch("Linear", matrix[1], matrix[1] // n))  # fmt: skip
+    yield case("batch split", Tensor(matrix, (n, 1)), made((n, 1), (n, 1), (n, 1, 1)),
+               torch=Torch("Linear", matrix[1], matrix[1]))  # fmt: skip
     column, row = (1, n, 1), (1, 1, n)
     yield case("outputs, and x's sequence split", Tensor(sequence, column), made(column, row, (n, 1), shape=sequence))
     yield case("inputs, and y's sequence split", Tensor(sequence, row), made(row, column, (1, n), shape=sequence))

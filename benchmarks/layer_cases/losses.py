@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from distdl_jax import nn
 
-from layer_cases import Case, Tensor, on, without_params
+from layer_cases import Case, Tensor, Torch, on, without_params
 
 
 def mean_of(terms: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -55,13 +55,13 @@ def cases(n: int) -> Iterator[Case]:
     ):
         layer = getattr(nn, f"Distributed{name}Loss")
         yield Case(f"Distributed{name}Loss, columns split", [given, t], lambda layer=layer: layer(on(*grid)),
-                   mean_of(terms), without_params)  # fmt: skip
+                   mean_of(terms), without_params, torch=Torch(f"{name}Loss"))  # fmt: skip
 
     name, classes = "DistributedCrossEntropyLoss", 16384
     logits, labels = (512, classes), Tensor((512,), kind=classes)
     yield Case(f"{name}, classes split", [Tensor(logits, (1, n)), labels],
                lambda: nn.DistributedCrossEntropyLoss(on(1, n), ignore_index=None), cross_entropy,
-               without_params)  # fmt: skip
+               without_params, torch=Torch("CrossEntropyLoss", below=classes // n))  # fmt: skip
     yield Case(f"{name}, samples split", [Tensor(logits, (n, 1)), Tensor((512,), (n,), classes)],
                lambda: nn.DistributedCrossEntropyLoss(on(n, 1)), cross_entropy, without_params)  # fmt: skip
     yield Case(f"{name}, classes split, labels smoothed", [Tensor(logits, (1, n)), labels],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
 
-from layer_cases import Case, Tensor, on, without_params
+from layer_cases import Case, Tensor, Torch, on, without_params
 
 KEY = 7
 
@@ -57,7 +57,8 @@ def cases(n: int) -> Iterator[Case]:
         yield Case(f"DistributedUpsample, {mode}{', corners aligned' * corners}, rows split", [small],
                    lambda mode=mode, corners=corners: nn.DistributedUpsample(
                        on(*rows), scale_factor=2, mode=mode, align_corners=corners
-                   ), plain)  # fmt: skip
+                   ), plain, torch=Torch("Upsample", scale_factor=2, mode="bilinear" if mode == "linear" else mode,
+                                         align_corners=corners if mode == "linear" else None))  # fmt: skip
     yield Case("DistributedAdaptiveAvgPool, to 8 x 8, rows split", [large],
                lambda: nn.DistributedAdaptiveAvgPool(on(*rows), 8),
                lambda p, x: x.reshape(8, 32, 8, 16, 8, 16).mean((3, 5)))  # fmt: skip
