@@ -265,8 +265,9 @@ class WorkerStatus:
         """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
         call = self._open.get(threading.get_ident()) or Call("", None)
         call.tracing = True
-        traces = self.traces.now() if call.log is not None else []
-        asks = bool(traces) and traces[-1].before is not None
+        # Here and not where it first agrees on something: JAX's settings there may be others, of a derivative for one.
+        traces = self.traces.now()
+        asks = call.log is not None and bool(traces) and traces[-1].before is not None
         here = self._here
         outer, here.agreements = here.agreements, Agreements(asks, len(traces) + 1)
         if call.log is not None:

@@ -64,6 +64,28 @@ def test_a_cache_that_one_worker_clears():
     assert len(traced) >= 2
 
 
+def test_a_step_of_training_is_traced_again_by_one_worker():
+    """In derivatives, and under JAX's settings, which are not those that the step is called with."""
+    P_all = all_workers()
+
+    def loss(x):
+        return jnp.sum(all_sum_reduce(x, P_all, axes_keep=()) ** 2)
+
+    def precise(x):
+        with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("strict"):
+            return loss(x)
+
+    steps = [dj.jit(kind) for kind in (dj.value_and_grad(precise), lambda x: dj.jvp(loss, (x,), (x,)))]
+    x = jnp.ones(2) * (1 + P_all.rank)
+    for turn in range(3):
+        if turn == 2 and P_all.rank == 1:
+            for step in steps:
+                step.clear_cache()
+        (value, gradient), (again, tangent) = [step(x) for step in steps]
+        assert (value, gradient.tolist()) == (36, [12, 12])  # of both workers' losses
+        assert (again, tangent) == (18, 36)
+
+
 def test_equal_agreements_keep_their_order():
     """What others said may differ where this worker says the same twice."""
     P_all = all_workers()
