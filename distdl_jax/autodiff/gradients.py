@@ -156,5 +156,5 @@ def summed(value: jax.Array, workers: Partition) -> jax.Array:
         mine = (str(value.dtype), jax.typeof(value).weak_type)
         told = handshake(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
         dtypes = {dtype for dtype, weak in told.values() if not weak} or {dtype for dtype, _ in told.values()}
-        value = value.astype(jnp.result_type(*sorted(dtypes)))
+        value = jax.lax.convert_element_type(value, jnp.result_type(*sorted(dtypes)))  # also of Python's numbers
     return all_sum_reduce(value, workers, axes_keep=())

@@ -26,6 +26,7 @@ from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.written_once import written_once
 
 
 @dataclass(frozen=True)
@@ -138,4 +139,23 @@ class DistributedGlobalMaxPool(_GlobalPool):
         check_features(self.P_x)
 
     def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
-        return jnp.max(x, axes, initial=-jnp.inf) if x.size else tie(jnp.full(x.shape[:2], -jnp.inf, x.dtype), x)
+        if not x.size:
+            return tie(jnp.full(x.shape[:2], -jnp.inf, x.dtype), x)
+        return _largest(x.reshape(*x.shape[:2], -1))
+
+
+@jax.custom_jvp
+def _largest(x: Array) -> Array:
+    """Of each row of n x c x features."""
+    return jnp.max(x, 2)
+
+
+@_largest.defjvp
+def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """Elements that tie share alike. XLA may work x out twice, rounded in two ways, and then none is as large as the
+    largest, which jnp.max's own derivative divides by: so the first one counts in any case."""
+    (x,), (dx,) = primals, tangents
+    y = _largest(x)
+    first = jnp.arange(x.shape[2]) == jnp.argmax(x, 2, keepdims=True)
+    are_largest = written_once((x == y[..., None]) | first).astype(x.dtype)
+    return y, jnp.sum(dx * are_largest, 2) / jnp.sum(are_largest, 2)
