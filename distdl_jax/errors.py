@@ -38,6 +38,9 @@ ONE_PROGRAM = (
 MAPPED_OVER = "how many a movement maps over (jax.vmap, jax.jacrev)"
 """What workers between which data moves agree on under `jax.vmap`."""
 
+PLAN_OF = "the plan of "
+"""What workers agree on where they trace a function of `dj.jit`, in front of its name."""
+
 CONSTANTS = (
     "JAX makes one of y[array], y.at[...].set, y.at[...].add, insert and segment_sum where y has no elements. It has "
     "no derivative, and jax.vmap does not batch it: index outside of jax.vmap."
@@ -47,8 +50,16 @@ CONSTANTS = (
 
 def one_program(purposes: Iterable[str]) -> str:
     """The same, of workers that wait for others to agree on this with them."""
+    purposes = set(purposes)
     if MAPPED_OVER not in purposes:
-        return ONE_PROGRAM
+        plans = {purpose for purpose in purposes if purpose.startswith(PLAN_OF)}
+        if len(plans) != 1 or plans == purposes:
+            return ONE_PROGRAM
+        (plan,) = plans
+        return (
+            f"{ONE_PROGRAM} Or `{plan.removeprefix(PLAN_OF).split(' ')[0]}` has been called on all, and is traced anew "
+            "on some: then the shapes, dtypes or static arguments of its call have changed on these alone."
+        )
     return (
         "Under jax.vmap the workers between which data moves must map over as many, and one of them maps over nothing "
         f"there: what it moves is a constant. {CONSTANTS} dj.jit, in place of jax.jit, names the constant."

@@ -24,7 +24,7 @@ from distdl_jax.backends.contained import contained, inputs_unread
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
 from distdl_jax.compat import functions_traced, is_transformed, set_last_program, wait_for_program
-from distdl_jax.errors import PlanError, SetupError
+from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
@@ -287,13 +287,13 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
         return (None if mismatch is None else mismatch_text(name, mismatch)), number
 
     # Whoever runs its operations one by one does not run what is compared.
-    purpose = f"the plan of {name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
+    purpose = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
     problem, number = world.agree(tuple(range(world.size)), purpose, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
         if log_of_calls is not None:
             log_of_calls.cannot_compare()
-        raise PlanError(problem + told_of_constants(world, tuple(range(world.size)), f"the plan of {name}", jaxpr))
+        raise PlanError(problem + told_of_constants(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
     replayed = (agreements := worker_status().agreements) is not None and agreements.replayed
     if log_of_calls is None or number is None or replayed:
         return world, None

@@ -140,6 +140,14 @@ def traced_on_one(p, jit):
     f(jnp.ones(3 + (p.rank == 1)), jnp.ones(2))
 
 
+def traced_on_one_that_sends_nothing(p, jit):
+    f = jit(lambda x: 2 * x)
+    for length in (5, 3):
+        f(jnp.ones(length) if p.rank == 0 else dj.zero_volume_tensor())
+        p.P.allgather_data(length)
+    p.P.allgather_data(None if p.rank == 0 or jit is dj.jit else p.total(jnp.ones(3)))
+
+
 def both_send_first(p, jit):
     transport = p.P.world.transport
 
@@ -191,6 +199,10 @@ MISTAKES = {  # what is said under jax.jit and under dj.jit
     unused_output: ("dj.jit, in place of jax.jit, compares the programs", "let the loss use every output on every"),
     different_functions: ("(4 x float", "The workers call different functions: call 3 is"),
     traced_on_one: ("is about to run all_sum_reduce", "Worker 1 traces traced_on_one"),
+    traced_on_one_that_sends_nothing: (
+        "for a loop that one of them leaves first.",
+        "Or `traced_on_one_that_sends_nothing.<lambda>` has been called on all, and is traced anew on some:",
+    ),
     both_send_first: ("neither can go on", "The plan of both_send_first.swap"),
     tags_differ: ("the message has tag 7, and one with tag 8 is expected",) * 2,
     agreements_in_a_cycle: ("allgather_data on",) * 2,
