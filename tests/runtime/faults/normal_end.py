@@ -2,10 +2,10 @@
 workers that end at different times, each in its own way.
 
 workers: 2
-by: python
 status: 0
 says: worker 0 is done
 says: worker 1 is done
+says: worker 0 has ended last
 """
 
 import code
@@ -31,3 +31,5 @@ print(f"worker {rank} is done", flush=rank == 1)
 if rank == 1:
     os._exit(0)
 MPI.Finalize()
+time.sleep(0.5)
+print("worker 0 has ended last")
