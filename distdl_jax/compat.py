@@ -98,15 +98,17 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
     ad.primitive_linearizations[primitive] = linearized
 
 
-def add_dependency(x: Any, token: Any) -> Any:
+def add_dependency(context: Any, x: Any, token: Any) -> Any:
     """In a lowering for CPUs: the value `x`, which in the compiled program, too, is read only after `token`.
 
-    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`, an operation that XLA has and StableHLO has not; without it
-    `x` as it is. One of StableHLO's would replace it.
+    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`, an operation that XLA has and StableHLO has not; without it,
+    and in what `jax.export` writes (`for_export` of the lowering), `x` as it is. One of StableHLO's would replace it.
     """
     try:
         from jaxlib.mlir.dialects.mhlo import AddDependencyOp
     except ImportError:  # then XLA may read it first, which is slower, and no less right
+        return x
+    if context.module_context.lowering_parameters.for_export:
         return x
     return AddDependencyOp(x, token).result
 

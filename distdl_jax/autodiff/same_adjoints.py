@@ -61,20 +61,20 @@ def traced_derivative(
     user's moves data that its function does not.
     """
     name = f"the derivative of {function_name(fun)}"
+    agree = partial(world.agree, team, name, decide=partial(_problem, name))
     try:
         check_numbers("args", args, places)
         with compared_as_a_whole():
             traced = Traced(fun, args, kwargs, places)
     except _VALUE_ASKED_FOR:
-        world.agree(team, name, None, partial(_problem, name))
+        agree(None)
         return None
     except PlanError:
         raise  # on all workers that it concerns
     except Exception as error:
-        world.agree(team, name, f"{type(error).__name__}: {error}", partial(_problem, name))
+        _tell(error, agree)
         raise
 
-    agree = partial(world.agree, team, name, decide=partial(_problem, name))
     tied, rules = False, own_rules(traced.program)
     problem = agree(_OWN_RULES) if rules else None
     while True:
@@ -107,7 +107,7 @@ def traced_derivative(
             with compared_as_a_whole():
                 candidate = Traced(derivative(chained), args, {}, places, as_call=True)
         except Exception as error:
-            agree(f"{type(error).__name__}: {error}")
+            _tell(error, agree)
             raise
         jaxpr = candidate.program.jaxpr
         # Tied, all are.
@@ -115,6 +115,14 @@ def traced_derivative(
         problem = agree((read_program(world.transport, jaxpr), adjoint))
         if problem is None:
             return partial(_evaluate, candidate, Chain(world.transport, tied=False))
+
+
+def _tell(error: Exception, agree: Callable[[str], object]) -> None:
+    """Tell the others what this worker raises, who may be elsewhere by now: it raises its own all the same."""
+    try:
+        agree(f"{type(error).__name__}: {error}")
+    except PlanError as elsewhere:
+        raise error from elsewhere
 
 
 def _any(told: Mapping[int, tuple[bool, str | None]]) -> tuple[bool, str | None]:

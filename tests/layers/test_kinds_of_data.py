@@ -57,7 +57,7 @@ def test_maxima_of_booleans() -> None:
         (
             nn.DistributedGlobalMaxPool,
             "int32",
-            "`x` must hold real floating-point numbers, and have features, but is int",
+            "`x` must hold real floating-point numbers, but is int",
         ),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=300), "uint8", "`value` (=300) must be a number that `x`, of"),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=0.5), "int32", "`value` (=0.5) must be a number that `x`"),

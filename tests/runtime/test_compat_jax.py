@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -278,8 +279,11 @@ def test_a_value_that_is_read_after_a_token() -> None:
     doubled = Primitive("doubled_after_a_token")
     doubled.def_abstract_eval(lambda x: x)
     mlir.register_lowering(
-        doubled, lambda context, x: [compat.add_dependency(x, stablehlo.create_token())], platform="cpu"
+        doubled, lambda context, x: [compat.add_dependency(context, x, stablehlo.create_token())], platform="cpu"
     )
-    program = jax.jit(lambda x: 2 * doubled.bind(x + 1)).lower(jnp.ones(3)).compile()
+    function = jax.jit(lambda x: 2 * doubled.bind(x + 1))
+    program = function.lower(jnp.ones(3)).compile()
     assert "add-dependency" in program.as_text()
     assert np.array_equal(program(jnp.ones(3)), np.full(3, 4.0))
+    exported = jax.export.export(function, platforms=["cpu"])(jnp.ones(3))  # which has no such operation
+    assert np.array_equal(exported.call(jnp.ones(3)), np.full(3, 4.0))

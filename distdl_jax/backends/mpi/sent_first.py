@@ -26,7 +26,7 @@ def _on_cpu(context: Any, x: Any) -> list[Any]:
     effect = mpi_effect()
     token = context.tokens_in.get(effect)
     context.set_tokens_out(mlir.TokenSet({effect: token}))
-    return [add_dependency(x, token)]
+    return [add_dependency(context, x, token)]
 
 
 def _elsewhere(context: Any, x: Any) -> list[Any]:

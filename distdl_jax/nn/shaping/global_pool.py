@@ -73,10 +73,12 @@ class _GlobalPool(ParameterFreeLayer):
         """
         x = taking_part(x, self.P_x.ranks)
         dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
-        if not jnp.issubdtype(dtype, jnp.floating) or 0 in grid.extent[2:]:
-            raise PlanError(
-                f"`x` must hold real floating-point numbers, and have features, but is {dtype}{list(grid.extent)}."
-            )
+        for wanted, is_so in (
+            ("hold real floating-point numbers", jnp.issubdtype(dtype, jnp.floating)),
+            ("have features", 0 not in grid.extent[2:]),
+        ):
+            if not is_so:
+                raise PlanError(f"`x` must {wanted}, but is {dtype}{list(grid.extent)}.")
         wide = accumulation_dtype(dtype) if self.op == "sum" else dtype
         held = {worker: ShapeDtype(its.shape[:2], wide) for worker, its in x.items()}
         axes = tuple(range(2, self.P_x.dim))
