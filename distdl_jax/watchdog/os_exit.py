@@ -24,7 +24,8 @@ def announce_os_exit(leave: Callable[[], None]) -> None:
         if is_forked():
             leave_at_once(status)
         if mpi_has_ended():
-            tell_launcher()
+            if not status:
+                tell_launcher()
             leave_at_once(status)
         try:
             who = f"Worker {worker_status().rank} of {worker_status().size}"
