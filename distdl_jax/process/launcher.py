@@ -1,8 +1,10 @@
-"""What launchers tell a process before MPI is up, in its environment."""
+"""What launchers tell a process before MPI is up, in its environment, and what one tells them when it leaves."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it."""
@@ -19,3 +21,21 @@ def told_size(names: tuple[str, ...] = _SIZES) -> int:
 def told_rank() -> int | None:
     """This process's number among them; None where nothing is told."""
     return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), None)
+
+
+def tell_launcher_of_the_end() -> None:
+    """Tell MPICH's launcher that this process is done with MPI, before it ends by `os._exit`.
+
+    MPICH does so in a handler of C's `exit`, which `os._exit` skips; its launcher then ends all others. By the protocol
+    PMI 1, which they talk unless told otherwise.
+    """
+    if "HYDI_CONTROL_FD" not in os.environ or os.environ.get("MPIR_CVAR_PMI_VERSION", "1") != "1":
+        return
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        connection = int(os.environ["PMI_FD"])
+        os.write(connection, b"cmd=finalize\n")
+        select.select([connection], [], [], _LONGEST_ANSWER)
+
+
+_LONGEST_ANSWER = 10.0
+"""Seconds that a launcher is given to hear of it."""

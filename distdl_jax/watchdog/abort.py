@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import sys
 import threading
 import time
@@ -108,21 +107,6 @@ def remove_shared_memory() -> None:
     with contextlib.suppress(Exception):  # no /proc
         for file in set(re.findall(r"/dev/shm/mpich_shm_\w+$", Path("/proc/self/maps").read_text(), re.MULTILINE)):
             os.unlink(file)
-
-
-def tell_launcher() -> None:
-    """Tell MPICH's launcher that this process is done with MPI, before it ends by `os._exit`.
-
-    MPICH does so in a handler of C's `exit`, which `os._exit` skips; its launcher then ends all others. By the protocol
-    PMI 1, which they talk unless told otherwise.
-    """
-    told = os.environ
-    if "HYDI_CONTROL_FD" not in told or told.get("MPIR_CVAR_PMI_VERSION", "1") != "1":
-        return
-    with contextlib.suppress(KeyError, ValueError, OSError):
-        connection = int(told["PMI_FD"])
-        os.write(connection, b"cmd=finalize\n")
-        select.select([connection], [], [], LAST_RESORT)  # it has heard
 
 
 def _leave_later(status: int) -> None:

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from distdl_jax.watchdog.abort import end_the_job, is_forked, leave_at_once, mpi_has_ended, say, tell_launcher
+from distdl_jax.process.launcher import tell_launcher_of_the_end
+from distdl_jax.watchdog.abort import end_the_job, is_forked, leave_at_once, mpi_has_ended, say
 from distdl_jax.watchdog.main_thread import main_stack, stack_text, user_frames
 from distdl_jax.watchdog.status import worker_status
 
@@ -25,7 +26,7 @@ def announce_os_exit(leave: Callable[[], None]) -> None:
             leave_at_once(status)
         if mpi_has_ended():
             if not status:
-                tell_launcher()
+                tell_launcher_of_the_end()
             leave_at_once(status)
         try:
             who = f"Worker {worker_status().rank} of {worker_status().size}"
@@ -36,7 +37,7 @@ def announce_os_exit(leave: Callable[[], None]) -> None:
                 leave()
                 with contextlib.suppress(Exception):
                     sys.modules["mpi4py.MPI"].Finalize()  # or launchers end the others, who may be writing still
-                    tell_launcher()
+                    tell_launcher_of_the_end()
             else:
                 say(f"{who} ends by os._exit(0), called by a thread, whatever its program is doing.\n")
         finally:
