@@ -20,6 +20,9 @@ from harness.asked import Asked
 
 OPTIMISER = optax.adam(1e-3)
 
+PYTORCH = os.environ.get("BENCH_PYTORCH", "")
+"""A Python that has PyTorch; empty where there is none."""
+
 
 def step(name: str, jit: Callable, value_and_grad: Callable, params: Any, *batch: Any, here: bool = True) -> Way:
     """One step, again and again from the parameters that the last one left."""
@@ -61,21 +64,25 @@ def by_jax(value_and_grad: Callable, params: Any, *batch: Any) -> list[Way]:
 
 def by_pytorch(name: str, shape: Sequence[int], widths: Sequence[int]) -> list[Way]:
     """The step in PyTorch, in a process that worker 0 starts; nothing where there is no PyTorch."""
-    python = os.environ.get("BENCH_PYTORCH")
-    if not python:
+    if not PYTORCH:
         return []
-    program = Path(__file__).with_name("pytorch.py")
-    run = Asked([python, str(program)], [name, [*shape], [*widths]]).run if dj.Partition().rank == 0 else lambda: None
+    description = [name, [*shape], [*widths]]
+    run = _pytorch("pytorch.py", description).run if dj.Partition().rank == 0 else lambda: None
     return [Way("PyTorch", run)]
 
 
 @contextmanager
 def block_by_pytorch(asked: dict[str, Any] | None, calls: int) -> Iterator[list[Way]]:
     """So many calls of a layer in PyTorch, on each worker in a process of its own that ends with this; or nothing."""
-    python = os.environ.get("BENCH_PYTORCH")
-    if not python or asked is None:
+    if not PYTORCH or asked is None:
         yield []
         return
-    process = Asked([python, str(Path(__file__).with_name("pytorch_layer.py"))], {**asked, "calls": calls})
-    yield [Way("PyTorch, a block", process.run, calls)]
-    process.close()
+    process = _pytorch("pytorch_layer.py", {**asked, "calls": calls})
+    try:
+        yield [Way("PyTorch, a block", process.run, calls)]
+    finally:
+        process.close()
+
+
+def _pytorch(program: str, description: Any) -> Asked:
+    return Asked([PYTORCH, str(Path(__file__).with_name(program))], description)

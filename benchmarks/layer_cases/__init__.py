@@ -34,7 +34,7 @@ class Torch:
             "arguments": self.arguments,
             "options": self.options,
             "inputs": [
-                (given.block(n), self.below if given.is_whole_numbers and self.below else given.kind)
+                (given.block(n), self.below if self.below and isinstance(given.kind, int) else given.kind)
                 for given in inputs
             ],
             "backward": backward,
@@ -52,14 +52,11 @@ class Tensor:
     grid: Shape | None = None
     kind: str | int = "normal"
 
-    @property
-    def is_whole_numbers(self) -> bool:
-        return isinstance(self.kind, int)
-
-    def block(self, n: int) -> list[int]:
-        """The largest block of n workers; where not all have one, what they are sent: all of it."""
-        grid = self.grid if self.grid is not None and math.prod(self.grid) == n else (1,) * len(self.shape)
-        return [-(-length // parts) for length, parts in zip(self.shape, grid, strict=True)]
+    def block(self, n: int) -> Shape:
+        """The shape of this worker's block; where not all n have one, of what they are sent: all of it."""
+        if self.grid is None or math.prod(self.grid) != n:
+            return self.shape
+        return dj.TensorSpec(self.shape, on(*self.grid)).local_shape
 
     def whole(self, seed: int) -> np.ndarray:
         """All of it, the same on every worker."""

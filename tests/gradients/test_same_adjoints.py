@@ -355,23 +355,3 @@ def test_what_raises_on_one_worker_raises_on_all() -> None:
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
         dj.grad(loss)(jnp.ones(1))
     P.allgather_data(None)  # and both can go on
-
-
-@pytest.mark.simulated(2)
-@pytest.mark.parametrize("raises_first", [True, False])
-def test_what_raises_on_one_worker_is_raised_there(raises_first: bool) -> None:
-    """Whether the others are in the same function still, or have come to its end."""
-    P = dj.Partition()
-
-    def loss(x: Any) -> Any:
-        if P.rank == 1 and raises_first:
-            raise KeyError("a name of the user's")
-        y = jnp.sum(dj.functional.all_sum_reduce(x, P, axes_keep=()))
-        if P.rank == 1:
-            raise KeyError("a name of the user's")
-        return y
-
-    with pytest.raises(KeyError if P.rank == 1 else dj.PlanError, match="a name" if P.rank == 1 else "loss") as raised:
-        dj.jit(dj.value_and_grad(loss))(jnp.ones(1))
-    assert raises_first or P.rank == 1 or 'KeyError: "a name of the user\'s"' in str(raised.value)
-    P.allgather_data(None)

@@ -75,23 +75,6 @@ def test_workers_whose_part_is_empty_constant_or_unused() -> None:
     np.testing.assert_allclose(dj.jit(lambda x, v: dj.hvp(share, (x,), (v,)))(x, v), hessian[mine], rtol=1e-13)
 
 
-@pytest.mark.simulated(2)
-@pytest.mark.parametrize("constant", [0.0, np.float64(0), jnp.zeros(())])
-def test_losses_that_are_numbers_on_some_workers(constant: Any) -> None:
-    """Of Python, of numpy or of JAX, in a step that is jitted and in one that is not."""
-    x, rank = jnp.asarray(X, "float32"), dj.Partition().rank
-
-    def loss(x: Any) -> Any:
-        return jnp.sum(x**2) if rank == 0 else constant
-
-    for jit in (dj.jit, lambda step: step):
-        (value, aux), gradient = jit(dj.value_and_grad(lambda x: (loss(x), 1.0), has_aux=True))(x)
-        assert (value, aux, gradient.dtype) == (14, 1, "float32")
-        np.testing.assert_array_equal(gradient, 2 * X if rank == 0 else 0 * X)
-        value, gradient = jit(dj.value_and_grad(lambda x: 1.5))(x)
-        assert (value, value.dtype) == (3, "float64") and not gradient.any()
-
-
 @pytest.mark.simulated(3)
 def test_constants_that_jax_makes_of_empty_blocks() -> None:
     """Indexing, which has no derivative where there is nothing; in a loop, a nested jit, unused."""

@@ -1,8 +1,8 @@
 """Programs that need not import what all of them import: copies of a process that has done so.
 
-`python` stands in a command as `python(environment)`: a small client, which hands its arguments, its environment and
-its open files to a server, which forks. The copy becomes the program; the client waits, passes signals on, and ends as
-the program does. Where there is no Linux, `python` is Python itself.
+In a command `python(modules, environment)` stands for `python`: a small client, which hands its arguments, its
+environment and its open files to a server, which forks. The copy becomes the program; the client waits, passes signals
+on, and ends as the program does. Where there is no Linux, it is Python itself.
 """
 
 import os

@@ -21,10 +21,8 @@ def main() -> None:
         files.remove(server.fileno())
         request.send(server, sys.argv[2:], files)
         (program,) = request.NUMBER.unpack(request.exactly(server, request.NUMBER.size))
-        for number in {0, 1, 2}.intersection(
-            files
-        ):  # the program's alone: others wait for the end of what is written to them
-            os.close(number)
+        for number in {0, 1, 2}.intersection(files):
+            os.close(number)  # the program's alone: others wait for the end of what is written there
 
         def pass_on(number: int, _frame: object) -> None:
             with suppress(ProcessLookupError):

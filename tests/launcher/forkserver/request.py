@@ -31,7 +31,9 @@ def receive(client: socket.socket) -> tuple[dict, list[int]]:
     """What was sent, and the files under the numbers that they have here; `EOFError` where the client has gone."""
     length, files, _, _ = socket.recv_fds(client, NUMBER.size, MOST_FILES)
     try:
-        return json.loads(exactly(client, *NUMBER.unpack(length)) if length else exactly(client, 1)), files
+        if not length:
+            raise EOFError
+        return json.loads(exactly(client, *NUMBER.unpack(length))), files
     except EOFError:
         for file in files:
             os.close(file)

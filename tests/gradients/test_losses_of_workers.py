@@ -1,0 +1,48 @@
+"""What each worker's loss may be: a number of whatever kind on some of them, or an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("constant", [0.0, np.float64(0), jnp.zeros(())])
+def test_losses_that_are_numbers_on_some_workers(constant: Any) -> None:
+    """Of Python, of numpy or of JAX, in a step that is jitted and in one that is not."""
+    x, rank = jnp.asarray([1, 2, 3], "float32"), dj.Partition().rank
+
+    def loss(x: Any) -> Any:
+        return jnp.sum(x**2) if rank == 0 else constant
+
+    for jit in (dj.jit, lambda step: step):
+        (value, aux), gradient = jit(dj.value_and_grad(lambda x: (loss(x), 1.0), has_aux=True))(x)
+        assert (value, aux, gradient.dtype) == (14, 1, "float32")
+        np.testing.assert_array_equal(gradient, 2 * x if rank == 0 else 0 * x)
+        value, gradient = jit(dj.value_and_grad(lambda x: 1.5))(x)
+        assert (value, value.dtype) == (3, "float64") and not gradient.any()
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("raises_first", [True, False])
+def test_what_raises_on_one_worker_is_raised_there(raises_first: bool) -> None:
+    """Whether the others are in the same function still, or have come to its end."""
+    P = dj.Partition()
+
+    def loss(x: Any) -> Any:
+        if P.rank == 1 and raises_first:
+            raise KeyError("a name of the user's")
+        y = jnp.sum(dj.functional.all_sum_reduce(x, P, axes_keep=()))
+        if P.rank == 1:
+            raise KeyError("a name of the user's")
+        return y
+
+    with pytest.raises(KeyError if P.rank == 1 else dj.PlanError, match="a name" if P.rank == 1 else "loss") as raised:
+        dj.jit(dj.value_and_grad(loss))(jnp.ones(1))
+    assert raises_first or P.rank == 1 or 'KeyError: "a name of the user\'s"' in str(raised.value)
+    P.allgather_data(None)
