@@ -3,7 +3,7 @@
 mpiexec -n 2 python benchmarks/conv_parts.py [words: rows whose title has one of them]
 
 "parts" is what a layer without any copies of its own would take: the halo's rows are sent as they lie in numpy's
-arrays, and the block is computed in the forms that the layer has chosen.
+arrays, and the block is computed in the forms that the layer has chosen. Kernels are of 3 in each dimension.
 """
 
 import sys
@@ -27,27 +27,48 @@ raw = MPI.COMM_WORLD.Dup()
 table = Table("conv-parts")
 
 
-def exchange(x: np.ndarray, width: int) -> None:
-    """Send the first and the last rows of x to the neighbours, and receive theirs."""
-    low, high = (neighbour if 0 <= neighbour < N else MPI.PROC_NULL for neighbour in (rank - 1, rank + 1))
-    for to, source, rows in ((low, high, slice(0, width)), (high, low, slice(-width, None))):
-        sent = np.ascontiguousarray(x[:, :, rows])
-        raw.Sendrecv(sent, to, 0, np.empty_like(sent), source)
+def exchange(x: np.ndarray, grid: dj.Partition, width: int, wraps: bool) -> None:
+    """Send the first and the last rows of x to the neighbours, and receive theirs, one dimension after the other.
+
+    `x` has room for the rows received, which a second dimension sends on: so corners get to where they belong.
+    """
+    inner = [slice(width, -width) if workers > 1 else slice(None) for workers in grid.shape]
+    for d, workers in enumerate(grid.shape):
+        if workers == 1:
+            continue
+        low, high = (neighbour(grid, d, step, wraps) for step in (-1, 1))
+        rest = [slice(None)] * d, inner[d + 1 :]
+        first, last = slice(width, 2 * width), slice(-2 * width, -width)
+        for to, source, rows in ((low, high, first), (high, low, last)):
+            sent = np.ascontiguousarray(x[*rest[0], rows, *rest[1]])
+            raw.Sendrecv(sent, to, 0, np.empty_like(sent), source)
 
 
-def row(title: str, shape: tuple[int, ...], channels: int, kernel: int = 3) -> None:
-    """The rows of one layer, its rows (or planes) split over all workers."""
-    if sys.argv[1:] and not any(word in title for word in sys.argv[1:]):
+def neighbour(grid: dj.Partition, d: int, step: int, wraps: bool) -> int:
+    """The worker that is `step` further in dimension `d`."""
+    index = list(grid.index)
+    index[d] += step
+    if not wraps and not 0 <= index[d] < grid.shape[d]:
+        return MPI.PROC_NULL
+    index[d] %= grid.shape[d]
+    return int(np.ravel_multi_index(index, grid.shape))
+
+
+def row(title: str, shape: tuple[int, ...], channels: int, mode: str = "zeros", square: bool = False) -> None:
+    """The rows of one layer, its rows (or planes) split over all workers, or `square`, rows and columns over four."""
+    title += ", circular" * (mode == "circular") + ", 2 x 2" * square
+    if (sys.argv[1:] and not any(word in title for word in sys.argv[1:])) or (square and N != 4):
         return
-    dims = len(shape) - 2
-    grid = P_all.create_cartesian_topology_partition((1, 1, N, *(1,) * (dims - 1)))
+    dims, kernel = len(shape) - 2, 3
+    grid = P_all.create_cartesian_topology_partition((1, 1, 2, 2) if square else (1, 1, N, *(1,) * (dims - 1)))
     layer = {1: nn.DistributedConv1d, 2: nn.DistributedConv2d, 3: nn.DistributedConv3d}[dims](
-        grid, in_channels=shape[1], out_channels=channels, kernel_size=kernel, padding=kernel // 2
+        grid, in_channels=shape[1], out_channels=channels, kernel_size=kernel, padding=kernel // 2, padding_mode=mode
     )
     x = jnp.ones(dj.TensorSpec(shape, grid).local_shape)
     held = {worker: ShapeDtype(size, x.dtype) for worker, size in enumerate(P_all.allgather_data(x.shape))}
     plan = layer.plan(held, choose=lambda problem: raw.bcast(chosen_here(problem, True) if rank == 0 else None))
-    local, block = plan.local[rank], np.ones(x.shape, np.float32)
+    local = plan.local[rank]
+    block = np.ones([size + (kernel - 1) * (P > 1) for size, P in zip(x.shape, grid.shape, strict=True)], np.float32)
     copy = jnp.ones(plan.fetch.after(held)[rank].shape)
     params = layer.init(jax.random.key(0))
     own = {"weight": jnp.ones(local.weight_shape), "bias": jnp.ones(channels)}
@@ -60,7 +81,7 @@ def row(title: str, shape: tuple[int, ...], channels: int, kernel: int = 3) -> N
 
         def parts(of_block=of_block, messages=messages):
             for _ in range(messages):
-                exchange(block, kernel // 2)
+                exchange(block, grid, kernel // 2, mode == "circular")
             jax.block_until_ready(of_block(own, copy))
 
         table.row(
@@ -77,8 +98,10 @@ def row(title: str, shape: tuple[int, ...], channels: int, kernel: int = 3) -> N
             print(f"    {local.forms}; {told.temp_size_in_bytes / x.nbytes:.2f} times x in temporaries")
 
 
-row("4x16x256x256, k3", (4, 16, 256, 256), 16)
-row("4x64x512x512, k3", (4, 64, 512, 512), 64)
-row("8x64x64x64, k3", (8, 64, 64, 64), 64)
-row("1x8x96^3, k3", (1, 8, 96, 96, 96), 8)
+for mode in ("zeros", "circular"):
+    for square in (False, True):
+        row("4x16x256x256", (4, 16, 256, 256), 16, mode, square)
+        row("4x64x512x512", (4, 64, 512, 512), 64, mode, square)
+        row("8x64x64x64", (8, 64, 64, 64), 64, mode, square)
+    row("1x8x96^3", (1, 8, 96, 96, 96), 8, mode)
 table.write()
