@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from distdl_jax.arguments import check_flag
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, keeps_state
 from distdl_jax.nn.residual import WAYS, Residual
@@ -54,6 +55,7 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     >>> params[1]["weight"].shape
     (2, 3)
     """
+    check_flag("state", state)
     if isinstance(layer, Mapping):
         below = {name: _below(state_dict, name) for name in layer}
         _check_none_left([name for name in state_dict if not any(name.startswith(f"{its}.") for its in layer)])

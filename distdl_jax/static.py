@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import jax
+
+from distdl_jax.arguments import check_flag
 
 
 class Static:
@@ -12,6 +17,9 @@ class Static:
 
     An instance can be an argument of a jitted function, a leaf of a pytree, of an equinox module, say, or an attribute
     of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
+
+    What a class annotates as `bool`, fields of a dataclass and arguments of its own `__init__`, must be a truth value;
+    that is checked before all else.
     """
 
     __slots__ = ()
@@ -19,3 +27,44 @@ class Static:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         jax.tree_util.register_static(cls)
+        # Dataclasses make their `__init__` later, and call `__post_init__` from it.
+        for name, checked in (("__init__", _with_checked_arguments), ("__post_init__", _with_checked_fields)):
+            if name in vars(cls):
+                setattr(cls, name, checked(vars(cls)[name]))
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        for name in _fields(cls):
+            check_flag(name, getattr(self, name))
+
+
+@cache
+def _fields(cls: Any) -> tuple[str, ...]:
+    """The flags among a class's fields, its bases' too."""
+    return tuple(name for base in cls.__mro__ for name in _flags(inspect.get_annotations(base)))
+
+
+def _flags(annotations: dict[str, Any]) -> list[str]:
+    return [name for name, annotation in annotations.items() if annotation in (bool, "bool")]
+
+
+def _with_checked_fields(post_init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(post_init)
+    def checked(self: Any, *args: Any) -> None:
+        Static.__post_init__(self)
+        post_init(self, *args)
+
+    return checked
+
+
+def _with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    flags = _flags(inspect.get_annotations(init))
+    places = {name: place for place, name in enumerate(inspect.signature(init).parameters) if name in flags}
+
+    @wraps(init)
+    def checked(*args: Any, **options: Any) -> None:
+        for name, place in places.items():
+            check_flag(name, options.get(name, args[place] if place < len(args) else False))
+        init(*args, **options)
+
+    return checked if places else init

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from distdl_jax.arguments import check_function, check_numbers
+from distdl_jax.arguments import check_flag, check_function, check_numbers
 from distdl_jax.autodiff.in_one_piece import called_by
 from distdl_jax.autodiff.linearity import depends_on_first
 from distdl_jax.autodiff.same_adjoints import traced_derivative
@@ -63,7 +63,7 @@ def jvp(
 
     Source: Hewett and Grady (2020), movements as linear operators; transposed twice, a linear map is itself.
     """
-    _agreed("jvp", fun, partition, lambda: check_tangents(primals, tangents))
+    _agreed("jvp", fun, partition, lambda: check_tangents(primals, tangents), has_aux)
     point, direction = Varying(tuple(primals)), Varying(tuple(tangents), like=tuple(primals))
     along, *_ = _alike(
         _along, _of_leaves(fun, point, has_aux), (point.leaves, direction.leaves), partition, transposes="jvp"
@@ -88,7 +88,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     >>> derivative(jnp.array([1.0, 0.0])).tolist(), derivative(jnp.array([0.0, 1.0])).tolist()
     ([2.0, 0.0], [0.0, 6.0])
     """
-    _agreed("linearize", fun, partition, lambda: check_numbers("primals", primals))
+    _agreed("linearize", fun, partition, lambda: check_numbers("primals", primals), has_aux)
     point = Varying(primals)
     zeros = jax.tree.map(jnp.zeros_like, point.leaves)
     _, of_leaves, traced = _alike(
@@ -331,13 +331,14 @@ def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
     return transposable
 
 
-def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[], None]) -> None:
+def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[], None], has_aux: bool = False) -> None:
     """Make the check on all workers; where one refuses, all do, before anything moves."""
     check_workers("partition", partition)
     workers = Partition() if partition is None else partition
 
     def checked() -> None:
         check_function("fun", fun)
+        check_flag("has_aux", has_aux)
         check()
 
     if workers.active:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.arguments import check_key
+from distdl_jax.arguments import check_flag, check_key
 from distdl_jax.data.order import Order, Place
 from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
@@ -71,6 +71,7 @@ def batches(
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     """
     check_specs("spec", spec)
+    check_flag("drop_last", drop_last)
     words = None
     if key is not None:
         check_key("key", key)

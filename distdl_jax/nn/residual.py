@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import check_flag
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
@@ -179,6 +180,7 @@ class Residual(Static):
 
         **Raises:** `PlanError`, on every worker of the output's partition, where the two have different shapes.
         """
+        check_flag("training", training)
         params = unboxed(params)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         new = dict(state or {})

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import check_flag
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
@@ -196,6 +197,7 @@ class Sequential(Static):
 
         **Raises:** `InvalidArgumentError` where `params` or `state` has not an entry for each layer.
         """
+        check_flag("training", training)
         params = unboxed(params)
         self._check_entries("params", params)
         keys = [None] * len(self._layers) if key is None else list(jax.random.split(key, max(len(self._layers), 1)))

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype
+from distdl_jax.arguments import check_flag, checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer
 from distdl_jax.nn.parameters import unboxed
@@ -83,7 +83,8 @@ class Remat(_Around):
 
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """This worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
-        arrays = {name: its for name, its in options.items() if not isinstance(its, bool | None)}
+        check_flag("training", options.get("training", True))
+        arrays = {n: its for n, its in options.items() if n != "training" and not isinstance(its, bool | None)}
         rest = {name: its for name, its in options.items() if name not in arrays}
 
         def apply(params: Any, x: Array, arrays: dict[str, Any]) -> Any:

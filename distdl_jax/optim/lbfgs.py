@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from distdl_jax.arguments import check_flag
 from distdl_jax.optim.line_search import line_search
 from distdl_jax.optim.require import optax_for
 from distdl_jax.optim.whole import Whole
@@ -66,6 +67,7 @@ def scale_by_lbfgs(
     """
     optax = optax_for("scale_by_lbfgs")
     memory_size = checked_integer("memory_size", memory_size, 1)
+    check_flag("scale_init_precond", scale_init_precond)
     whole = Whole("scale_by_lbfgs", specs, partition)
 
     def init(params: Any) -> Any:

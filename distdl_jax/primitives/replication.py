@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.arguments import check_flags
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
@@ -260,6 +261,7 @@ def broadcast(
     Source: DistDL documentation, "broadcast".
     """
     check_partitions(P_x=P_x, P_y=P_y)
+    check_flags(transpose_src=transpose_src, transpose_dest=transpose_dest, preserve_batch=preserve_batch)
     options = {"transpose_src": transpose_src, "transpose_dest": transpose_dest}
     rule = broadcast_rule(P_x, P_y, **options)
     if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
@@ -301,6 +303,7 @@ def sum_reduce(
     Source: DistDL documentation, "broadcast" and "backends".
     """
     check_partitions(P_x=P_x, P_y=P_y)
+    check_flags(transpose_src=transpose_src, transpose_dest=transpose_dest, preserve_batch=preserve_batch)
     options = {"transpose_src": transpose_src, "transpose_dest": transpose_dest}
     rule = sum_rule(P_x, P_y, **options)
     if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_key
+from distdl_jax.arguments import check_flag, check_key
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.parameters import ParamShapeDtypes
 from distdl_jax.plans.decomposition import Range
@@ -18,8 +18,11 @@ from distdl_jax.primitives.plan import ShapeDtypes
 MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
 
 
-def checked_key(key: Array | None) -> Array:
-    """The argument `key`, without which nothing can be dropped."""
+def checked_key(key: Array | None, training: bool, draws: bool) -> Array | None:
+    """The argument `key`, without which nothing can be dropped; None where nothing is."""
+    check_flag("training", training)
+    if not (training and draws):
+        return None
     if key is None:
         raise InvalidArgumentError("`key` (=None) must be a random key in training, the same on every worker.")
     check_key("key", key)

@@ -355,7 +355,7 @@ class DistributedMultiHeadAttention(Static):
         """
         if memory is not None and (cache is not None or self.causal):
             raise InvalidArgumentError("`memory` takes a layer that is not `causal`, and no `cache`.")
-        key = checked_key(key) if training and self.draws and cache is None else None
+        key = checked_key(key, training, self.draws and cache is None)
         if self.P_x.rank is None:
             return x if cache is None else (x, cache)
         world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))

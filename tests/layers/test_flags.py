@@ -1,0 +1,140 @@
+"""What must be True or False: anything else is refused, by its name, wherever a layer or a function asks for it."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from imaginary import partition_of
+
+import distdl_jax as dj
+from distdl_jax import functional, nn
+from distdl_jax.static import Static
+
+ROOMS = (dj, nn, dj.optim, dj.data, dj.random)
+CLASSES = {its.__name__: its for room in ROOMS for its in map(vars(room).get, room.__all__) if inspect.isclass(its)}
+FLAGS = [
+    pytest.param(cls, name, id=f"{cls.__name__}.{name}")
+    for cls in CLASSES.values()
+    if issubclass(cls, Static)
+    for name, parameter in inspect.signature(cls).parameters.items()
+    if parameter.annotation in ("bool", bool)
+]
+
+P = partition_of(0, 1).create_cartesian_topology_partition([1, 1])
+P3 = P.create_cartesian_topology_partition([1, 1, 1])
+X = jnp.ones((2, 3))
+LINEAR = nn.DistributedLinear(P, P, P, 3, 3)
+
+
+@pytest.mark.parametrize("bad", ["no", 2, None, 1.0, np.ones(1, bool)], ids=repr)
+@pytest.mark.parametrize(("cls", "name"), FLAGS)
+def test_a_layer_checks_its_flags_before_all_else(cls: type, name: str, bad: object) -> None:
+    parameters = inspect.signature(cls).parameters.values()
+    missing = {each.name: None for each in parameters if each.default is inspect.Parameter.empty}
+    with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` \(=.*\) must be True or False\."):
+        cls(**{**missing, name: bad})
+
+
+def test_all_classes_with_flags_are_among_these() -> None:
+    found = {flag.values[0].__name__ for flag in FLAGS}
+    assert {"DistributedMultiHeadAttention", "DistributedLayerNorm", "DistributedPoissonNLLLoss", "Dropout"} <= found
+    assert len(FLAGS) > 20
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, 1], ids=repr)
+def test_what_is_true(flag: Any) -> None:
+    for made, wanted in (
+        (nn.DistributedLinear(P, P, P, 3, 3, bias=flag), LINEAR),
+        (nn.DistributedLayerNorm(P, 3, bias=flag), nn.DistributedLayerNorm(P, 3)),
+        (nn.DistributedLayerNorm(P, 3, 1e-5, flag), nn.DistributedLayerNorm(P, 3)),
+    ):
+        assert made == wanted and hash(made) == hash(wanted)
+
+
+def test_a_layer_of_ones_own_is_checked_too() -> None:
+    @dataclass(frozen=True)
+    class Plain(Static):
+        wide: bool = False
+
+    @dataclass(frozen=True)
+    class Inherits(Plain):
+        deep: bool = False
+
+        def __post_init__(self) -> None:
+            raise AssertionError
+
+    assert not Plain().wide
+    for cls, name in ((Plain, "wide"), (Inherits, "wide"), (Inherits, "deep")):
+        with pytest.raises(dj.InvalidTypeError, match=f"`{name}` "):
+            cls(**{name: "no"})
+
+
+STATEFUL = nn.DistributedBatchNorm(P, 3)
+IN_TRAINING: dict[str, Callable[[Any], Any]] = {
+    "Dropout": lambda training: nn.Dropout(P)(X, key=jax.random.key(0), training=training),
+    "BatchNorm": lambda training: STATEFUL(
+        STATEFUL.init(jax.random.key(0)), X, state=STATEFUL.init_state(), training=training
+    ),
+    "attention": lambda training: nn.DistributedMultiHeadAttention(P3, 4, 2)(
+        {}, jnp.ones((1, 2, 4)), training=training
+    ),
+    "Sequential": lambda training: nn.Sequential(jax.nn.relu)(({},), X, training=training),
+    "Residual": lambda training: nn.Residual(nn.Sequential(jax.nn.relu))(
+        {"body": ({},), "shortcut": {}}, X, training=training
+    ),
+    "Remat": lambda training: nn.Remat(nn.Dropout(P))({}, X, key=jax.random.key(0), training=training),
+}
+
+
+@pytest.mark.parametrize("name", IN_TRAINING)
+def test_training_is_true_or_false(name: str) -> None:
+    with pytest.raises(dj.InvalidTypeError, match=r"`training` \(='no'\) must be True or False\."):
+        IN_TRAINING[name]("no")
+    with pytest.raises(dj.InvalidTypeError, match=r"`training` .* must be True or False, but is traced; .* static"):
+        jax.jit(IN_TRAINING[name])(True)
+
+
+def test_a_rematerialised_layer_takes_every_truth_value() -> None:
+    for training in (True, np.True_, 1):
+        assert IN_TRAINING["Remat"](training).tolist() == IN_TRAINING["Dropout"](True).tolist()
+
+
+def square(x: Any) -> Any:
+    return jnp.sum(x**2)
+
+
+CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "grad": ("has_aux", lambda flag: dj.grad(square, has_aux=flag)),
+    "value_and_grad": ("has_aux", lambda flag: dj.value_and_grad(square, has_aux=flag)),
+    "jvp": ("has_aux", lambda flag: dj.jvp(square, (X,), (X,), has_aux=flag)),
+    "linearize": ("has_aux", lambda flag: dj.linearize(square, X, has_aux=flag)),
+    "batches": (
+        "drop_last",
+        lambda flag: dj.data.batches(np.ones((4, 3)), dj.TensorSpec((2, 3), P), 2, drop_last=flag, prefetch=0),
+    ),
+    "repartition": ("preserve_batch", lambda flag: functional.repartition(X, P, P, preserve_batch=flag)),
+    **{
+        f"{function.__name__}, {flag}": (flag, lambda its, f=function, flag=flag: f(X, P, P, **{flag: its}))
+        for function in (functional.broadcast, functional.sum_reduce)
+        for flag in ("preserve_batch", "transpose_src", "transpose_dest")
+    },
+    "broadcast partition": ("transpose_src", lambda flag: P.create_broadcast_partition_to(P, transpose_src=flag)),
+    "reduction partition": ("transpose_dest", lambda flag: P.create_reduction_partition_to(P, transpose_dest=flag)),
+    "subtopology": (r"remain_dims\[1\]", lambda flag: P.create_cartesian_subtopology_partition([True, flag])),
+    "from_torch": ("state", lambda flag: dj.from_torch({}, nn.Sequential(jax.nn.relu), state=flag)),
+    "lbfgs": ("scale_init_precond", lambda flag: dj.optim.lbfgs({}, scale_init_precond=flag)),
+}
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_flag_of_a_function(name: str) -> None:
+    argument, call = CALLS[name]
+    call(argument == r"remain_dims\[1\]") if argument != "has_aux" else None
+    with pytest.raises(dj.InvalidTypeError, match=rf"`{argument}` \(='no'\) must be True or False\."):
+        call("no")
