@@ -215,9 +215,12 @@ def _place(state: Mapping[str, Any] | None) -> Place:
     if state is None:
         return Place(0, 0)
     try:
-        return Place(*(checked_integer(f"state[{name!r}]", int(state[name]), 0) for name in Place._fields))
+        return Place(*(checked_integer(f"state[{name!r}]", state[name], 0) for name in Place._fields))
     except (KeyError, TypeError, ValueError):
-        raise InvalidTypeError(f"`state` (={state!r}) must be the `state` of another such iterator.") from None
+        raise InvalidTypeError(
+            f"`state` (={state!r}) must be the `state` of another such iterator: {{'epoch', 'batch'}}, "
+            "two integers of 0 or more."
+        ) from None
 
 
 def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowReader | BatchReader:

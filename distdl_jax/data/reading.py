@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.data.order import runs_of
 from distdl_jax.data.sources import check_array, open_array, read, with_halo
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.tensors import TensorSpec
 
@@ -87,6 +88,7 @@ class ArrayReader(RowReader):
         self._arrays = [open_array(array) if isinstance(array, str | os.PathLike) else array for array in arrays]
         for n, array in enumerate(self._arrays):
             check_array("source", array)
+            _check_dtype(array.dtype)
             if not array.shape:
                 raise InvalidArgumentError("`source` has an array without dimensions; it must have samples in rows.")
             self._part(n, array.shape[1:], batch_size or 1)
@@ -111,6 +113,16 @@ class ArrayReader(RowReader):
         for start, stop, where in runs_of(rows):
             block[places[where]] = read(array, ((start, stop), *within))
         return block
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Refuse what JAX has no arrays of."""
+    try:
+        is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    except TypeError:  # another library's dtype
+        is_number = False
+    if not is_number:
+        raise InvalidTypeError(f"`source` must hold numbers, but has an array of dtype {dtype}.")
 
 
 class SampleReader(RowReader):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.checkpoint.array_files import ArrayInFile, arrays_in, some
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.plans.decomposition import Box, box_shape
 
 Halo = Sequence[tuple[int, int]]
@@ -32,9 +32,10 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
     """
     path = os.fspath(path)
     kind = os.path.splitext(path.rstrip("/"))[1]
+    found: dict[str, Any] = {}
     if kind in (".h5", ".hdf5"):
         file = _package("h5py", "hdf5").File(path, "r", locking="best-effort")
-        found: dict[str, Any] = {}
+        found = {}
         dataset = _package("h5py", "hdf5").Dataset
         file.visititems(lambda its, value: found.update({its: value}) if isinstance(value, dataset) else None)
         return _one(path, found, name)
@@ -43,7 +44,15 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
         return opened if hasattr(opened, "dtype") else _one(path, dict(opened.arrays()), name)
     if kind == ".npy":
         return np.load(path, mmap_mode="r")
-    return _one(path, arrays_in(path), name)
+    try:
+        found = arrays_in(path)
+    except CheckpointError as error:
+        if kind in (".npz", ".safetensors"):
+            raise
+        raise CheckpointError(
+            f"`path` (={path!r}) must end in .npy, .npz, .safetensors, .h5, .hdf5 or .zarr, and be such a file: {error}"
+        ) from None
+    return _one(path, found, name)
 
 
 def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[Any, Any]:

@@ -302,12 +302,30 @@ def one(shape: tuple[int, ...]) -> TensorSpec:
         ({"source": 3, "spec": (4, 6), "batch_size": 2}, r"`source` \(=3\) must be arrays like `spec`"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "key": 3}, r"`key` \(=3\) must be a random key"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "state": {}}, r"`state` \(=\{\}\) must be the `state`"),
+        *(
+            (
+                {"source": IMAGES, "spec": (4, 6), "batch_size": 2, "state": {"epoch": epoch, "batch": batch}},
+                r"`state` \(=\{.*\}\) must be the `state` of another such iterator: .*, two integers of 0 or more",
+            )
+            for epoch, batch in ((0.7, 1), (0, 1.9), (0, np.asarray(1.0)), ("0", 1), (0, -1))
+        ),
+        *(
+            ({"source": array, "spec": (), "batch_size": 2}, rf"`source` must hold numbers, .* of dtype {dtype}")
+            for array, dtype in ((np.array(["a", "b"]), "<U1"), (np.array([None, 3]), "object"))
+        ),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "epochs": -1}, r"`epochs` \(=-1\) must be 0 or more"),
     ],
 )
 def test_wrong_arguments(arguments: dict, sentence: str) -> None:
     with pytest.raises(dj.DistDLError, match=sentence):
         batches(**arguments | {"spec": one(arguments["spec"])})
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("kind", [int, np.int64, np.asarray, jax.numpy.asarray], ids=lambda kind: kind.__name__)
+def test_a_state_of_integers_of_every_kind(kind: Any) -> None:
+    its = batches(IMAGES, one((4, 6)), 2, state={"epoch": kind(0), "batch": kind(3)})
+    assert its.state == {"epoch": 0, "batch": 3}
 
 
 @pytest.mark.simulated(1)

@@ -69,6 +69,9 @@ def test_paths_and_names(tmp_path: Path) -> None:
             open_array(tmp_path / "two.npz", name)
     with pytest.raises(OSError):
         read(str(tmp_path / "none.npy"), ((0, 1),))
+    (tmp_path / "x.txt").write_text("1 2 3")
+    with pytest.raises(dj.CheckpointError, match=r"`path` \(='.*x.txt'\) must end in .npy, .npz, .safetensors, .h5, "):
+        read(tmp_path / "x.txt", ((0, 1),))
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
