@@ -72,6 +72,27 @@ def is_real(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real) and bool(value == value)
 
 
+def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -> Any:
+    """The argument `name`, a sequence of real numbers (or one number, with `or_one`), as floats that can be compared.
+
+    `each` says of what there is one number each.
+    """
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        raise InvalidTypeError(
+            f"`{name}` (={value!r}) must be concrete numbers, but is traced; make them outside of jit."
+        )
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError):  # ragged, say
+        found = np.asarray(None)
+    is_number = jnp.issubdtype(found.dtype, jnp.integer) or jnp.issubdtype(found.dtype, jnp.floating)
+    numbers = found.astype(float) if is_number else np.full(1, np.nan)
+    if numbers.ndim > 1 or (numbers.ndim == 0 and not or_one) or np.isnan(numbers).any():
+        kind = f"{'a real number, or ' * or_one}a sequence of real numbers, one for each {each}"
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be {kind}.")
+    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
+
+
 def check_number(name: str, value: Any) -> None:
     """Refuse what is no real number: a Python one, or a scalar array."""
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.arguments import is_integer, is_real
+from distdl_jax.arguments import checked_weights, is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
 from distdl_jax.partition import Partition
@@ -115,7 +115,7 @@ class DistributedCrossEntropyLoss(OverClasses):
         ignore_index: int | None = -100,
         label_smoothing: float = 0.0,
     ) -> None:
-        weights = None if weight is None else tuple(map(float, weight))
+        weights = None if weight is None else checked_weights("weight", weight, "class")
         # The fields, in the form in which equal ones are equal.
         vars(self).update(P_x=P_x, reduction=reduction, weight=weights, ignore_index=ignore_index)
         vars(self).update(label_smoothing=label_smoothing)
@@ -177,7 +177,7 @@ class DistributedCrossEntropyLoss(OverClasses):
         weights = counts.astype(x.dtype)
         if self.weight is not None:
             known = jnp.asarray(self.weight, x.dtype)
-            weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size else weights)
+            weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size and classes else weights)
         # A label that is no class has no loss: NaN, as what JAX takes from where nothing is. Of what doesn't count
         # nothing is read, not even an infinity.
         weights = weights * jnp.where(counts & ((labels < 0) | (labels >= classes)), jnp.nan, 1).astype(weights.dtype)
@@ -185,7 +185,7 @@ class DistributedCrossEntropyLoss(OverClasses):
         terms = (1 - smoothing) * weights * jnp.where(is_here, log_sum - _picked(x, labels - box[1][0], x.shape), 0)
         if smoothing:
             spread = jnp.sum((jnp.expand_dims(log_sum, 1) - x) * self._class_weights(box, x.dtype), axis=1)
-            terms = terms + smoothing / classes * jnp.where(counts, spread, 0)
+            terms = terms + smoothing / max(classes, 1) * jnp.where(counts, spread, 0)
         if self.weight is None and self.ignore_index is None:
             return terms, _samples(pair)
         if self.reduction != "mean":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import is_real
+from distdl_jax.arguments import checked_weights, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
 
@@ -128,7 +128,10 @@ class DistributedBCEWithLogitsLoss(DistributedLoss):
     pos_weight: float | tuple[float, ...] | None = None
 
     def __init__(self, P_x: Any, reduction: Any = "mean", pos_weight: float | Sequence[float] | None = None) -> None:
-        weights = pos_weight if pos_weight is None or np.ndim(pos_weight) == 0 else tuple(map(float, pos_weight))  # type: ignore[arg-type]
+        weights = pos_weight
+        if pos_weight is not None:
+            weights = checked_weights("pos_weight", pos_weight, "entry along the last dimension", or_one=True)
+        # The fields, in the form in which equal ones are equal.
         vars(self).update(P_x=P_x, reduction=reduction, pos_weight=weights)
         self.__post_init__()
 
@@ -184,6 +187,11 @@ class DistributedPoissonNLLLoss(DistributedLoss):
     log_input: bool = True
     full: bool = False
     eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_real(self.eps) or self.eps < 0:
+            raise InvalidArgumentError(f"`eps` (={self.eps!r}) must be a real number of 0 or more.")
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         if self.log_input:

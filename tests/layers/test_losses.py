@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from imaginary import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Sizes, close, cut
@@ -316,40 +315,6 @@ def test_labels_of_every_integer_dtype() -> None:
             own, jnp.asarray(labels, dtype), best
         )
         np.testing.assert_allclose(np.sum(P.allgather_data(np.asarray(parts)), 0), [want, 2 / 3], rtol=1e-12)
-
-
-def test_refusals() -> None:
-    """When a loss is made, in one sentence on every worker."""
-    for sentence, work in {
-        "`reduction` (='all') must be one of 'mean', 'sum', 'none'.": lambda P: nn.DistributedL1Loss(P, "all"),
-        "`reduction` (='none') must be one of 'mean', 'sum'.": lambda P: nn.DistributedAccuracy(P, "none"),
-        "`delta` (=0) must be a number above 0.": lambda P: nn.DistributedHuberLoss(P, delta=0),
-        "`P_x` (4) must have 2 dimensions or more": lambda P: nn.DistributedCrossEntropyLoss(P),
-        "`label_smoothing` (=2) must be a number from 0 to 1.": lambda P: nn.DistributedCrossEntropyLoss(
-            on(2, 2).partition(P), label_smoothing=2
-        ),
-        "`ignore_index` (=1.5) must be an integer, or None.": lambda P: nn.DistributedCrossEntropyLoss(
-            on(2, 2).partition(P), ignore_index=1.5
-        ),
-    }.items():
-        assert sentence in refusal(4, work, dj.InvalidArgumentError)
-
-
-@pytest.mark.simulated(2)
-def test_refusals_when_it_is_called() -> None:
-    P = dj.Partition()
-    grid = P.create_cartesian_topology_partition([1, 2])
-    x = jnp.ones((3, 2))
-    with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have that of"):
-        nn.DistributedMSELoss(grid)(x, jnp.ones((3, 2 + P.rank)))
-    with pytest.raises(dj.PlanError, match="On worker 0: `target` has shape 4, but integer labels must be 3, one for"):
-        nn.DistributedCrossEntropyLoss(grid)(x, jnp.ones(4 - P.rank, int))
-    with pytest.raises(dj.PlanError, match="`weight` has 3 entries, but `prediction` has 4 classes"):
-        nn.DistributedCrossEntropyLoss(grid, weight=[1, 2, 3])(x, jnp.ones(3, int))
-    with pytest.raises(dj.PlanError, match="`prediction` must hold real floating-point numbers, but is int32"):
-        nn.DistributedMSELoss(grid)(x.astype("int32"), x)
-    with pytest.raises(dj.PlanError, match="must have an element along dimension 1"):
-        dj.functional.argmax(jnp.ones((3, 0)), grid)
 
 
 @pytest.mark.world(1)
