@@ -103,6 +103,13 @@ def check_number(name: str, value: Any) -> None:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a real number, or a scalar array of one.")
 
 
+def check_not_negative(name: str, value: Any) -> None:
+    """Refuse what is no real number, or one below 0, or NaN; what is traced may be any number."""
+    check_number(name, value)
+    if not isinstance(value, Tracer) and not bool(value >= 0):
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must not be negative, nor NaN.")
+
+
 def check_numbers(name: str, values: Sequence[Any], places: Sequence[int] | None = None) -> None:
     """Refuse arguments (those at `places`) that are not pytrees of arrays and numbers."""
     for place in range(len(values)) if places is None else places:

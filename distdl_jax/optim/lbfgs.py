@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from distdl_jax.arguments import check_flag
-from distdl_jax.optim.line_search import line_search
+from distdl_jax.arguments import check_flag, check_number
+from distdl_jax.errors import InvalidTypeError
+from distdl_jax.optim.line_search import check_search, line_search
 from distdl_jax.optim.require import optax_for
-from distdl_jax.optim.whole import Whole
+from distdl_jax.optim.whole import Whole, check_params
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integer
 
@@ -41,16 +42,31 @@ def lbfgs(
     **Returns:** an `optax.GradientTransformationExtraArgs`. Its `update` takes `value`, `grad` and `value_fn` as that
     of `line_search` does.
 
-    **Raises:** `SetupError` where optax is not installed.
+    **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` for what is no learning rate, or no line
+    search.
 
     Source: Liu and Nocedal (1989); Nocedal and Wright, "Numerical optimization" (1999), algorithms 7.4 and 7.5.
     """
     optax = optax_for("lbfgs")
     if linesearch is None:
         linesearch = optax.scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
+    check_search("linesearch", linesearch)
+    _check_rate(learning_rate)
     scale = optax.scale(-1.0) if learning_rate is None else optax.scale_by_learning_rate(learning_rate)
     direction = scale_by_lbfgs(specs, memory_size, scale_init_precond, partition=partition)
     return optax.chain(direction, scale, line_search(linesearch, specs, partition=partition))
+
+
+def _check_rate(learning_rate: Any) -> None:
+    if learning_rate is None or callable(learning_rate):
+        return
+    try:
+        check_number("learning_rate", learning_rate)
+    except InvalidTypeError:
+        raise InvalidTypeError(
+            f"`learning_rate` (={learning_rate!r}) must be a real number, a scalar array of one, or a function of the "
+            "number of steps; or None."
+        ) from None
 
 
 def scale_by_lbfgs(
@@ -83,6 +99,7 @@ def scale_by_lbfgs(
         )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        check_params("scale_by_lbfgs", params)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         turned = jax.tree.map(jnp.subtract, updates, state.updates)
         curvature = whole.inner(turned, moved)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.autodiff.gradients import summed, value_and_grad
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.in_step import in_step
 from distdl_jax.optim.require import optax_for
-from distdl_jax.optim.whole import Whole
+from distdl_jax.optim.whole import Whole, check_params
 from distdl_jax.partition import Partition
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ def line_search(
     function of the parameters that returns this worker's part of the loss. Further keywords go to `value_fn`. All
     workers take the same steps: decisions are worker 0's.
 
-    **Raises:** `SetupError` where optax is not installed; its `update` what `dj.optim.global_norm` does.
+    **Raises:** `SetupError` where optax is not installed, `InvalidTypeError` for what is no line search; its `update`
+    what `dj.optim.global_norm` does.
     """
     optax = optax_for("line_search")
+    check_search("search", search)
     whole = Whole("line_search", specs, partition)
 
     def start(params: Any) -> tuple[Array, Any]:
@@ -73,6 +75,7 @@ def line_search(
         names = inspect.signature(value_fn).parameters
         loss = partial(value_fn, **{name: extra for name, extra in extra_args.items() if name in names})
         rest = {name: extra for name, extra in extra_args.items() if name not in names}
+        check_params("line_search", params)
         at, zeros = start(params)
 
         def searched(updates: Any, state: Any, params: Any, value: Array, grad: Any) -> Any:
@@ -93,6 +96,17 @@ def line_search(
         return scaled, found
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_search(name: str, search: Any) -> None:
+    """Refuse what is none of optax's line searches: those keep how far they went, and perhaps a gradient."""
+    state = None
+    if isinstance(search, optax_for("line_search").GradientTransformationExtraArgs):
+        state = jax.eval_shape(search.init, (jnp.zeros(()), {}))
+    if not (hasattr(state, "learning_rate") and hasattr(state, "grad")):
+        raise InvalidTypeError(
+            f"`{name}` (={search!r}) must be one of optax's line searches, as optax.scale_by_zoom_linesearch(20)."
+        )
 
 
 def value_and_grad_from_state(

@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from distdl_jax.arguments import check_number
+from distdl_jax.arguments import check_not_negative, check_number
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.optim.require import optax_for
-from distdl_jax.optim.whole import Whole, square_root, squares, widened
+from distdl_jax.optim.whole import Whole, check_params, square_root, squares, widened
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives import all_sum_reduce
@@ -54,7 +54,7 @@ def clip_by_global_norm(
 
     **Arguments:**
 
-    - `max_norm`: the largest norm, a number or a scalar array.
+    - `max_norm`: the largest norm, a number or a scalar array, not negative.
     - `specs`, `partition`: as in `global_norm`.
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, which sends one message.
@@ -64,7 +64,7 @@ def clip_by_global_norm(
     Source: Pascanu et al. (2012), arXiv:1211.5063.
     """
     optax = optax_for("clip_by_global_norm")
-    check_number("max_norm", max_norm)
+    check_not_negative("max_norm", max_norm)
     whole = Whole("clip_by_global_norm", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -90,9 +90,9 @@ def adaptive_grad_clip(
 
     **Arguments:**
 
-    - `clipping`: the largest ratio of norms.
+    - `clipping`: the largest ratio of norms, not negative.
     - `specs`, `partition`: as in `global_norm`.
-    - `eps`: what a parameter's norm counts as at least.
+    - `eps`: what a parameter's norm counts as at least, not negative.
     - `axis`: the dimensions that a unit extends along, in the whole tensors. Default, as in optax: all of them for
       vectors, 0 for 2 or 3 dimensions, all but the last for 4 or 5. The layers here have PyTorch's layouts, outputs
       first: for their weights give `axis=1` (linear) or `axis=(1, 2, 3)` (two-dimensional convolution), with
@@ -106,13 +106,13 @@ def adaptive_grad_clip(
     Source: Brock et al. (2021), arXiv:2102.06171.
     """
     optax = optax_for("adaptive_grad_clip")
-    check_number("clipping", clipping)
-    check_number("eps", eps)
+    check_not_negative("clipping", clipping)
+    check_not_negative("eps", eps)
     along = None if axis is None else checked_integers("axis", axis, or_one=True)
     whole = Whole("adaptive_grad_clip", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        _check_params("adaptive_grad_clip", params)
+        check_params("adaptive_grad_clip", params)
         whole.dtypes(updates, params)
         clipped = []
         for leaf, of_param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
@@ -166,7 +166,7 @@ def scale_by_trust_ratio(
     whole = Whole("scale_by_trust_ratio", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        _check_params("scale_by_trust_ratio", params)
+        check_params("scale_by_trust_ratio", params)
         both = whole.sums(lambda x, y: jnp.stack([squares(x), squares(y)]), params, updates)
         scaled = []
         for leaf, (of_param, of_update) in zip(whole.leaves(updates), both, strict=True):
@@ -177,11 +177,6 @@ def scale_by_trust_ratio(
         return jax.tree.unflatten(jax.tree.structure(updates), scaled), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
-
-
-def _check_params(name: str, params: Any) -> None:
-    if params is None:
-        raise InvalidArgumentError(f"`params` (=None) must be this worker's parameters: {name} compares with them.")
 
 
 def _unit_axes(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> tuple[int, ...]:

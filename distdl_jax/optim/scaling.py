@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.arguments import check_function, is_real
+from distdl_jax.arguments import check_function, check_number, is_real
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.plans.decomposition import checked_integer
@@ -92,9 +92,12 @@ class LossScale(Static):
         """The state at first."""
         return {"scale": jnp.asarray(self.initial, jnp.float32), "good_steps": jnp.asarray(0, jnp.int32)}
 
-    def scaled(self, loss: Array, state: dict[str, Array]) -> Array:
-        """This worker's part of the loss, times the scale, in float32 at least."""
-        return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)) * state["scale"]
+    def scaled(self, loss: Array | float, state: dict[str, Array]) -> Array:
+        """This worker's part of the loss, times the scale, in float32 at least; a worker without a part may give 0."""
+        if not hasattr(loss, "dtype"):
+            check_number("loss", loss)
+        wide = jnp.promote_types(getattr(loss, "dtype", jnp.float32), jnp.float32)
+        return jnp.asarray(loss, wide) * state["scale"]
 
     def unscaled(self, gradient: Any, state: dict[str, Array]) -> tuple[Any, Array]:
         """The gradient of the loss itself, half precisions in float32, and whether it is finite on all workers."""

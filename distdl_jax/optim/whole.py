@@ -122,6 +122,12 @@ class Whole:
         return square_root(functools.reduce(jnp.add, self.sums(squares, tree), jnp.zeros(())))
 
 
+def check_params(name: str, params: Any) -> None:
+    """Refuse no parameters, for `dj.optim.<name>`."""
+    if params is None:
+        raise InvalidArgumentError(f"`params` (=None) must be this worker's parameters: {name} compares with them.")
+
+
 def widened(block: Any) -> Array:
     """A block in the dtype in which it is summed."""
     block = jnp.asarray(block)

@@ -96,7 +96,7 @@ def test_a_loss_scale_decides_the_same_on_all_workers() -> None:
     def step(w: Any, state: Any, moments: Any) -> Any:
         def part(w: Any) -> Any:
             w = dj.replicated(w, P)
-            return scale.scaled(jnp.sum(w.astype(jnp.float16) ** 2) if P.rank else 0 * jnp.sum(w), state)
+            return scale.scaled(jnp.sum(w.astype(jnp.float16) ** 2) if P.rank else 0.0, state)
 
         gradient, finite = scale.unscaled(dj.grad(part)(w), state)
         updates, new = optimiser.update(gradient, moments, w)
@@ -127,6 +127,16 @@ def test_a_loss_scale_stays_within_bounds() -> None:
     assert found == [2, 8, 8, 32, 8, 8, 2, 1]
     largest = {"scale": jnp.float32(2.0**127), "good_steps": jnp.int32(1)}
     assert float(step(largest, True)["scale"]) == 2.0**127
+
+
+def test_a_loss_scale_takes_a_plain_number() -> None:
+    """What a worker without a part of the loss returns."""
+    scale = dj.optim.LossScale(initial=8.0)
+    for loss, want in ((0.0, 0), (2, 16), (np.float16(0.5), 4)):
+        scaled = scale.scaled(loss, scale.init())
+        assert scaled == want and scaled.dtype == np.float32
+    with pytest.raises(dj.InvalidTypeError, match=r"`loss` \(=None\) must be a real number"):
+        scale.scaled(None, scale.init())  # type: ignore[arg-type]
 
 
 def test_half_precisions_are_accumulated_in_float32() -> None:

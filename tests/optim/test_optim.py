@@ -359,6 +359,7 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
     its, tree = specs(), cut(drawn(0))
     wrong = {**tree, "bias": tree["bias"][:1] if dj.Partition().rank == 1 else tree["bias"]}
     ratio, units = dj.optim.scale_by_trust_ratio(its), dj.optim.adaptive_grad_clip(0.1, its, axis=1)
+    lbfgs, search = dj.optim.scale_by_lbfgs(its, 2), dj.optim.line_search(optax.scale_by_zoom_linesearch(2), its)
     some = dj.Partition().create_partition_inclusive([0, 1])
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: dj.optim.global_norm(wrong, its), r"\['bias'\], has shape \(1,\), but its spec"),
@@ -366,6 +367,16 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
         (lambda: dj.optim.clip_by_global_norm(1.0, its).update(wrong, None), r"\['bias'\], has shape \(1,\)"),
         (lambda: ratio.update(tree, None), r"`params` \(=None\) must be this worker's parameters"),
         (lambda: units.update(tree, None, tree), r"`axis` \(=1\) must name dimensions of each tensor"),
+        (lambda: dj.optim.clip_by_global_norm(-1.0, its), r"`max_norm` \(=-1.0\) must not be negative, nor NaN"),
+        (lambda: dj.optim.clip_by_global_norm(jnp.asarray(np.nan), its), "`max_norm` .* must not be negative, nor NaN"),
+        (lambda: dj.optim.adaptive_grad_clip(-0.1, its), r"`clipping` \(=-0.1\) must not be negative"),
+        (lambda: dj.optim.adaptive_grad_clip(0.1, its, np.nan), r"`eps` \(=nan\) must not be negative, nor NaN"),
+        (lambda: lbfgs.update(tree, lbfgs.init(tree)), r"`params` \(=None\) must be this worker's parameters"),
+        (lambda: search.update(tree, search.init(tree), value=0.0, grad=tree, value_fn=jnp.sum), r"`params` \(=None\)"),
+        (lambda: dj.optim.line_search(optax.sgd(0.1), its), "`search` .* must be one of optax's line searches"),
+        (lambda: dj.optim.line_search(3, its), r"`search` \(=3\) must be one of optax's line searches"),  # type: ignore[arg-type]
+        (lambda: dj.optim.lbfgs(its, linesearch=optax.polyak_sgd()), "`linesearch` .* must be one of optax's line"),
+        (lambda: dj.optim.lbfgs(its, "a"), r"`learning_rate` \(='a'\) must be a real number, .* or a function of the"),  # type: ignore[arg-type]
         (lambda: dj.optim.scale_by_lbfgs(its, 0), r"`memory_size` \(=0\) must be 1 or more"),
         (
             lambda: dj.optim.value_and_grad_from_state(jnp.sum)(tree, state=optax.adam(0.1).init(tree)),

@@ -50,6 +50,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
     spec, x, key = dj.TensorSpec((4,), C), jnp.ones(2), jax.random.key(0)
     tree, specs = {"w": x}, {"w": spec}
     arrays, anyone = "matrix integers complex", "None partition"
+    rates = "None integer negative float function"
 
     def square(x: Any) -> Any:
         return jnp.sum(x**2)
@@ -114,12 +115,12 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
         "optim.clip_by_global_norm": (
             stepped(dj.optim.clip_by_global_norm),
             {"max_norm": 1.0, "specs": specs, "partition": P},
-            {"max_norm": "integer negative float", "specs": "", "partition": "None"},
+            {"max_norm": "integer float", "specs": "", "partition": "None"},
         ),
         "optim.adaptive_grad_clip": (
             stepped(dj.optim.adaptive_grad_clip),
             {"clipping": 0.1, "specs": specs, "eps": 1e-3, "axis": 0},
-            {"clipping": "integer negative float", "eps": "integer negative float", "axis": "None", "specs": ""},
+            {"clipping": "integer float", "eps": "integer float", "axis": "None", "specs": ""},
         ),
         "optim.scale_by_trust_ratio": (
             stepped(dj.optim.scale_by_trust_ratio),
@@ -129,7 +130,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
         "optim.lbfgs": (
             dj.optim.lbfgs,
             {"specs": specs, "memory_size": 2, "partition": P},
-            {"memory_size": "integer", "partition": anyone},
+            {"memory_size": "integer", "partition": anyone, "linesearch": "None", "learning_rate": rates},
         ),
         "optim.check": (dj.optim.check, {"optimiser": optax.identity()}, {"optimiser": ""}),
         "halo_exchange": (
