@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.arguments import check_flag
@@ -35,10 +36,14 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     state; plain functions, pools and movements have none in PyTorch either, so numbers in names need not agree. A
     dictionary of layers takes what is below each name.
 
+    Modules whose names below one prefix are all decimal numbers, as in PyTorch's Sequential and ModuleList, come in the
+    order of the numbers, others in the order of the `state_dict`. A safetensors file does not keep that: names in it
+    are sorted as text. So where modules have other names, give a dictionary of layers.
+
     **Arguments:**
 
     - `state_dict`: names and whole arrays, the same on every worker: `{name: tensor.numpy() for name, tensor in
-      module.state_dict().items()}`, in that order.
+      module.state_dict().items()}`, in that order but for numbers.
     - `layer`: a layer, a `Sequential`, `Remat` or `Precision` around one, or a dictionary of such.
     - `state`: whether running statistics are wanted, too.
 
@@ -46,7 +51,7 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     with `state` the pair of them and of the state, as `layer.init_state`.
 
     **Raises:** `InvalidArgumentError`, on every worker, where a name is missing or too many, or an array has not the
-    shape of the parameter; `InvalidTypeError` for what is no layer.
+    shape of the parameter; `InvalidTypeError` for what is no layer, or no array of numbers.
 
     >>> import distdl_jax as dj, numpy as np
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -56,6 +61,10 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     (2, 3)
     """
     check_flag("state", state)
+    if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+        raise InvalidTypeError(
+            f"`state_dict` (={state_dict!r}) must be a dictionary of arrays by their names, as a PyTorch module's."
+        )
     if isinstance(layer, Mapping):
         below = {name: _below(state_dict, name) for name in layer}
         _check_none_left([name for name in state_dict if not any(name.startswith(f"{its}.") for its in layer)])
@@ -84,8 +93,35 @@ def _modules(state_dict: Mapping[str, Any]) -> Iterator[tuple[str, Arrays]]:
         match = _OWN.match(name)
         if match is None:
             raise InvalidArgumentError(f"`state_dict` holds {name!r}, which is no parameter of a layer that is here.")
-        found.setdefault(match[1] or "", {})[match[2]] = np.asarray(x)
-    return iter(found.items())
+        found.setdefault(match[1] or "", {})[match[2]] = _array(name, x)
+    ordered = _in_order([tuple(filter(None, module.split("."))) for module in found])
+    return iter([(module, found[module]) for module in map(".".join, ordered)])
+
+
+def _array(name: str, x: Any) -> np.ndarray:
+    try:
+        array = np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor of a dtype that numpy has not, or with a gradient
+        raise InvalidTypeError(f"`state_dict[{name!r}]` must be an array of numbers: {error}") from None
+    if not (jnp.issubdtype(array.dtype, jnp.number) or jnp.issubdtype(array.dtype, jnp.bool_)):
+        raise InvalidTypeError(f"`state_dict[{name!r}]` must be an array of numbers, but has the dtype {array.dtype}.")
+    return array
+
+
+def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The names of modules, those below each prefix together: in the order of numbers where all are, else as given.
+
+    >>> _in_order([("a", "0"), ("a", "10"), ("a", "2"), ("1",)])
+    [('a', '0'), ('a', '2'), ('a', '10'), ('1',)]
+    """
+    below: dict[str, list[tuple[str, ...]]] = {}
+    for first, *rest in filter(None, modules):
+        below.setdefault(first, []).append(tuple(rest))
+    names = [*below]
+    if all(name.isascii() and name.isdecimal() for name in names):
+        names.sort(key=int)
+    own = [module for module in modules if not module]
+    return own + [(name, *rest) for name in names for rest in _in_order(below[name])]
 
 
 def _taken(layer: Any, modules: Iterator[tuple[str, Arrays]]) -> tuple[Any, Any]:
@@ -129,17 +165,24 @@ def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays)
 
 
 def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arrays) -> Arrays:
-    """PyTorch's rows of queries, keys and values, head after head, or three matrices, as ours."""
+    """PyTorch's rows of queries, keys and values, head after head, or three matrices, as ours; and what is left."""
     e, h = layer.embed_dim, layer.num_heads
     groups, d = layer.num_key_heads or h, e // h
     changed: Arrays = {}
+    left = dict(arrays)
+
+    def taken(*names: str) -> np.ndarray | None:
+        return next((left.pop(name) for name in names if name in left), None)
+
     for kind, rest in (("weight", (e,)), ("bias", ())):
-        packed = arrays.get(f"in_proj_{kind}")
+        if kind == "bias" and not layer.bias:
+            continue
+        packed = taken(f"in_proj_{kind}")
         if packed is not None:
             parts = dict(zip("qkv", np.split(packed, [h * d, (h + groups) * d]), strict=True))
         else:
-            names = {letter: (f"{letter}_proj.{kind}", f"{letter}_proj_{kind}") for letter in "qkv"}
-            parts = {letter: arrays[n] for letter, both in names.items() for n in both if n in arrays}
+            found = {letter: taken(f"{letter}_proj.{kind}", f"{letter}_proj_{kind}") for letter in "qkv"}
+            parts = {letter: its for letter, its in found.items() if its is not None}
         if len(parts) == 3:
             heads = {letter: _reshaped(module, its, (-1, d, *rest)) for letter, its in parts.items()}
             suffix = "" if kind == "weight" else "_bias"
@@ -149,12 +192,11 @@ def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arr
             else:
                 names_of = {"q": "query", "k": "key", "v": "value"}
                 changed |= {f"{names_of[letter]}{suffix}": its for letter, its in heads.items()}
-        for out in ("out_proj", "o_proj"):
-            if (its := arrays.get(f"{out}.{kind}")) is not None:
-                changed["out" if kind == "weight" else "out_bias"] = (
-                    _reshaped(module, its, (e, h, d)) if kind == "weight" else its
-                )
-    return changed
+        if (out := taken(f"out_proj.{kind}", f"o_proj.{kind}")) is not None:
+            changed["out" if kind == "weight" else "out_bias"] = (
+                _reshaped(module, out, (e, h, d)) if kind == "weight" else out
+            )
+    return left | changed
 
 
 def _reshaped(module: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -176,6 +176,79 @@ def test_names() -> None:
         assert sentence in str(error.value), str(error.value)
 
 
+def numbered(prefix: str = "") -> dict[str, np.ndarray]:
+    """The state_dict of PyTorch's Sequential of 11 equal linear layers, the number of each in its weights."""
+    return {
+        f"{prefix}{n}.{name}": np.full(shape, float(n))
+        for n in range(11)
+        for name, shape in (("weight", (2, 2)), ("bias", (2,)))
+    }
+
+
+def test_modules_with_numbers_come_in_their_order() -> None:
+    """Also from a file whose names are sorted as text, as those in safetensors files are; nested ones too."""
+    one = on(1, 1).partition(partition_of(0, 1))
+    eleven = nn.Sequential(*[nn.DistributedLinear(one, one, one, 2, 2)] * 11)
+    for given, layer in (
+        (numbered(), eleven),
+        (numbered("body."), eleven),
+        (numbered("0.10.") | numbered("0.9."), nn.Sequential(nn.Sequential(eleven, eleven))),
+        (numbered("b.") | numbered("a."), {"a": eleven, "b": eleven}),
+    ):
+        from_file = dict(sorted(given.items()))
+        assert [*from_file] != [*given]
+        for read in (given, from_file):
+            its = dj.from_torch(read, layer)
+            firsts = [float(x.reshape(-1)[0]) for x in jax.tree.leaves(its)]
+            assert firsts == [float(n) for n in range(11) for _ in range(2)] * (len(firsts) // 22)
+
+
+def test_modules_with_names_keep_their_order() -> None:
+    one = on(1, 1).partition(partition_of(0, 1))
+    network = nn.Sequential(*[nn.DistributedLinear(one, one, one, 2, 2, bias=False)] * 3)
+    names = ("stem", "2", "10")  # not all of them are numbers
+    for order in (names, names[::-1]):
+        params = dj.from_torch({f"{name}.weight": np.full((2, 2), n) for n, name in enumerate(order)}, network)
+        assert [int(its["weight"][0, 0]) for its in params] == [0, 1, 2]
+
+
+def test_what_is_no_state_dict() -> None:
+    one = on(1, 1).partition(partition_of(0, 1))
+    linear = nn.DistributedLinear(one, one, one, 2, 2, bias=False)
+    for sentence, given in (
+        ("`state_dict` (=None) must be a dictionary of arrays by their names", None),
+        ("`state_dict` (={3: ", {3: np.ones(2)}),
+        (
+            "`state_dict['weight']` must be an array of numbers, but has the dtype <U1.",
+            {"weight": np.full((2, 2), "a")},
+        ),
+        ("`state_dict['weight']` must be an array of numbers", {"weight": [[1.0], [1.0, 2.0]]}),
+    ):
+        for layer, these in ((linear, given), ({"a": linear}, given)):
+            if layer is not linear and these and "weight" in these:
+                these = {"a.weight": these["weight"]}
+            with pytest.raises(dj.InvalidTypeError) as error:
+                dj.from_torch(these, layer)  # type: ignore[arg-type]
+            assert sentence in str(error.value).replace("a.weight", "weight"), str(error.value)
+
+
+def test_an_attention_with_too_much() -> None:
+    """What PyTorch calls it, and not what it is here."""
+    P = on(1, 1, 1).partition(partition_of(0, 1))
+    square, packed, out = np.ones((4, 4)), {"in_proj_weight": np.ones((12, 4))}, {"out_proj.weight": np.ones((4, 4))}
+    three = {f"{letter}_proj_weight": square for letter in "qkv"}
+    layer = nn.DistributedMultiHeadAttention(P, 4, 2, bias=False)
+    for name, given in (
+        ("q_proj_weight", packed | three | out),
+        ("k_proj_weight", three | out | {"k_proj.weight": square}),
+        ("o_proj.weight", packed | out | {"o_proj.weight": square}),
+        ("in_proj_bias", packed | out | {"in_proj_bias": np.ones(12)}),
+        ("weight", packed | out | {"weight": np.ones(12)}),
+    ):
+        with pytest.raises(dj.InvalidArgumentError, match=rf"holds 'its\.{name}', for which `layer` has no place"):
+            dj.from_torch({f"its.{its}": x for its, x in given.items()}, layer)
+
+
 def test_attention_in_one_matrix_or_in_three() -> None:
     """Packed, or under either of the names of three; also where keys and values have fewer heads than queries."""
     P = on(1, 1, 1).partition(partition_of(0, 1))
