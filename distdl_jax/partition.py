@@ -10,7 +10,7 @@ import math
 import pickle
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distdl_jax.arguments import check_flags
 from distdl_jax.backends.base import World
@@ -19,7 +19,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import checked_integer, checked_integers, index_of, rank_of
-from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.static import Static
 from distdl_jax.watchdog.status import worker_status
 
@@ -128,6 +128,12 @@ class Partition(Static):
     def __deepcopy__(self, memo: object) -> Partition:
         return self
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"{self!r} can't be pickled: it belongs to the workers that are running. Save its `shape` and `ranks`, of "
+            "which another one is made."
+        )
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partition):
             return NotImplemented
@@ -142,7 +148,9 @@ class Partition(Static):
         return type(self), id(self._world), self._ranks, self._shape
 
     def __repr__(self) -> str:
-        workers = "no worker" if not self._ranks else f"{'worker' if self.size == 1 else 'workers'} {_run(self._ranks)}"
+        workers = (
+            "no worker" if not self._ranks else f"{'worker' if self.size == 1 else 'workers'} {ranks_text(self._ranks)}"
+        )
         if type(self) is Partition:
             head = f"Partition({self.size} {workers.replace(' ', ': ', 1)}" if self._ranks else "Partition(no worker"
         else:
@@ -158,12 +166,12 @@ class Partition(Static):
         outside = [rank for rank in chosen if not 0 <= rank < size]
         if outside:
             raise InvalidArgumentError(
-                f"`ranks` (={_short(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to {size - 1}."
+                f"`ranks` (={listed(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to {size - 1}."
             )
         if len(set(chosen)) < len(chosen):
             twice = next(rank for place, rank in enumerate(chosen) if rank in chosen[:place])
             raise InvalidArgumentError(
-                f"`ranks` (={_short(chosen)}) names rank {twice} twice; a worker can be in a team once."
+                f"`ranks` (={listed(chosen)}) names rank {twice} twice; a worker can be in a team once."
             )
         return self.of_workers(self._world, (self._ranks[rank] for rank in chosen))
 
@@ -278,7 +286,7 @@ class Partition(Static):
 
     def describe(self) -> str:
         """The team and its shape, in the same words on every worker."""
-        return f"{shape_text(self._shape)} ({_run(self._ranks)})"
+        return f"{shape_text(self._shape)} ({ranks_text(self._ranks)})"
 
     def _summary(self) -> str:
         """What the partition is, in the same words on every worker."""
@@ -360,17 +368,6 @@ class CartesianPartition(Partition):
         team = broadcasting.reduction_team(self._shape, axes, self._rank)
         shape = tuple(self._shape[axis] for axis in axes)
         return self._grid(self._world, tuple(self._ranks[rank] for rank in team), shape)
-
-
-def _short(numbers: tuple[int, ...]) -> str:
-    return str(numbers) if len(numbers) <= 16 else f"({', '.join(map(str, numbers[:12]))}, ... {len(numbers)} in all)"
-
-
-def _run(ranks: tuple[int, ...]) -> str:
-    """The ranks as people write them: 0-3 for a run of them."""
-    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return _short(ranks).strip("(),")
 
 
 def check_workers(name: str, value: object) -> None:

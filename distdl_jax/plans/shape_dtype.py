@@ -18,6 +18,22 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) if shape else "()"
 
 
+def listed(numbers: tuple[int, ...]) -> str:
+    """A tuple of numbers as Python writes it, of many the first ones."""
+    return str(numbers) if len(numbers) <= 16 else f"({', '.join(map(str, numbers[:12]))}, ... {len(numbers)} in all)"
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """The ranks as people write them: 0-3 for a run of them.
+
+    >>> ranks_text((0, 1, 2, 3)), ranks_text((0, 2, 4))
+    ('0-3', '0, 2, 4')
+    """
+    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return listed(ranks).strip("(),")
+
+
 class ShapeDtype(NamedTuple):
     """The shape and dtype of one worker's subtensor.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -27,7 +28,12 @@ def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
         raise InvalidTypeError(
             f"`{name}` (={x!r}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
         )
-    return ShapeDtype(tuple(x.shape), np.dtype(jnp.result_type(x.dtype)))
+    try:
+        return ShapeDtype(tuple(x.shape), np.dtype(jnp.result_type(x.dtype)))
+    except TypeError:
+        is_key = isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        advice = "; give jax.random.key_data of random keys, and wrap what comes." if is_key else "."
+        raise InvalidTypeError(f"`{name}` (of dtype {x.dtype}) must be an array of numbers{advice}") from None
 
 
 def handshake(world: World, team: Workers, purpose: str, contribute: Callable[[], T]) -> dict[int, T]:

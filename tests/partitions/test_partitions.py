@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 
 import jax
 import numpy as np
@@ -194,6 +195,14 @@ def test_copies_are_the_partition_itself():
     """So a layer or a pytree that is copied still communicates in the same team."""
     P = grid(partition_of(0, 4), range(4), [2, 2])
     assert copy.copy(P) is P and copy.deepcopy({"P": [P]})["P"][0] is P
+
+
+def test_a_partition_is_not_pickled():
+    """Nor what holds one: a sentence says so."""
+    P = grid(partition_of(0, 4), range(4), [2, 2])
+    for its in (P, [partition_of(1, 2)], dj.TensorSpec((3, 4), P), dj.nn.Dropout(P)):
+        with pytest.raises(dj.InvalidTypeError, match=r"Partition\(.*\) can't be pickled: it belongs to the workers"):
+            pickle.dumps(its)
 
 
 def test_partitions_are_static_arguments_of_jit():

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import distdl_jax as dj
@@ -35,3 +37,16 @@ pytestmark = pytest.mark.world(1)
 def test_what_is_no_partition_is_named(call: Callable, name: str) -> None:
     with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` \(=3\) must be a partition"):
         call(dj.Partition(), jnp.ones(3))
+
+
+def test_what_holds_no_numbers_is_named() -> None:
+    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    keys = jax.random.split(jax.random.key(0), (2, 2))
+    for values, sentence in (
+        (keys, r"\(of dtype key<fry>\) must be an array of numbers; give jax.random.key_data of random keys"),
+        (np.full((2, 2), "a"), r"\(of dtype <U1\) must be an array of numbers\."),
+    ):
+        with pytest.raises(dj.InvalidTypeError, match=rf"`xs\[0\]` {sentence}"):
+            nn.Concatenate(P)(values, values)
+        with pytest.raises(dj.InvalidTypeError, match=rf"`x` {sentence}"):
+            functional.repartition(values, P, P)
