@@ -65,16 +65,23 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
         raise InvalidTypeError(
             f"`state_dict` (={state_dict!r}) must be a dictionary of arrays by their names, as a PyTorch module's."
         )
+    params, states = _params_and_state(state_dict, layer, "")
+    return (params, states) if state else params
+
+
+def _params_and_state(state_dict: Mapping[str, Any], layer: Any, prefix: str) -> tuple[Any, Any]:
+    """Both, from what is below `prefix`, which is in front of no name any more."""
     if isinstance(layer, Mapping):
         below = {name: _below(state_dict, name) for name in layer}
-        _check_none_left([name for name in state_dict if not any(name.startswith(f"{its}.") for its in layer)])
-        pairs = {name: from_torch(below[name], its, state=True) for name, its in layer.items()}
+        left = [name for name in state_dict if not any(name.startswith(f"{its}.") for its in layer)]
+        _check_none_left([prefix + name for name in left])
+        pairs = {name: _params_and_state(below[name], its, f"{prefix}{name}.") for name, its in layer.items()}
         params, states = ({name: pair[k] for name, pair in pairs.items()} for k in (0, 1))
-        return (params, states) if state else params
-    modules = _modules(state_dict)
+        return params, states
+    modules = _modules(state_dict, prefix)
     params, states = _taken(layer, modules)
     _check_none_left([f"{module}.{name}".strip(".") for module, arrays in modules for name in arrays])
-    return (params, states) if state else params
+    return params, states
 
 
 def _below(state_dict: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -86,16 +93,18 @@ def _check_none_left(names: list[str]) -> None:
         raise InvalidArgumentError(f"`state_dict` holds {names[0]!r}, for which `layer` has no place.")
 
 
-def _modules(state_dict: Mapping[str, Any]) -> Iterator[tuple[str, Arrays]]:
-    """The modules of a `state_dict` in their order, with their own names."""
+def _modules(state_dict: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Arrays]]:
+    """The modules of a `state_dict` in their order, with `prefix` in front of their names; and what is in each."""
     found: dict[str, Arrays] = {}
     for name, x in state_dict.items():
         match = _OWN.match(name)
         if match is None:
-            raise InvalidArgumentError(f"`state_dict` holds {name!r}, which is no parameter of a layer that is here.")
-        found.setdefault(match[1] or "", {})[match[2]] = _array(name, x)
-    ordered = _in_order([tuple(filter(None, module.split("."))) for module in found])
-    return iter([(module, found[module]) for module in map(".".join, ordered)])
+            raise InvalidArgumentError(
+                f"`state_dict` holds {prefix + name!r}, which is no parameter of a layer that is here."
+            )
+        found.setdefault(match[1] or "", {})[match[2]] = _array(prefix + name, x)
+    ordered = _in_order([tuple(module.split(".")) if module else () for module in found])
+    return iter([((prefix + module).strip("."), found[module]) for module in map(".".join, ordered)])
 
 
 def _array(name: str, x: Any) -> np.ndarray:

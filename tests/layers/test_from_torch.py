@@ -164,6 +164,9 @@ def test_names() -> None:
         ("`state_dict` holds '1.weight', for which `layer` has no place.", arrays | {"1.weight": np.ones(2)}, linear),
         ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
         ("`state_dict` holds 'weight_ih_l0', which is no parameter", {"weight_ih_l0": np.ones(2)}, linear),
+        ("`state_dict` must hold 'a.b.1.bias', for", {"a.b.1.weight": arrays["weight"]}, {"a": {"b": linear}}),
+        ("`state_dict['a.weight']` must be 2 x 3, for", {"a.weight": np.ones((3, 2))}, {"a": no_bias}),
+        ("`state_dict` holds 'a..weight_ih_l0', which is no", {"a..weight_ih_l0": np.ones(2)}, {"a": linear}),
         (
             "`state_dict` holds 'third.bias', for which",
             {"first.weight": arrays["weight"], "third.bias": np.ones(1)},
@@ -229,7 +232,7 @@ def test_what_is_no_state_dict() -> None:
                 these = {"a.weight": these["weight"]}
             with pytest.raises(dj.InvalidTypeError) as error:
                 dj.from_torch(these, layer)  # type: ignore[arg-type]
-            assert sentence in str(error.value).replace("a.weight", "weight"), str(error.value)
+            assert sentence in str(error.value).replace("'a.weight", "'weight"), str(error.value)
 
 
 def test_an_attention_with_too_much() -> None:
@@ -246,7 +249,7 @@ def test_an_attention_with_too_much() -> None:
         ("weight", packed | out | {"weight": np.ones(12)}),
     ):
         with pytest.raises(dj.InvalidArgumentError, match=rf"holds 'its\.{name}', for which `layer` has no place"):
-            dj.from_torch({f"its.{its}": x for its, x in given.items()}, layer)
+            dj.from_torch({f"its.{its}": x for its, x in given.items()}, {"its": layer})
 
 
 def test_attention_in_one_matrix_or_in_three() -> None:
