@@ -212,6 +212,39 @@ def give_tokens_to_compiled_functions() -> None:
     setattr(MeshExecutable, without_tokens.__name__, create_cpp_call)
 
 
+def count_constants_among_residuals() -> None:
+    """Have derivatives of derivatives hand a `jax.custom_vjp`'s residuals to its backward function, not other arrays.
+
+    A residual that is one of the function's arguments is known by its place among these. Where JAX splits a program
+    into what is known and what is not (a second derivative through a scan, say), it puts the function's constants in
+    front of its arguments, but forgets to count them: the backward function gets constants, and where shapes agree,
+    gradients are silently wrong. Private: `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call`, and
+    the `recipe` of its results. A release of JAX without that mistake (0.12.0 has it) would replace it.
+    """
+    from jax._src.interpreters.partial_eval import JaxprTrace
+
+    miscounted = JaxprTrace.process_custom_vjp_call
+    if getattr(miscounted, "counts_constants", False):
+        return
+
+    @wraps(miscounted)
+    def process_custom_vjp_call(self: Any, *args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
+        constants = 0
+
+        def counted() -> Any:
+            *trees, places = out_trees()
+            return *trees, [None if place is None else place + constants for place in places]
+
+        results = miscounted(self, *args, out_trees=counted, **options)
+        params = [getattr(getattr(result, "recipe", None), "params", None) for result in results]
+        # Where JAX counts them itself, it passes on a function of its own.
+        constants = next((its["num_consts"] for its in params if its and its.get("out_trees") is counted), 0)
+        return results
+
+    vars(process_custom_vjp_call)["counts_constants"] = True
+    setattr(JaxprTrace, miscounted.__name__, process_custom_vjp_call)
+
+
 def activity(innermost: FrameType) -> str | None:
     """Whether the thread with this innermost frame is "executing" a compiled program or "compiling" one; else None.
 

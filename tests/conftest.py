@@ -1,6 +1,7 @@
 """What the tests ask of the launcher, which runs them in MPI worlds of several sizes; see docs/testing.md."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, MutableMapping
 from importlib.metadata import version
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
     if config.option.in_world:
         return  # see below
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background; tests send it to their programs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     os.environ["XLA_FLAGS"] = with_flags(os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing import parent_process
 
-from distdl_jax.compat import give_tokens_to_compiled_functions, hand_tokens_back
+from distdl_jax.compat import count_constants_among_residuals, give_tokens_to_compiled_functions, hand_tokens_back
 from distdl_jax.process.huge_pages import prefer_huge_pages
 from distdl_jax.process.launcher import told_size
 from distdl_jax.process.starting import is_run_as_program, mpi_is_up, this_worker
@@ -31,6 +31,7 @@ def prepare_process() -> None:
     for programs that start MPI in between. What `multiprocessing` has started is no worker, though it has a worker's
     environment, in which MPI can't be started again: nothing is done there, unless MPI is up.
     """
+    count_constants_among_residuals()  # JAX's second derivatives, which are wrong without; so in any process
     if _is_left_alone():
         return
     hand_tokens_back()  # JAX's dispatch of programs that communicate

@@ -287,3 +287,32 @@ def test_a_value_that_is_read_after_a_token() -> None:
     assert np.array_equal(program(jnp.ones(3)), np.full(3, 4.0))
     exported = jax.export.export(function, platforms=["cpu"])(jnp.ones(3))  # which has no such operation
     assert np.array_equal(exported.call(jnp.ones(3)), np.full(3, 4.0))
+
+
+@what_breaks(compat.count_constants_among_residuals)
+def test_residuals_of_second_derivatives_through_a_loop() -> None:
+    """The function has a constant of its own, of the shape of its arguments."""
+
+    @jax.custom_vjp
+    def f(x: Any, y: Any) -> Any:
+        return jnp.sin(x * y + jnp.arange(3.0))
+
+    def forward(x: Any, y: Any) -> Any:
+        return f(x, y), (x, y)
+
+    def backward(kept: Any, dz: Any) -> Any:
+        x, y = kept
+        scaled = dz * jnp.cos(x * y + jnp.arange(3.0))
+        return scaled * y, scaled * x
+
+    f.defvjp(forward, backward)
+
+    def in_a_loop(x: Any) -> Any:
+        return jnp.sum(lax.scan(lambda x, _: (f(x, jnp.cos(x)), None), x, length=2)[0])
+
+    def without(x: Any) -> Any:
+        return jnp.sum(f(f(x, jnp.cos(x)), jnp.cos(f(x, jnp.cos(x)))))
+
+    x = jnp.arange(1.0, 4.0)
+    got, want = (jax.jit(jax.grad(lambda x, g=g: jnp.sum(jax.grad(g)(x) ** 2)))(x) for g in (in_a_loop, without))
+    np.testing.assert_allclose(got, want, 1e-12)
