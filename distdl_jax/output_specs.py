@@ -33,8 +33,8 @@ def output_spec(layer: Planned, x_spec: TensorSpec, P_y: Partition, copied: Sequ
         raise InvalidArgumentError(
             f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {P_x.describe()}, and without copies."
         )
-    single = np.dtype(np.float32)  # shapes don't depend on it
-    x = {worker: ShapeDtype(x_spec.shape_on(worker), single) for worker in range(P_x.world.size)}
+    dtype = np.dtype(np.int32 if _takes_indices(layer) else np.float32)  # shapes don't depend on it
+    x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
     after = layer.plan(x).after(x)
     dims = len(after[P_y.ranks[0]].shape)
     grid = _of_dimensions(P_y, dims, tuple(copied))
@@ -59,6 +59,13 @@ def partition_of_output(layers: Sequence[Any], P_x: Partition) -> Partition:
         if P is not None:
             return P
     return P_x
+
+
+def _takes_indices(layer: Any) -> bool:
+    """Whether it, or the first of its layers, takes integers and nothing else: an embedding."""
+    while inner := getattr(layer, "layers", None):
+        layer = inner[0]
+    return bool(getattr(layer, "takes_indices", False))
 
 
 def _of_dimensions(P: Partition, dims: int, copied: tuple[int, ...]) -> tuple[CartesianPartition, tuple[int, ...]]:

@@ -162,7 +162,7 @@ def concluded_with_params(
     """The same, and what the team's first worker concludes from the two, which goes to all; it must not raise."""
 
     def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype], Origins]:
-        held = {name: shape_dtype_of(f'params["{name}"]', its) for name, its in params.items()}
+        held = {name: shape_dtype_of(_argument(name, specs), its) for name, its in params.items()}
         return shape_dtype_of("x", x), held, origins_of(specs)
 
     def apart(told: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype], Origins]]) -> tuple[Any, Any]:
@@ -172,6 +172,14 @@ def concluded_with_params(
     told, conclusion = concluded(world, team, layer, mine, lambda told: conclude(*apart(told)))
     check_origins(layer, {worker: origins for worker, (_, _, origins) in told.items()})
     return *apart(told), conclusion
+
+
+def _argument(name: str, specs: Specs) -> str:
+    """How a user gives what the workers tell each other under this name: a parameter, or what goes along with them."""
+    if name in specs:
+        return f'params["{name}"]'
+    of, *entry = name.split(".", 1)
+    return f'{of}["{entry[0]}"]' if entry else name
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs) -> None:

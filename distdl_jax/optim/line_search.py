@@ -124,24 +124,30 @@ def value_and_grad_from_state(
 
     **Raises:** `SetupError` where optax is not installed.
     """
-    optax = optax_for("value_and_grad_from_state")
+    optax_for("value_and_grad_from_state")
 
     def value_and_gradient(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Array, Any]:
-        value, grad = optax.tree_utils.tree_get(state, "value"), optax.tree_utils.tree_get(state, "grad")
-        if value is None or grad is None:
+        found = [its for its in jax.tree.leaves(state, is_leaf=_of_search) if _of_search(its)]
+        if len(found) != 1 or found[0].value is None or found[0].grad is None:
             raise InvalidArgumentError(
-                "`state` must hold a value and a gradient: that of a zoom line search does, and that of a backtracking "
-                "one with `store_grad=True`."
+                "`state` must hold a value and a gradient, of one line search: the state of a zoom line search does, "
+                "and that of a backtracking one with `store_grad=True`."
             )
+        value, grad = found[0].value, found[0].grad
         evaluated = value_and_grad(value_fn, partition=partition)
 
         def anew() -> tuple[Array, Any]:
-            found, gradient = evaluated(params, *args, **kwargs)
-            return found.astype(value.dtype), gradient
+            anew_value, gradient = evaluated(params, *args, **kwargs)
+            return anew_value.astype(value.dtype), gradient
 
         return lax.cond(jnp.isfinite(value), lambda: (value, grad), anew)
 
     return value_and_gradient
+
+
+def _of_search(state: Any) -> bool:
+    """Whether it is the state of a line search of optax's: parameters may have the names of its entries."""
+    return isinstance(state, tuple) and {"learning_rate", "value", "grad"} <= set(getattr(state, "_fields", ()))
 
 
 def _along(

@@ -28,7 +28,7 @@ from distdl_jax.primitives.replicated import plan_replicated
 from distdl_jax.primitives.tie import tie
 from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, checked_key, is_padded, memory_of
 from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, regions_of, ring_steps
-from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, remembered
+from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, entries_of, remembered
 from distdl_jax.sequence.ring import Extras, block_of
 from distdl_jax.sequence.softmax import rotated
 from distdl_jax.static import Static
@@ -214,7 +214,7 @@ class DistributedMultiHeadAttention(Static):
         **Arguments:**
 
         - `batch`: how many sequences, n_b. - `length`: how many elements it has places for.
-        - `dtype`: of what is kept.
+        - `dtype`: of the keys and values that are kept, a real floating-point one.
 
         **Returns:** {"key", "value": n_b x length x n_kv x d, heads over P_h; "length": how many it has seen}.
 
@@ -361,9 +361,9 @@ class DistributedMultiHeadAttention(Static):
         world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = unboxed(params)
-            if attn_mask is not None and attn_mask.ndim == 2:
+            if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
                 attn_mask = attn_mask[None, None]
-            told = params | {PREFIX + name: its for name, its in (cache or {}).items()}
+            told = params | entries_of(cache)
             others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}
             told |= {name: its for name, its in others.items() if its is not None}
             plan = self.plan(*told_with_params(world, team, purpose_of(self), self.param_specs(), told, x))

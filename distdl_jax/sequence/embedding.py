@@ -49,6 +49,11 @@ class EmbeddingPlan(SummedPlan):
 
     rows: Mapping[int, tuple[int, int, int]] = field(hash=False)
 
+    def after(self, shape_dtypes: ShapeDtypes) -> dict[int, ShapeDtype]:
+        """As of any plan; workers that take no part hold placeholders of y, no longer of indices."""
+        dtype = next(iter(self.products.values())).dtype
+        return {**{worker: ShapeDtype(its.shape, dtype) for worker, its in shape_dtypes.items()}, **self.outputs}
+
     def run(self, world: World, params: Params, x: Array, padding_idx: int | None) -> Array:
         """This worker's block of the output."""
         product = self.products[world.rank]
@@ -140,6 +145,11 @@ class DistributedEmbedding(Static):
                 f"`padding_idx` (={self.padding_idx}) must be an index, 0 to {self.num_embeddings - 1}."
             )
 
+    @property
+    def takes_indices(self) -> bool:
+        """Whether x holds integers and nothing else."""
+        return True
+
     @cached_property
     def _work(self) -> Partition:
         return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
@@ -177,7 +187,7 @@ class DistributedEmbedding(Static):
 
     def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
         """The `TensorSpec` of the output, on P_y, from that of the indices; nothing moves."""
-        return output_spec(_OfIntegers(self), x_spec, self.P_y)
+        return output_spec(self, x_spec, self.P_y)
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> EmbeddingPlan:
         """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
@@ -219,30 +229,16 @@ class DistributedEmbedding(Static):
         - `params`: this worker's parameters, from `init`.
         - `x`: this worker's block of the indices on P_x; elsewhere a zero-volume array of integers.
 
-        **Returns:** this worker's block on P_y; elsewhere a zero-volume array.
+        **Returns:** this worker's block on P_y; elsewhere a zero-volume array of the weight's dtype.
 
         **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
         """
         world = self.P_W.world
+        params = unboxed(params)
         if world.rank not in self._team:
-            return x
+            return x.astype(np.dtype(params["weight"].dtype))  # what comes next takes it for a placeholder of y
         with jax.named_scope("DistributedEmbedding"):
-            params = unboxed(params)
             plan = self.plan(*told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x))
             return plan.run(world, params, x, self.padding_idx)
 
     apply = __call__
-
-
-@dataclass(frozen=True)
-class _OfIntegers:
-    """The layer, planned of integers where only shapes count."""
-
-    layer: DistributedEmbedding
-
-    @property
-    def P_x(self) -> Partition:
-        return self.layer.P_x
-
-    def plan(self, x: ShapeDtypes) -> EmbeddingPlan:
-        return self.layer.plan({worker: ShapeDtype(its.shape, np.dtype(np.int32)) for worker, its in x.items()})

@@ -46,3 +46,22 @@ def test_what_raises_on_one_worker_is_raised_there(raises_first: bool) -> None:
         dj.jit(dj.value_and_grad(loss))(jnp.ones(1))
     assert raises_first or P.rank == 1 or 'KeyError: "a name of the user\'s"' in str(raised.value)
     P.allgather_data(None)
+
+
+def test_what_raises_is_what_comes_out_of_a_simulation() -> None:
+    """Not that the others wait for it, which they may be told first."""
+
+    def program() -> Any:
+        P = dj.Partition()
+        here, there = (P.create_partition_inclusive([w]).create_cartesian_topology_partition([1]) for w in (0, 1))
+
+        def loss(x: Any) -> Any:
+            if P.rank == 1:
+                raise KeyError("a name of the user's")
+            return jnp.sum(dj.functional.repartition(x, here, there))
+
+        return dj.value_and_grad(loss)(jnp.ones(3) if P.rank == 0 else dj.zero_volume_tensor())
+
+    for _ in range(5):
+        with pytest.raises(KeyError, match="a name"):
+            dj.simulate(3, program)

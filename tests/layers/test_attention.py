@@ -220,6 +220,36 @@ def test_refusals_when_it_is_called() -> None:
     }.items():
         with pytest.raises(dj.PlanError, match=sentence):
             layer(params, x, **told)
+    for name in ("attn_mask", "key_padding_mask"):
+        with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` \(=\[\[True\]\]\) must be an array"):
+            layer(params, x, **{name: [[True]]})
+
+
+@pytest.mark.simulated(2)
+def test_refusals_of_caches() -> None:
+    """Each entry of another kind or shape, or not there, and what is none of them."""
+    layer = nn.DistributedMultiHeadAttention(on(1, 1, 2).partition(dj.Partition()), 8, 2, causal=True)
+    params, x = layer.init(jax.random.key(0)), jnp.ones((1, 2, 4))
+    good = layer.init_cache(1, 4)
+    for name, its in good.items():
+        wrong = [its.astype(complex), jnp.zeros((*its.shape, 2), its.dtype), *([its[:, :3]] if its.ndim == 2 else [])]
+        for cache in ({**good, name: each} for each in wrong):
+            with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*as `init_cache` makes it, but is '):
+                layer(params, x, cache=cache)
+        with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*, but is not there'):
+            layer(params, x, cache={other: its for other, its in good.items() if other != name})
+        with pytest.raises(dj.InvalidTypeError, match=rf'`cache\["{name}"\]` \(=\[1\]\) must be an array'):
+            layer(params, x, cache={**good, name: [1]})
+    with pytest.raises(dj.PlanError, match='`cache` holds "more", but must hold'):
+        layer(params, x, cache={**good, "more": x})
+    with pytest.raises(dj.PlanError, match="`x` has 5 elements of the sequence, but `cache` has places for 4"):
+        layer(params, jnp.ones((1, 5, 4)), cache=good)
+    for cache in ({}, []):
+        with pytest.raises(dj.InvalidTypeError, match=r"`cache` .* must be a dictionary that `init_cache` makes"):
+            layer(params, x, cache=cache)
+    for dtype in ("int8", "bool", "complex64", "nothing"):
+        with pytest.raises(dj.InvalidTypeError, match=r"`dtype` .* must be a "):
+            layer.init_cache(1, 4, dtype)
 
 
 @pytest.mark.parametrize("workers, seeds", RANDOM)

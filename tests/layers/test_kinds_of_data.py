@@ -250,3 +250,32 @@ def test_arrays_of_numpy(name: str) -> None:
     for how, program in programs.items():
         got, wanted = program(params, both, dy), program(*jax.tree.map(jnp.asarray, (params, both, dy)))
         jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-12, err_msg=how), got, wanted)
+
+
+@pytest.mark.simulated(3)
+def test_what_follows_an_embedding_elsewhere_gets_a_placeholder_of_numbers() -> None:
+    """Workers that take no part in it have integers in front of it, and floating-point numbers behind."""
+    P = dj.Partition()
+    here, there = (
+        lambda *shape, its=its: P.create_partition_inclusive(its).create_cartesian_topology_partition(shape)
+        for its in ([0], [1, 2])
+    )
+    embed = nn.DistributedEmbedding(here(1, 1), here(1, 1, 1), here(1, 1), 7, 4)
+    network = nn.Sequential(embed, jax.nn.silu, nn.Repartition(here(1, 1, 1), there(1, 2, 1)))
+    params, indices = network.init(jax.random.key(0), float), np.array([[1, 5, 1], [0, 6, 2]])
+    x = jnp.asarray(indices) if P.rank == 0 else dj.zero_volume_tensor(2, dtype=int)
+    spec = network.output_spec(dj.TensorSpec(indices.shape, here(1, 1)))
+
+    def loss(params: Any) -> Any:
+        y = network(params, x)
+        return jnp.sum(y**2), y
+
+    (value, y), gradient = dj.jit(dj.value_and_grad(loss, has_aux=True))(params)
+    of_weight = embed.param_specs()["weight"]
+    held = (y, spec), (params[0]["weight"], of_weight), (gradient[0]["weight"], of_weight)
+    whole, weight, slope = (dj.gather(its, its_spec) for its, its_spec in held)
+    if P.rank == 0:
+        want, back = jax.value_and_grad(lambda w: jnp.sum(jax.nn.silu(w[indices]) ** 2))(weight)
+        np.testing.assert_allclose(whole, jax.nn.silu(weight[indices]), 1e-12)
+        np.testing.assert_allclose(slope, back, 1e-12)
+        np.testing.assert_allclose(value, want, 1e-12)

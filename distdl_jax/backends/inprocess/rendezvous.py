@@ -101,12 +101,13 @@ class Rendezvous:
             party.give_up()
 
     def _raise_if_failed(self, me: Party) -> None:
-        if self._stopped:
-            me.raised = WorkerStopped(self._stopped)
-            raise me.raised
+        # Also where all are being stopped for it: a worker may have something to say that is the reason of the failure.
         if me.failures_seen < self._failures and not me.ended:
             me.failures_seen = self._failures
             me.raised = PlanError(self._failure)
+            raise me.raised
+        if self._stopped:
+            me.raised = WorkerStopped(self._stopped)
             raise me.raised
 
     def _match(self, me: Party) -> str | None:

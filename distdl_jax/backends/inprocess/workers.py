@@ -43,6 +43,7 @@ class Workers:
         self._running: dict[int, threading.Thread] = {}
         self._results: list[Any] = []
         self._error: BaseException | None = None
+        self._others_fault = False  # whether that error says no more than that workers can't go on
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """What `program(*args)` returns on each worker; raises the first error of any, when all have ended."""
@@ -110,9 +111,11 @@ class Workers:
             error = party.raised if _is_caused_by(raised, party.raised) else raised
         with self._changed:
             del self._running[rank]
-            if error is not None and self._error is None and not isinstance(error, WorkerStopped):
+            # What a worker raises by itself says more than that the others can't go on, which they may know before it.
+            is_first = self._error is None or (self._others_fault and error is not party.raised)
+            if error is not None and is_first and not isinstance(error, WorkerStopped):
                 error.add_note(f"Raised on worker {rank} of {len(self._worlds)}, in dj.simulate.")
-                self._error = error
+                self._error, self._others_fault = error, error is party.raised
             self._changed.notify_all()
 
     def _stop(self, reason: str) -> None:
