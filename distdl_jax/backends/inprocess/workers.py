@@ -101,6 +101,8 @@ class Workers:
                 jax.default_device(self._devices[rank]),
             ):
                 self._results[rank] = program(*args)
+                # What waits for data of another device runs later, in another thread: it is part of the program, too.
+                jax.effects_barrier()
             self._rendezvous.leave(rank)
         except SystemExit as end:
             if end.code in (None, 0):
