@@ -1,7 +1,7 @@
-"""The plan of a convolution, which is run without joining the neighbours' rows to a worker's block where that pays.
+"""The plan of a convolution, which is run without joining the neighbours' entries to a worker's block where that pays.
 
-To join them is a copy of the block. oneDNN copies it anyway, into the order in which it computes, and takes both as
-they are. So where it computes, block and rows are handed on apart.
+To join them is a copy of the block for each dimension. oneDNN copies it anyway, into the order in which it computes,
+and takes all parts as they are. So where it computes, they are handed on apart.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import World
+from distdl_jax.nn.halo_apart import halo_apart
 from distdl_jax.nn.local.conv import LocalConvolution
 from distdl_jax.nn.parameters import Params
 from distdl_jax.nn.product import ProductPlan
-from distdl_jax.nn.rows_around import rows_around
 from distdl_jax.nn.windows import WindowsPlan
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved
 
@@ -39,23 +39,26 @@ class ConvolutionPlan(ProductPlan):
             # Forms other than oneDNN's join what they read.
             if not isinstance(its, LocalConvolution) or its.apart is None or its.forms.count("onednn") < 2:
                 return None
-        rows = rows_around(self.fetch.movement)
-        return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, self.local, rows)
+        fetch = halo_apart(self.fetch.movement)
+        return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, self.local, fetch)
 
 
 def left_apart(
     local: Mapping[int, LocalConvolution], fetch: WindowsPlan, to_work: MovementPlan, products: ShapeDtypes
 ) -> Mapping[int, LocalConvolution]:
-    """What all workers compute, and of what parts, where the rows around their blocks can stay apart from these.
+    """What all workers compute, and of what parts, where what is around their blocks can stay apart from these.
 
     - `products`: what each has then; the others as in `ProductPlan`.
     """
-    if fetch.spec.mode != "zeros" or not isinstance(to_work, Unmoved) or set(local) != set(products):
+    is_filled = fetch.spec.mode not in ("zeros", "circular")
+    if is_filled or not isinstance(to_work, Unmoved) or set(local) != set(products):
+        return local
+    if any(0 in held.shape for held in fetch.movement.inputs.values()):
         return local
     for worker, its in local.items():
         x, y = to_work.output(worker), products[worker]
         reads_all = its.channels == (0, x.shape[1]) and min(map(min, its.padding)) >= 0
         if not reads_all or y.dtype != np.dtype("float32") or 0 in (*x.shape, *y.shape):
             return local
-    rows = rows_around(fetch.movement)
-    return local if rows is None else {worker: replace(its, apart=rows.apart(worker)) for worker, its in local.items()}
+    plan = halo_apart(fetch.movement)
+    return local if plan is None else {worker: replace(its, apart=plan.apart(worker)) for worker, its in local.items()}

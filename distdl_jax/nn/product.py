@@ -12,8 +12,9 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import Workers, World
+from distdl_jax.nn.halo_apart import HaloApartPlan
+from distdl_jax.nn.local.apart import Parts
 from distdl_jax.nn.parameters import ParameterPlan, Params
-from distdl_jax.nn.rows_around import RowsAroundPlan
 from distdl_jax.nn.windows import WindowsPlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -71,7 +72,7 @@ class ProductPlan(SummedPlan):
     """
 
     local: Mapping[int, LocalProduct] = field(hash=False)
-    fetch: WindowsPlan | RangesPlan | RowsAroundPlan | None = None
+    fetch: WindowsPlan | RangesPlan | HaloApartPlan | None = None
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """This worker's block of the output; on workers that take no part, `x`."""
@@ -90,8 +91,8 @@ class ProductPlan(SummedPlan):
         # of them carry a derivative into the sum, or none does.
         return self.to_y.run(world, tie(part, *params.values()))
 
-    def _fetched(self, world: World, x: Array) -> Array | tuple[Array, Array]:
-        if isinstance(self.fetch, RowsAroundPlan):  # these stay where they are
+    def _fetched(self, world: World, x: Array) -> Array | Parts:
+        if isinstance(self.fetch, HaloApartPlan):  # its parts stay where they are
             return self.fetch.run(world, x)
         return self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
 

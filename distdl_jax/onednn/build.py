@@ -43,7 +43,7 @@ def build() -> Path:
     named = os.environ.get("ONEDNN_ROOT", "")
     if named and not (Path(named) / _HEADER).exists():
         raise SetupError(f"The environment variable ONEDNN_ROOT (={named!r}) must be a folder that has {_HEADER}.")
-    complaint, places = "", []
+    complaints, places = [], []
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / path().name
         for place, flags in _places(named):
@@ -52,7 +52,9 @@ def build() -> Path:
             if not complaint:
                 _put_in_place(made)
                 return path()
-    raise SetupError(_NOT_FOUND.format(compiler=compiler, complaint=complaint, places=", ".join(places)))
+            complaints.append(complaint)
+    # The first place has the headers; the compiler's own folders, which come last, may have nothing.
+    raise SetupError(_NOT_FOUND.format(compiler=compiler, complaint=complaints[0], places=", ".join(places)))
 
 
 def _places(named: str) -> Iterator[tuple[str, list[str]]]:

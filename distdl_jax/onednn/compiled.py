@@ -22,8 +22,6 @@ import numpy as np
 SOURCE = Path(__file__).with_name("convolution.cc")
 
 DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
-APART = "_apart"
-"""Behind a direction: with x, or its gradient, as a block and an array of what is around that."""
 
 
 def path() -> Path:
@@ -52,9 +50,9 @@ def loaded() -> ctypes.CDLL | None:
         _warn_of(found)
         return None
     library.convolution_set_threads(ctypes.c_int64(threads()))
-    for name in (f"{direction}{apart}" for direction in DIRECTIONS for apart in ("", APART)):
-        call = jax.ffi.pycapsule(getattr(library, f"convolution_{name}"))
-        jax.ffi.register_ffi_target(target(name), call, platform="cpu")
+    for direction in DIRECTIONS:
+        call = jax.ffi.pycapsule(getattr(library, f"convolution_{direction}"))
+        jax.ffi.register_ffi_target(target(direction), call, platform="cpu")
     return library
 
 
@@ -67,9 +65,9 @@ def _warn_of(found: str) -> None:
     )
 
 
-def target(name: str) -> str:
-    """The name by which XLA calls the convolution in this direction, whose x may lie apart."""
-    return f"distdl_jax_onednn_{name}"
+def target(direction: str) -> str:
+    """The name by which XLA calls the convolution in this direction."""
+    return f"distdl_jax_onednn_{direction}"
 
 
 def version() -> str:
@@ -92,8 +90,8 @@ def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Seq
 
     - `direction`: its place in `DIRECTIONS`.
     - `order`: in which order activations are in memory while oneDNN computes, as convolution.cc numbers them.
-    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; where x lies apart, which
-      dimension that is along, and the rows before and after the block, and (-1, 0, 0) where it does not.
+    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides of the
+      block if x lies apart, else 0, and for each its dimension, and the entries before the block and after it.
     """
     library = loaded()
     if library is None:

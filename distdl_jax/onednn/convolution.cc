@@ -2,8 +2,8 @@
 //
 // Arrays are N x C x features and c_out x C/groups x kernel, row-major, as XLA hands them over. oneDNN computes in orders
 // of its own, so operands are brought into these first. The memory for that is a second result of each call: XLA
-// allocates it, counts it and uses it again. x, and its gradient, may lie apart: a worker's own block, and the rows of
-// its neighbours around it. They meet in oneDNN's order, so that nobody has to join them before.
+// allocates it, counts it and uses it again. x, and its gradient, may lie apart: a worker's own block, and what it has of
+// its neighbours around that. They meet in oneDNN's order, so that nobody has to join them before.
 #include <dlfcn.h>
 
 #include <array>
@@ -74,10 +74,11 @@ void limit_threads() {
   if (set) set(threads);
 }
 
-// Where x lies apart: `low` rows before a worker's own block along dimension `axis`, and `high` after it. Both are in an
-// array of their own. None where `axis` is negative.
-struct Around {
-  int64_t axis = -1, low = 0, high = 0;
+// What is around a worker's own block of x along dimension `axis`: `low` entries before it, and `high` after it, in an
+// array of their own. Along the axes of the sides before this one it is as long as x, along those of later ones as long
+// as the block.
+struct Side {
+  int64_t axis, low, high;
 };
 
 // A part of an operand: the array that has it, where it is there, where the primitive wants it, and what brings it there.
@@ -96,23 +97,34 @@ struct Operand {
   bool is_moved = false;
 };
 
-// The parts of x: the low rows, the block, the high rows. Array 1 has what is around the block, array 0 the block.
-std::vector<Part> parts_of(const Dims& x, const Around& around, const memory::desc& wanted) {
-  const int64_t low = around.low, own = x[around.axis] - low - around.high;
-  Dims block = x, rows = x;
-  block[around.axis] = own, rows[around.axis] = low + around.high;
+// The parts of x: the block, which is array 0, and what is before and after it on each side, an array for each.
+std::vector<Part> parts_of(const Dims& x, const std::vector<Side>& sides, const memory::desc& wanted) {
   std::vector<Part> parts;
-  const auto add = [&](int array, const Dims& shape, int64_t size, int64_t from, int64_t to) {
-    if (size == 0) return;
-    Dims part = shape, start(x.size(), 0), place(x.size(), 0);
-    part[around.axis] = size, start[around.axis] = from, place[around.axis] = to;
-    parts.push_back({array, row_major(shape).submemory_desc(part, start), wanted.submemory_desc(part, place), {}});
+  Dims shape = x, place(x.size(), 0);
+  for (const Side& side : sides) shape[side.axis] -= side.low + side.high, place[side.axis] = side.low;
+  const auto add = [&](int array, const Dims& given, const Dims& part, const Dims& start, const Dims& to) {
+    for (int64_t size : part)
+      if (size == 0) return;
+    parts.push_back({array, row_major(given).submemory_desc(part, start), wanted.submemory_desc(part, to), {}});
   };
-  add(1, rows, low, 0, 0);
-  add(0, block, own, 0, low);
-  add(1, rows, around.high, low, low + own);
+  const Dims first(x.size(), 0);
+  add(0, shape, shape, first, place);
+  int array = 0;
+  for (const auto& [axis, low, high] : sides) {
+    const int64_t own = shape[axis];
+    Dims given = shape, part = shape, start = first;
+    ++array, given[axis] = low + high;
+    part[axis] = low, place[axis] = 0;
+    add(array, given, part, start, place);
+    part[axis] = high, start[axis] = low, place[axis] = low + own;
+    add(array, given, part, start, place);
+    shape[axis] = low + own + high, place[axis] = 0;  // which those of later sides are as long as
+  }
   return parts;
 }
+
+// The arrays that XLA has of an operand.
+using Arrays = std::vector<void*>;
 
 // Two operands, the result, oneDNN's scratchpad, and where they are in the memory that a call is given.
 struct Plan {
@@ -143,8 +155,8 @@ struct Plan {
     bytes += aligned(wanted.get_size());
   }
 
-  // `data` has the arrays of each operand: one, or that of the block and that of what is around it.
-  void run(const std::array<std::array<void*, 2>, 3>& data, char* own) const {
+  // `data` has the arrays of each operand: one, or that of the block and those of what is around it.
+  void run(const std::array<Arrays, 3>& data, char* own) const {
     std::unordered_map<int, memory> arguments;
     for (int i = 0; i < 3; ++i) {
       const Operand& operand = operands[i];
@@ -159,7 +171,7 @@ struct Plan {
   }
 
  private:
-  static void move(const Operand& operand, const std::array<void*, 2>& arrays, void* place, bool is_given) {
+  static void move(const Operand& operand, const Arrays& arrays, void* place, bool is_given) {
     if (!operand.is_moved) return;
     for (const Part& part : operand.parts) {
       memory given(part.given, engine(), arrays[part.array]), wanted(part.wanted, engine(), place);
@@ -174,10 +186,11 @@ struct Problem {
   Dims x, weight, y, stride, dilation, low, high;
   int64_t groups;
   Order order;
-  Around around;
+  std::vector<Side> sides;
 
   std::vector<int64_t> key() const {
-    std::vector<int64_t> all{direction, groups, order, around.axis, around.low, around.high};
+    std::vector<int64_t> all{direction, groups, order, int64_t(sides.size())};
+    for (const auto& [axis, low, high] : sides) all.insert(all.end(), {axis, low, high});
     for (const Dims* dims : {&x, &weight, &y, &stride, &dilation, &low, &high})
       all.insert(all.end(), dims->begin(), dims->end());
     return all;
@@ -210,10 +223,10 @@ std::shared_ptr<const Plan> planned(const Problem& problem) {
       y, problem.stride, gaps, problem.low, problem.high, attributes);
   auto plan = std::make_shared<Plan>();
   const auto add_x = [&](int i, int argument, const memory::desc& wanted) {
-    if (problem.around.axis < 0)
+    if (problem.sides.empty())
       plan->add(i, argument, row_major(problem.x), wanted);
     else
-      plan->add(i, argument, true, parts_of(problem.x, problem.around, wanted), wanted);
+      plan->add(i, argument, true, parts_of(problem.x, problem.sides, wanted), wanted);
   };
   if (is_forward) {
     plan->primitive = dnnl::convolution_forward(fast(forward));
@@ -277,7 +290,7 @@ Plans& plans() {
 Dims dims(Ints ints) { return Dims(ints.begin(), ints.end()); }
 
 // Computes what `problem` says; `data` has the arrays of the two operands and of the result.
-ffi::Error compute(const Problem& problem, const std::array<std::array<void*, 2>, 3>& data, ffi::Result<Bytes> own) {
+ffi::Error compute(const Problem& problem, const std::array<Arrays, 3>& data, ffi::Result<Bytes> own) {
   try {
     limit_threads();
     const auto plan = plans()(problem);
@@ -290,46 +303,58 @@ ffi::Error compute(const Problem& problem, const std::array<std::array<void*, 2>
   return ffi::Error::Success();
 }
 
-template <Direction direction>
-ffi::Error run(Floats first, Floats second, ffi::Result<Floats> result, ffi::Result<Bytes> own, Ints stride,
-               Ints dilation, Ints low, Ints high, int64_t groups, int64_t order) {
-  const Ints a = first.dimensions(), b = second.dimensions(), c = result->dimensions();
-  const Ints x = direction == INPUT_GRADIENT ? c : a;
-  const Ints weight = direction == FORWARD ? b : direction == INPUT_GRADIENT ? a : c;
-  const Ints y = direction == FORWARD ? c : b;
-  return compute({direction, dims(x), dims(weight), dims(y), dims(stride), dims(dilation), dims(low), dims(high), groups,
-                  Order(order), {}},
-                 {{{first.typed_data()}, {second.typed_data()}, {result->typed_data()}}}, own);
-}
+Floats& buffer(Floats& operand) { return operand; }
+Floats& buffer(ffi::Result<Floats>& result) { return *result; }
 
-// The shape of x, from that of the block and that of what is around it.
-Dims joined(Ints block, Ints rows, int64_t axis) {
-  Dims x = dims(block);
-  x[axis] += rows[axis];
-  return x;
-}
+// What XLA hands over of x, or of its gradient: its shape, the sides of the block, and the arrays.
+struct Input {
+  Dims shape;
+  std::vector<Side> sides;
+  Arrays arrays;
 
-// Forward and the weight's gradient: x is the block and what is around it.
+  // `all` is the block, and then what is around it along each of `axes`, of which `before` entries are before the block.
+  template <class Remaining>
+  static ffi::ErrorOr<Input> of(const Remaining& all, Ints axes, Ints before) {
+    Input input;
+    for (size_t i = 0; i < all.size(); ++i) {
+      auto found = all.template get<Floats>(i);
+      if (!found.has_value()) return ffi::Unexpected(found.error());
+      Floats& its = buffer(*found);
+      input.arrays.push_back(its.typed_data());
+      if (i == 0) {
+        input.shape = dims(its.dimensions());
+        continue;
+      }
+      const int64_t axis = axes[i - 1], low = before[i - 1], size = its.dimensions()[axis];
+      input.sides.push_back({axis, low, size - low});
+      input.shape[axis] += size;
+    }
+    return input;
+  }
+};
+
+// Forward, of the weight and x, and the weight's gradient, of the result's and x.
 template <Direction direction>
-ffi::Error run_apart(Floats block, Floats rows, Floats second, ffi::Result<Floats> result, ffi::Result<Bytes> own,
-                     Ints stride, Ints dilation, Ints low, Ints high, int64_t groups, int64_t order, int64_t axis,
-                     int64_t before) {
-  const Ints b = second.dimensions(), c = result->dimensions();
+ffi::Error run(Floats other, ffi::RemainingArgs parts, ffi::Result<Floats> result, ffi::Result<Bytes> own, Ints stride,
+               Ints dilation, Ints low, Ints high, int64_t groups, int64_t order, Ints axes, Ints before) {
+  const auto x = Input::of(parts, axes, before);
+  if (!x.has_value()) return x.error();
+  const Dims a = dims(other.dimensions()), b = dims(result->dimensions());
   const bool is_forward = direction == FORWARD;
-  return compute({direction, joined(block.dimensions(), rows.dimensions(), axis), dims(is_forward ? b : c),
-                  dims(is_forward ? c : b), dims(stride), dims(dilation), dims(low), dims(high), groups, Order(order),
-                  {axis, before, rows.dimensions()[axis] - before}},
-                 {{{block.typed_data(), rows.typed_data()}, {second.typed_data()}, {result->typed_data()}}}, own);
+  return compute({direction, x->shape, is_forward ? a : b, is_forward ? b : a, dims(stride), dims(dilation), dims(low),
+                  dims(high), groups, Order(order), x->sides},
+                 {{x->arrays, {other.typed_data()}, {result->typed_data()}}}, own);
 }
 
-// The input's gradient: of the block, and of what is around it.
-ffi::Error run_gradient_apart(Floats weight, Floats dy, ffi::Result<Floats> block, ffi::Result<Floats> rows,
-                              ffi::Result<Bytes> own, Ints stride, Ints dilation, Ints low, Ints high, int64_t groups,
-                              int64_t order, int64_t axis, int64_t before) {
-  return compute({INPUT_GRADIENT, joined(block->dimensions(), rows->dimensions(), axis), dims(weight.dimensions()),
-                  dims(dy.dimensions()), dims(stride), dims(dilation), dims(low), dims(high), groups, Order(order),
-                  {axis, before, rows->dimensions()[axis] - before}},
-                 {{{weight.typed_data()}, {dy.typed_data()}, {block->typed_data(), rows->typed_data()}}}, own);
+// The input's gradient, of the weight and the result's.
+ffi::Error run_input_gradient(Floats weight, Floats dy, ffi::Result<Bytes> own, ffi::RemainingRets parts, Ints stride,
+                              Ints dilation, Ints low, Ints high, int64_t groups, int64_t order, Ints axes,
+                              Ints before) {
+  const auto dx = Input::of(parts, axes, before);
+  if (!dx.has_value()) return dx.error();
+  return compute({INPUT_GRADIENT, dx->shape, dims(weight.dimensions()), dims(dy.dimensions()), dims(stride),
+                  dims(dilation), dims(low), dims(high), groups, Order(order), dx->sides},
+                 {{{weight.typed_data()}, {dy.typed_data()}, dx->arrays}}, own);
 }
 
 // What all calls are told in the same words.
@@ -341,34 +366,21 @@ auto with_window(Bound&& bound) {
       .template Attr<Ints>("low")
       .template Attr<Ints>("high")
       .template Attr<int64_t>("groups")
-      .template Attr<int64_t>("order");
+      .template Attr<int64_t>("order")
+      .template Attr<Ints>("axes")
+      .template Attr<Ints>("before");
 }
 
-template <class Bound>
-auto with_around(Bound&& bound) {
-  return with_window(std::move(bound)).template Attr<int64_t>("axis").template Attr<int64_t>("before");
-}
-
-auto signature() {
-  return with_window(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Floats>().Ret<Bytes>());
-}
-
-auto apart() {
-  return with_around(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>().Ret<Bytes>());
-}
-
-auto gradient_apart() {
-  return with_around(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Floats>().Ret<Floats>().Ret<Bytes>());
+auto of_x() {
+  return with_window(ffi::Ffi::Bind().Arg<Floats>().RemainingArgs().Ret<Floats>().Ret<Bytes>());
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_forward, run<FORWARD>, signature());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_input_gradient, run<INPUT_GRADIENT>, signature());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_weight_gradient, run<WEIGHT_GRADIENT>, signature());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_forward_apart, run_apart<FORWARD>, apart());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_input_gradient_apart, run_gradient_apart, gradient_apart());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_weight_gradient_apart, run_apart<WEIGHT_GRADIENT>, apart());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_forward, run<FORWARD>, of_x());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_weight_gradient, run<WEIGHT_GRADIENT>, of_x());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(convolution_input_gradient, run_input_gradient,
+                              with_window(ffi::Ffi::Bind().Arg<Floats>().Arg<Floats>().Ret<Bytes>().RemainingRets()));
 
 extern "C" {
 
@@ -384,14 +396,15 @@ int64_t convolution_onednn_version() {
 void convolution_set_threads(int64_t count) { threads = int(count); }
 
 // How many bytes a call needs beside its operands and its result; -1 where oneDNN has nothing fast to compute it.
-// `all` holds x, weight and y, of `rank` entries each, then stride, dilation, low and high, of two less, and then where x
-// lies apart: the axis, the rows before the block, and those after it.
+// `all` holds x, weight and y, of `rank` entries each, then stride, dilation, low and high, of two less, and then, where x
+// lies apart, the number of sides of the block, and for each its axis, and the entries before the block and after it.
 int64_t convolution_bytes_needed(int64_t direction, int64_t order, int64_t groups, int64_t rank, const int64_t* all) {
   Problem problem{Direction(direction), {}, {}, {}, {}, {}, {}, {}, groups, Order(order), {}};
   for (Dims* shape : {&problem.x, &problem.weight, &problem.y}) shape->assign(all, all + rank), all += rank;
   for (Dims* each : {&problem.stride, &problem.dilation, &problem.low, &problem.high})
     each->assign(all, all + rank - 2), all += rank - 2;
-  problem.around = {all[0], all[1], all[2]};
+  const int64_t sides = *all++;
+  for (int64_t i = 0; i < sides; ++i, all += 3) problem.sides.push_back({all[0], all[1], all[2]});
   try {
     limit_threads();
     return int64_t(plans()(problem)->bytes);

@@ -1,5 +1,6 @@
 """Random convolutions and poolings on four and twelve threads: all gradients too, against JAX on the whole array."""
 
+import math
 import os
 from itertools import accumulate, pairwise
 
@@ -44,40 +45,40 @@ def test_random_convolutions_by_onednn(program: int, monkeypatch: pytest.MonkeyP
     check(draws, "float32")
 
 
-def split_once(seed: int) -> Conv:
-    """A convolution with blocks of uneven length along one dimension, each at least as long as the kernel reaches."""
+def with_large_blocks(seed: int) -> Conv:
+    """A convolution with uneven blocks along one or two dimensions, each at least as long as the kernel reaches."""
     rng = np.random.default_rng([7, seed])
-    dims, workers = int(rng.integers(1, 4)), int(rng.integers(2, 5))
-    along = int(rng.integers(dims))
+    dims = int(rng.integers(1, 4))
+    grid = [int(n) for n in rng.permutation([(2, 2, 1), (int(rng.integers(2, 5)), 1, 1)][seed % 2][:dims])]
+    circular = bool(rng.random() < 0.4)
 
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(int(n) for n in rng.integers(low, high + 1, dims))
 
-    kernel, dilation, lengths = each(1, 4), each(1, 2), [int(n) for n in rng.integers(8, 12, workers)]
-    kernel = tuple(max(k, 2) if d == along else k for d, k in enumerate(kernel))
+    kernel, dilation = each(1, 4), each(1, 2)
+    kernel = tuple(max(k, 2) if p > 1 else k for p, k in zip(grid, kernel, strict=True))
+    lengths = [[int(n) for n in rng.integers(8, 12, p)] for p in grid]
     pairs = tuple((int(low), int(high)) for low, high in rng.integers(0, 3, (dims, 2)))
-    sizes = tuple(sum(lengths) if d == along else n for d, n in enumerate(each(7, 9)))
-    cut = list(pairwise(accumulate(lengths, initial=0)))
     groups = int(rng.choice([1, 1, 2]))
     channels, out_channels = groups * int(rng.choice([1, 3, 8, 16])), groups * int(rng.choice([1, 4, 16]))
     return Conv(
         world=4,
-        P_x=On((1, 1, *(workers if d == along else 1 for d in range(dims))), tuple(range(workers))),
+        P_x=On((1, 1, *grid), tuple(range(math.prod(grid)))),
         kernel=kernel,
-        stride=tuple(1 if d == along and rng.random() < 0.7 else n for d, n in enumerate(each(1, 2))),
+        stride=tuple(1 if p > 1 and rng.random() < 0.7 else n for p, n in zip(grid, each(1, 2), strict=True)),
         dilation=dilation,
         padding=pairs,
         pairs=pairs,
         batch=2,
         channels=channels,
-        sizes=sizes,
-        cuts=([(0, 2)], [(0, channels)], *(cut if d == along else [(0, n)] for d, n in enumerate(sizes))),
+        sizes=tuple(map(sum, lengths)),
+        cuts=([(0, 2)], [(0, channels)], *(list(pairwise(accumulate(its, initial=0))) for its in lengths)),
         P_y=None,
         P_W=None,
         out_channels=out_channels,
         groups=groups,
         bias=bool(rng.random() < 0.5),
-        mode="zeros",
+        mode="circular" if circular else "zeros",
     )
 
 
@@ -85,11 +86,11 @@ def split_once(seed: int) -> Conv:
 @pytest.mark.simulated(4)
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("program", range(5 * LONG - 4))
-def test_rows_around_a_block_are_not_joined_to_it(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above; of 8 layers at least 4 hand the block and its neighbours' rows to oneDNN as they are."""
+def test_what_is_around_a_block_is_not_joined_to_it(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above; of 8 layers at least 4 hand the block and its neighbours' entries to oneDNN as they are."""
     for module in (conv_choice, conv_forms):
         monkeypatch.setattr(module, "current_settings", lambda: Settings(tuning="off", onednn="always"))
-    found, rows_around = [], conv_plan.rows_around
-    monkeypatch.setattr(conv_plan, "rows_around", lambda movement: found.append(rows_around(movement)) or found[-1])
-    check([split_once(case) for case in range(TOGETHER * program, TOGETHER * (program + 1))], "float32")
+    found, halo_apart = [], conv_plan.halo_apart
+    monkeypatch.setattr(conv_plan, "halo_apart", lambda movement: found.append(halo_apart(movement)) or found[-1])
+    check([with_large_blocks(case) for case in range(TOGETHER * program, TOGETHER * (program + 1))], "float32")
     assert sum(plan is not None for plan in found) >= 4

@@ -14,7 +14,7 @@ from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
 from distdl_jax.nn.local import conv2d_cpu, conv_forms
-from distdl_jax.nn.local.apart import Apart, joined, taken_apart
+from distdl_jax.nn.local.apart import Apart, Side, joined, taken_apart
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution, convolution_apart
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.onednn.compiled import version
@@ -239,20 +239,31 @@ def test_vmap_of_second_derivatives(name):
     _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
 
 
-APART = {"1-D": (2, 1, 2), "groups": (3, 2, 0), "wide, strided": (2, 0, 1), "3-D strided, dilated": (4, 1, 1)}
+APART = {
+    "1-D": [(2, 1, 2)],
+    "groups": [(3, 2, 0)],
+    "wide, strided": [(2, 0, 1), (3, 2, 1)],
+    "3-D strided, dilated": [(4, 1, 1), (2, 0, 0), (3, 2, 3)],
+}
 IN_PARTS = {name: [("float64", PLAIN), ("float64", REWRITTEN), ("float32", ONEDNN)] for name in APART}
 IN_PARTS["1-D"].append(("float32", Forms("onednn", "plain", "rewritten")))
 
 
+def _apart(name):
+    return Apart(tuple(Side(*side) for side in APART[name]))
+
+
 @pytest.mark.parametrize("name", APART)
-def test_a_block_and_the_rows_around_it(name):
+def test_a_block_and_what_is_around_it(name):
     """Result, gradients, and second derivatives of batches are those of the two joined."""
     _, plain, x, weight = _case(name, "float64")
-    (window, groups), apart = _placed(name), Apart(*APART[name])
+    (window, groups), apart = _placed(name), _apart(name)
     variants = [each for each in IN_PARTS[name] if HAS_ONEDNN or each[0] == "float64"]
     parts = taken_apart(x, apart)
-    assert parts[1].shape[apart.axis] == apart.low + apart.high
-    np.testing.assert_array_equal(joined(*parts, apart), x)
+    assert tuple(part.shape for part in parts) == apart.parts(x.shape) and apart.whole(parts[0].shape) == x.shape
+    for part, (axis, low, high) in zip(parts[1:], apart.sides, strict=True):
+        assert part.shape[axis] == low + high
+    np.testing.assert_array_equal(joined(parts, apart), x)
 
     def all_of(f, parts, weight):
         def penalty(parts, weight):
@@ -267,7 +278,7 @@ def test_a_block_and_the_rows_around_it(name):
         for dtype, forms in variants:
             args = jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), (parts, weight))
             got.append(all_of(lambda *both, forms=forms: convolution_apart(*both, window, groups, forms, apart), *args))
-        return got, all_of(lambda parts, weight: plain(joined(*parts, apart), weight), parts, weight)
+        return got, all_of(lambda parts, weight: plain(joined(parts, apart), weight), parts, weight)
 
     got, expected = program(parts, weight)
     for (dtype, forms), mine in zip(variants, got, strict=True):
@@ -275,10 +286,10 @@ def test_a_block_and_the_rows_around_it(name):
 
 
 @needs_onednn
-def test_a_block_and_the_rows_around_it_where_there_is_no_choice(monkeypatch):
+def test_a_block_and_what_is_around_it_where_there_is_no_choice(monkeypatch):
     """As lax has it, elsewhere than on a CPU and where a setting says so; forms were chosen for all workers."""
     _, plain, x, weight = _case("1-D", "float32")
-    (window, groups), apart = _placed("1-D"), Apart(*APART["1-D"])
+    (window, groups), apart = _placed("1-D"), _apart("1-D")
     parts = taken_apart(x, apart)
     calls = {}
     for fast in (True, False):

@@ -186,45 +186,51 @@ def test_wrong_arguments_are_refused(call, message):
 
 
 def random_edges(rng):
-    """A grid of 1 to 3 dimensions with blocks of uneven length, and an exchange of edges along one of them."""
-    lengths = [[int(n) for n in rng.integers(4, 9, rng.integers(2, 5))] for _ in range(rng.integers(1, 4))]
-    axis = int(rng.integers(len(lengths)))
-    ranges = tuple(ranges_of_sizes(its) for its in lengths)
-    (*_, n), before = (stop for _, stop in ranges[axis]), rng.integers(0, 3, (len(lengths[axis]), 2))
-    around = tuple(
-        (max(start - int(a), 0), min(stop + int(b), n))
-        for (start, stop), (a, b) in zip(ranges[axis], before, strict=True)
-    )
+    """A grid in one, two or three dimensions, what its workers need, and which dimensions are periodic."""
+    lengths = [[int(n) for n in rng.integers(4, 9, rng.integers(1, 5))] for _ in range(rng.integers(1, 4))]
+    owned = tuple(ranges_of_sizes(its) for its in lengths)
+    periodic = tuple(bool(wraps) for wraps in rng.random(len(owned)) < 0.4)
+    needed = []
+    for ranges, wraps in zip(owned, periodic, strict=True):
+        (*_, n), most = (stop for _, stop in ranges), 2 if rng.random() < 0.7 else 0
+        low, high = (-n, 2 * n) if wraps else (0, n)
+        around = rng.integers(0, most + 1, (len(ranges), 2))
+        pairs = zip(ranges, around, strict=True)
+        needed.append(tuple((max(start - int(a), low), min(stop + int(b), high)) for (start, stop), (a, b) in pairs))
     ranks = tuple(int(r) for r in rng.permutation(prod(map(len, lengths))))
-    return ProductGrid(ranks, ranges), axis, tuple(around if d == axis else its for d, its in enumerate(ranges))
+    return ProductGrid(ranks, owned), tuple(needed), periodic
 
 
 @pytest.mark.parametrize("seed", range(30 * LONG))
 def test_edges_alone_bring_what_is_around_a_block(seed):
-    """In one, two and three dimensions, the rows that the exchange of whole blocks would; <F x, y> = <x, F* y>."""
-    owned, axis, needed = random_edges(np.random.default_rng([11, seed]))
-    if needed == owned.ranges:
-        assert halo_edges(Halos(owned, needed)) is None
+    """In one, two and three dimensions what the exchange of whole blocks would, corners too; <F x, y> = <x, F* y>."""
+    owned, needed, periodic = random_edges(np.random.default_rng([11, seed]))
+    edges = halo_edges(Halos(owned, needed, periodic))
+    moving = [d for d, ranges in enumerate(needed) if ranges != owned.ranges[d]]
+    if not moving:
+        assert edges is None
         return
-    edges = halo_edges(Halos(owned, needed))
-    assert edges is not None and edges.axis == axis
-    assert [edges.index(rank) for rank in owned.ranks] == [owned.index(cell)[axis] for cell in range(len(owned.ranks))]
-    painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
-    blocks, wanted = owned_blocks(painted, owned), padded_blocks(painted, owned, needed, (False,) * painted.ndim)
-    of = {rank: edges.index(rank) for rank in owned.ranks}
-    programs = {rank: edges.halos.plans(rank) for rank in owned.ranks}
-    given = {rank: first_and_last(block, axis, *edges.kept[of[rank]]) for rank, block in blocks.items()}
-    moved = simulate(programs, given)
-    for rank, (before, after) in ((rank, edges.around[of[rank]]) for rank in owned.ranks):
-        assert moved[rank].shape[axis] == before + sum(edges.kept[of[rank]]) + after
-        assert wanted[rank].shape[axis] == before + blocks[rank].shape[axis] + after
-        np.testing.assert_array_equal(
-            first_and_last(moved[rank], axis, before, after), first_and_last(wanted[rank], axis, before, after)
-        )
-    y = {rank: np.cos(block) for rank, block in moved.items()}
-    back = simulate(adjoint(programs), y)
-    products = [sum(np.vdot(a[rank], b[rank]) for rank in owned.ranks) for a, b in ((moved, y), (given, back))]
-    assert products[0] == pytest.approx(products[1], rel=1e-12)
+    assert edges is not None and [its.axis for its in edges] == moving
+    painted, held = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent), owned.ranges
+    for its in edges:
+        axis, of = its.axis, {rank: its.index(rank) for rank in owned.ranks}
+        assert list(of.values()) == [owned.index(cell)[axis] for cell in range(len(owned.ranks))]
+        before = padded_blocks(painted, owned, held, periodic)
+        held = (*held[:axis], needed[axis], *held[axis + 1 :])
+        wanted = padded_blocks(painted, owned, held, periodic)
+        programs = {rank: its.halos.plans(rank) for rank in owned.ranks}
+        given = {rank: first_and_last(block, axis, *its.kept[of[rank]]) for rank, block in before.items()}
+        moved = simulate(programs, given)
+        for rank, around in ((rank, its.around[of[rank]]) for rank in owned.ranks):
+            assert moved[rank].shape[axis] == sum(around) + sum(its.kept[of[rank]])
+            assert wanted[rank].shape[axis] == sum(around) + before[rank].shape[axis]
+            got, want = (first_and_last(its[rank], axis, *around) for its in (moved, wanted))
+            np.testing.assert_array_equal(got, want)
+        y = {rank: np.cos(block) for rank, block in moved.items()}
+        back = simulate(adjoint(programs), y)
+        products = [sum(np.vdot(a[rank], b[rank]) for rank in owned.ranks) for a, b in ((moved, y), (given, back))]
+        assert products[0] == pytest.approx(products[1], rel=1e-12)
+    assert held == needed
 
 
 def first_and_last(block, axis, first, last):
@@ -237,7 +243,9 @@ def first_and_last(block, axis, first, last):
     ("needed", "periodic", "why_not"),
     [
         (((0, 4), (4, 8), (8, 12)), False, "nothing moves"),
-        (((-1, 5), (3, 9), (7, 13)), True, "it wraps around"),
+        (((-4, 5), (3, 9), (7, 13)), True, "the edges of the last overlap"),
+        (((-5, 4), (4, 8), (8, 12)), True, "the first needs a row of the second, round the tensor"),
+        (((-1, 5), (3, 9), (7, 13)), False, "two need what is outside of the tensor"),
         (((0, 5), (5, 9), (7, 12)), False, "the second leaves a row out"),
         (((0, 9), (3, 9), (7, 12)), False, "the first needs a row of the third"),
         (((0, 7), (4, 8), (6, 12)), False, "the edges of the second overlap"),
@@ -251,5 +259,12 @@ def test_what_is_no_exchange_of_edges(needed, periodic, why_not):
 
 def test_edges_may_be_whole_blocks():
     grid = ProductGrid.balanced((12,), (3,), (0, 1, 2))
-    edges = halo_edges(Halos(grid, (((0, 6), (3, 9), (6, 12)),)))
-    assert edges is not None and edges.kept == ((0, 1), (2, 2), (1, 0)) and edges.around == ((0, 2), (1, 1), (2, 0))
+    (edges,) = halo_edges(Halos(grid, (((0, 6), (3, 9), (6, 12)),)))
+    assert edges.kept == ((0, 1), (2, 2), (1, 0)) and edges.around == ((0, 2), (1, 1), (2, 0))
+
+
+def test_one_worker_has_its_own_edges_around_itself():
+    (edges,) = halo_edges(Halos(ProductGrid.balanced((5,), (1,), (0,)), (((-2, 6),),), (True,)))
+    assert edges.kept == ((1, 2),) and edges.around == ((2, 1),)
+    (plan,) = edges.halos.plans(0)
+    assert not plan.rounds and plan.out_shape == (6,)

@@ -14,7 +14,7 @@ import distdl_jax as dj
 from distdl_jax.nn import conv as layers
 from distdl_jax.nn.local import conv as local_conv
 from distdl_jax.nn.local import conv_choice, conv_forms
-from distdl_jax.nn.local.apart import Apart
+from distdl_jax.nn.local.apart import Apart, Side
 from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.onednn.compiled import version
@@ -156,7 +156,7 @@ def test_what_is_missing_is_measured_once(tuned, monkeypatch):
 
 
 @pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
-def test_rows_around_a_block_are_measured_where_they_lie(tuned, monkeypatch):
+def test_what_is_around_a_block_is_measured_where_it_lies(tuned, monkeypatch):
     """What joins them is timed with that; where oneDNN isn't among the forms, and all join them, it is left out."""
     monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)
     timed = []
@@ -168,12 +168,13 @@ def test_rows_around_a_block_are_measured_where_they_lie(tuned, monkeypatch):
         return {form: Measurement(1.0 + (form != "onednn"), 0) for form in found}
 
     monkeypatch.setattr(conv_choice, "measure", measured)
-    problem = replace(SMALL, apart=Apart(2, 0, 1))
+    problem = replace(SMALL, apart=Apart((Side(2, 0, 1), Side(3, 1, 1))))
     path = tuned("on", onednn="on")
     assert conv_choice.chosen_here(problem, True) == Forms("onednn", "onednn", "onednn")
-    assert all("0 before and 1 after apart in dimension 2" in subject for subject in read(path, machine()))
+    told = "0 before and 1 after apart in dimension 2, 1 before and 1 after apart in dimension 3"
+    assert all(told in subject for subject in read(path, machine()))
     for shapes, found in timed:
-        assert shapes[:2] == ((2, 8, 5, 5), (2, 8, 1, 5))
+        assert shapes[:3] == ((2, 8, 5, 3), (2, 8, 1, 3), (2, 8, 6, 2))
         for results in found.values():
             for got, want in zip(results, found["plain"], strict=True):
                 assert np.allclose(got, want, rtol=1e-5, atol=1e-4)

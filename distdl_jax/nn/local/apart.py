@@ -1,41 +1,77 @@
-"""A worker's input as two arrays: its own block, and what it got of its neighbours' rows around that."""
+"""A worker's input as several arrays: its own block, and what it got of its neighbours' entries around that."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jax import Array, lax
 
+from distdl_jax.primitives.packing import side_by_side
 
-class Apart(NamedTuple):
-    """Where the rows are: along dimension `axis`, `low` before the block and `high` after it."""
+Parts = tuple[Array, ...]
+"""A block, and for each side of it an array of what is around it there."""
+
+_Shape = tuple[int, ...]
+
+
+class Side(NamedTuple):
+    """What is around a block along dimension `axis`, as one array: `low` entries before it, then `high` after it."""
 
     axis: int
     low: int
     high: int
 
-    def whole(self, block: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the two joined, from that of the block."""
-        return (*block[: self.axis], block[self.axis] + self.low + self.high, *block[self.axis + 1 :])
 
-    def parts(self, whole: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of the block and of the rows, from that of the two joined."""
-        before, size, after = whole[: self.axis], whole[self.axis], whole[self.axis + 1 :]
-        rows = self.low + self.high
-        return (*before, size - rows, *after), (*before, rows, *after)
+@dataclass(frozen=True)
+class Apart:
+    """Where the entries around a block are, which lie apart from it.
+
+    - `sides`: in order; along the axes of the sides before it, one is as long as all is when joined, along those of the
+      sides after it as the block. So the corners belong to the last side that they are on.
+    """
+
+    sides: tuple[Side, ...]
+
+    def whole(self, block: _Shape) -> _Shape:
+        """The shape of all that is joined, from that of the block."""
+        shape = list(block)
+        for axis, low, high in self.sides:
+            shape[axis] += low + high
+        return tuple(shape)
+
+    def parts(self, whole: _Shape) -> tuple[_Shape, ...]:
+        """The shapes of the parts, from that of all that is joined."""
+        shape, shapes = list(whole), []
+        for axis, low, high in reversed(self.sides):
+            own, shape[axis] = shape[axis] - low - high, low + high
+            shapes.append(tuple(shape))
+            shape[axis] = own
+        return (tuple(shape), *reversed(shapes))
 
 
-def joined(block: Array, rows: Array, apart: Apart) -> Array:
-    """The block with the rows around it; `rows` are those before it, and then those after it."""
-    before = lax.slice_in_dim(rows, 0, apart.low, axis=apart.axis)
-    after = lax.slice_in_dim(rows, apart.low, apart.low + apart.high, axis=apart.axis)
-    return jnp.concatenate([before, block, after], apart.axis)
+def joined(parts: Parts, apart: Apart) -> Array:
+    """The block with what is around it."""
+    block = parts[0]
+    for its, (axis, low, high) in zip(parts[1:], apart.sides, strict=True):
+        before = lax.slice_in_dim(its, 0, low, axis=axis)
+        after = lax.slice_in_dim(its, low, low + high, axis=axis)
+        block = side_by_side([before, block, after], axis)
+    return block
 
 
-def taken_apart(x: Array, apart: Apart) -> tuple[Array, Array]:
-    """The way back: the block, and the rows."""
-    axis, low, stop = apart.axis, apart.low, x.shape[apart.axis] - apart.high
-    before = lax.slice_in_dim(x, 0, low, axis=axis)
-    after = lax.slice_in_dim(x, stop, x.shape[axis], axis=axis)
-    return lax.slice_in_dim(x, low, stop, axis=axis), jnp.concatenate([before, after], axis)
+def taken_apart(x: Array, apart: Apart) -> Parts:
+    """The way back."""
+    around = []
+    for axis, low, high in reversed(apart.sides):
+        stop = x.shape[axis] - high
+        around.append(ends(x, axis, low, high))
+        x = lax.slice_in_dim(x, low, stop, axis=axis)
+    return (x, *reversed(around))
+
+
+def ends(x: Array, axis: int, first: int, last: int) -> Array:
+    """The first and the last entries of x along a dimension, side by side."""
+    size = x.shape[axis]
+    its = lax.slice_in_dim(x, 0, first, axis=axis), lax.slice_in_dim(x, size - last, size, axis=axis)
+    return lax.concatenate(its, axis)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.nn.local.apart import Apart
+from distdl_jax.nn.local.apart import Apart, Parts
 from distdl_jax.nn.local.conv_forms import PLAIN, Forms, Problem, convolution, convolution_apart
 from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.nn.local.placement import Placement
@@ -32,7 +32,7 @@ class LocalConvolution:
     - `outputs`: the number of outputs along each feature dimension; may be 0.
     - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
     - `forms`: how it is computed.
-    - `apart`: where the rows around this worker's block are, if they can stay apart from it; None: joined to it.
+    - `apart`: where what is around this worker's block lies, if it can stay apart from it; None: joined to it.
     """
 
     weight_shape: tuple[int, ...]
@@ -59,10 +59,10 @@ class LocalConvolution:
     def _placement(self) -> Placement:
         return Placement(self.windows.stride, self.padding, self.windows.dilation)
 
-    def __call__(self, x: Array | tuple[Array, Array], weight: Array, bias: Array | None) -> Array:
+    def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
         """The product of x and weight, which have one dtype; depends on both even where it is empty.
 
-        `x` may be a block and the rows around it, `apart`, all of whose channels it reads; none of it is empty then.
+        `x` may be a block and what is around it, `apart`, all of whose channels it reads; its result is not empty then.
         """
         if isinstance(x, tuple):
             assert self.apart is not None

@@ -144,7 +144,8 @@ def _subject(problem: Problem, direction: Direction) -> str:
     shapes = " * ".join("x".join(map(str, shape)) for shape in (problem.x, problem.weight))
     placed = f"stride {w.stride}, padding {w.padding}, dilation {w.dilation}, groups {problem.groups}"
     if (apart := problem.apart) is not None:
-        placed += f", {apart.low} before and {apart.high} after apart in dimension {apart.axis}"
+        for axis, low, high in apart.sides:
+            placed += f", {low} before and {high} after apart in dimension {axis}"
     return f"convolution, {direction}: {problem.dtype} {shapes}, {placed}"
 
 

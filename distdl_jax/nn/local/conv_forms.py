@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.nn.local import conv_cpu, conv_onednn, conv_plain, conv_products
-from distdl_jax.nn.local.apart import Apart, joined, taken_apart
+from distdl_jax.nn.local.apart import Apart, Parts, joined, taken_apart
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.settings import current_settings
 
@@ -81,7 +81,7 @@ class Problem:
     """One worker's convolution.
 
     - `x`, `weight`: the shapes, N x C x features and c_out x C/groups x kernel.
-    - `apart`: where the rows around the worker's block are; None where x is one array.
+    - `apart`: where what is around the worker's block lies; None where x is one array.
     """
 
     x: tuple[int, ...]
@@ -140,7 +140,8 @@ class Problem:
         if self.apart is None:
             return partial(_FORMS[direction][form], **placed), (self.x, *others)
         compute = partial(_of_parts(direction, form), **placed, apart=self.apart)
-        return lambda block, rows, *others: compute((block, rows), *others), (*self.apart.parts(self.x), *others)
+        shapes = self.apart.parts(self.x)
+        return lambda *arrays: compute(arrays[: len(shapes)], *arrays[len(shapes) :]), (*shapes, *others)
 
 
 def convolution(x: Array, weight: Array, window: Placement, groups: int, forms: Forms) -> Array:
@@ -171,12 +172,10 @@ def _backward(
 _convolution.defvjp(_forward, _backward)
 
 
-def convolution_apart(
-    parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
-) -> Array:
-    """`convolution` of a block and the rows around it, `parts`; what oneDNN computes takes them as they are."""
+def convolution_apart(parts: Parts, weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart) -> Array:
+    """`convolution` of a block and what is around it, `parts`; what oneDNN computes takes them as they are."""
     if not Problem(apart.whole(parts[0].shape), weight.shape, window, groups, np.dtype(weight.dtype).name).has_forms:
-        return convolution(joined(*parts, apart), weight, window, groups, forms)
+        return convolution(joined(parts, apart), weight, window, groups, forms)
     return _convolution_apart(parts, weight, window, groups, forms, apart)
 
 
@@ -188,12 +187,12 @@ _ONEDNNS_OF_PARTS: dict[Direction, Callable[..., Any]] = {
 
 
 def _of_parts(direction: Direction, form: str) -> Callable[..., Any]:
-    """What computes a direction of a block and the rows around it: all forms but oneDNN's join what they read."""
+    """What computes a direction of a block and what is around it: all forms but oneDNN's join what they read."""
     if form == "onednn":
         return _ONEDNNS_OF_PARTS[direction]
 
-    def compute(parts: tuple[Array, Array], *others: Array, window: Placement, groups: int, apart: Apart) -> Any:
-        result = _FORMS[direction][form](joined(*parts, apart), *others, window=window, groups=groups)
+    def compute(parts: Parts, *others: Array, window: Placement, groups: int, apart: Apart) -> Any:
+        result = _FORMS[direction][form](joined(parts, apart), *others, window=window, groups=groups)
         return taken_apart(result, apart) if direction == "input_gradient" else result
 
     return compute
@@ -201,14 +200,14 @@ def _of_parts(direction: Direction, form: str) -> Callable[..., Any]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _convolution_apart(
-    parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
+    parts: Parts, weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
 ) -> Array:
     return _of_parts("forward", forms.forward)(parts, weight, window=window, groups=groups, apart=apart)
 
 
 def _forward_apart(
-    parts: tuple[Array, Array], weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
-) -> tuple[Array, tuple[tuple[Array, Array], Array]]:
+    parts: Parts, weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart
+) -> tuple[Array, tuple[Parts, Array]]:
     return _convolution_apart(parts, weight, window, groups, forms, apart), (parts, weight)
 
 
@@ -217,9 +216,9 @@ def _backward_apart(
     groups: int,
     forms: Forms,
     apart: Apart,
-    residuals: tuple[tuple[Array, Array], Array],
+    residuals: tuple[Parts, Array],
     dy: Array,
-) -> tuple[tuple[Array, ...], Array]:
+) -> tuple[Parts, Array]:
     of_x, of_weight = (
         _of_parts(direction, form)(*residuals, dy, window=window, groups=groups, apart=apart)
         for direction, form in zip(DIRECTIONS[1:], forms[1:], strict=True)

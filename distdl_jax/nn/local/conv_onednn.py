@@ -2,7 +2,7 @@
 
 float32 only. What oneDNN can't compute, or only slowly, XLA does. Each of the three is linear in both of its operands,
 and their derivatives are each other, so that they can be differentiated again and again. x is one array, or a block and
-the rows around it, which oneDNN then joins as it brings them into its own order.
+what is around it, which oneDNN then joins as it brings them into its own order.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.nn.local import conv_plain
-from distdl_jax.nn.local.apart import Apart, joined, taken_apart
+from distdl_jax.nn.local.apart import Apart, Parts, joined, taken_apart
 from distdl_jax.nn.local.placement import Placement, padded
-from distdl_jax.onednn.compiled import APART, DIRECTIONS, bytes_needed, target
+from distdl_jax.onednn.compiled import DIRECTIONS, bytes_needed, target
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
 """In which order activations are in memory while oneDNN computes; as convolution.cc numbers them."""
 
 Shape = tuple[int, ...]
-Parts = tuple[Array, ...]
-"""x, or its block and the rows around that."""
+ONE = Apart(())
+"""x as one array."""
 
 
 class Call(NamedTuple):
-    """What one call computes: the shapes, how the kernel lies on x, the groups, and where x lies apart."""
+    """What one call computes: the shapes, how the kernel lies on x, the groups, and the parts in which x is."""
 
     direction: str
     x: Shape
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     y: Shape
     window: Placement
     groups: int
-    apart: Apart | None = None
+    apart: Apart = ONE
 
     @property
     def order(self) -> int:
@@ -66,30 +66,29 @@ def memory(call: Call) -> int | None:
     low, high = zip(*call.window.padding, strict=True)
     window = call.window.stride, call.window.dilation, low, high
     direction = DIRECTIONS.index(call.direction)
-    shapes = call.x, call.weight, call.y
-    return bytes_needed(direction, call.order, call.groups, (*shapes, *window, call.apart or (-1, 0, 0)))
+    shapes, sides = (call.x, call.weight, call.y), call.apart.sides
+    return bytes_needed(direction, call.order, call.groups, (*shapes, *window, (len(sides),), *sides))
 
 
 def _run(call: Call, operands: Parts, results: tuple[Shape, ...], needed: int) -> Parts:
+    """`operands` and `results` as convolution.cc has them: x last, in its parts."""
     low, high = np.array(call.window.padding, np.int64).T
+    axes, before, _ = np.array(call.apart.sides, np.int64).reshape(-1, 3).T
     outputs = [jax.ShapeDtypeStruct(result, jnp.float32) for result in results]
-    outputs.append(jax.ShapeDtypeStruct((needed,), jnp.uint8))
-    name, where = call.direction, {}
-    if call.apart is not None:
-        name, where = name + APART, {"axis": np.int64(call.apart.axis), "before": np.int64(call.apart.low)}
-    compute = jax.ffi.ffi_call(target(name), outputs, vmap_method="sequential")
-    return tuple(
-        compute(
-            *operands,
-            **where,
-            stride=np.array(call.window.stride, np.int64),
-            dilation=np.array(call.window.dilation, np.int64),
-            low=low,
-            high=high,
-            groups=np.int64(call.groups),
-            order=np.int64(call.order),
-        )[:-1]
+    own = len(outputs) if call.direction != "input_gradient" else 0
+    outputs.insert(own, jax.ShapeDtypeStruct((needed,), jnp.uint8))
+    found = jax.ffi.ffi_call(target(call.direction), outputs, vmap_method="sequential")(
+        *operands,
+        stride=np.array(call.window.stride, np.int64),
+        dilation=np.array(call.window.dilation, np.int64),
+        low=low,
+        high=high,
+        groups=np.int64(call.groups),
+        order=np.int64(call.order),
+        axes=axes,
+        before=before,
     )
+    return (*found[:own], *found[own + 1 :])
 
 
 def can_compute(direction: str, x: Shape, weight: Shape, y: Shape, window: Placement, groups: int) -> bool:
@@ -101,23 +100,23 @@ def can_compute(direction: str, x: Shape, weight: Shape, y: Shape, window: Place
 def forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
     """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
     x, window = _without_unread(x, window)
-    return _forward((x,), weight, window, groups, None)
+    return _forward((x,), weight, window, groups, ONE)
 
 
 def input_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
     """The gradient of x, from the cotangent `dy` of the result."""
     cut, placed = _cut(x.shape, window)
-    (gradient,) = _input_gradient(weight, dy, cut, placed, groups, None)
+    (gradient,) = _input_gradient(weight, dy, cut, placed, groups, ONE)
     return padded(gradient, [(max(0, -low), max(0, -high)) for low, high in window.padding])
 
 
 def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
     """The gradient of the weight, from the cotangent `dy` of the result."""
     x, window = _without_unread(x, window)
-    return _weight_gradient((x,), dy, weight.shape, window, groups, None)
+    return _weight_gradient((x,), dy, weight.shape, window, groups, ONE)
 
 
-# The same of a block and the rows around it, where no padding is less than none.
+# The same of a block and what is around it, where no padding is less than none.
 
 
 def forward_apart(parts: Parts, weight: Array, window: Placement, groups: int, apart: Apart) -> Array:
@@ -126,8 +125,8 @@ def forward_apart(parts: Parts, weight: Array, window: Placement, groups: int, a
 
 
 def input_gradient_apart(parts: Parts, weight: Array, dy: Array, window: Placement, groups: int, apart: Apart) -> Parts:
-    """The gradients of the block and of the rows."""
-    return _input_gradient(weight, dy, _shape(parts, apart), window, groups, apart)
+    """The gradients of the parts."""
+    return _input_gradient(weight, dy, apart.whole(parts[0].shape), window, groups, apart)
 
 
 def weight_gradient_apart(
@@ -135,15 +134,6 @@ def weight_gradient_apart(
 ) -> Array:
     """The gradient of the weight."""
     return _weight_gradient(parts, dy, weight.shape, window, groups, apart)
-
-
-def _shape(parts: Parts, apart: Apart | None) -> Shape:
-    """That of x."""
-    return parts[0].shape if apart is None else apart.whole(parts[0].shape)
-
-
-def _whole(parts: Parts, apart: Apart | None) -> Array:
-    return parts[0] if apart is None else joined(parts[0], parts[1], apart)
 
 
 def _cut(x: Shape, window: Placement) -> tuple[Shape, Placement]:
@@ -158,44 +148,42 @@ def _without_unread(x: Array, window: Placement) -> tuple[Array, Placement]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _forward(x: Parts, weight: Array, window: Placement, groups: int, apart: Apart | None) -> Array:
-    shape = _shape(x, apart)
+def _forward(x: Parts, weight: Array, window: Placement, groups: int, apart: Apart) -> Array:
+    shape = apart.whole(x[0].shape)
     y = (shape[0], weight.shape[0], *window.outputs(shape[2:], weight.shape[2:]))
     call = Call("forward", shape, weight.shape, y, window, groups, apart)
     if (needed := memory(call)) is None:
-        return conv_plain.forward(_whole(x, apart), weight, window, groups)
-    return _run(call, (*x, weight), (y,), needed)[0]
+        return conv_plain.forward(joined(x, apart), weight, window, groups)
+    return _run(call, (weight, *x), (y,), needed)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _input_gradient(weight: Array, dy: Array, x: Shape, window: Placement, groups: int, apart: Apart | None) -> Parts:
+def _input_gradient(weight: Array, dy: Array, x: Shape, window: Placement, groups: int, apart: Apart) -> Parts:
     call = Call("input_gradient", x, weight.shape, dy.shape, window, groups, apart)
     if (needed := memory(call)) is None:
         gradient = conv_plain.input_gradient(jnp.zeros(x, dy.dtype), weight, dy, window, groups)
-        return (gradient,) if apart is None else taken_apart(gradient, apart)
-    if apart is None:
-        return _run(call, (weight, dy), (x,), needed)
+        return taken_apart(gradient, apart)
     return _run(call, (weight, dy), apart.parts(x), needed)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _weight_gradient(x: Parts, dy: Array, weight: Shape, window: Placement, groups: int, apart: Apart | None) -> Array:
-    call = Call("weight_gradient", _shape(x, apart), weight, dy.shape, window, groups, apart)
+def _weight_gradient(x: Parts, dy: Array, weight: Shape, window: Placement, groups: int, apart: Apart) -> Array:
+    call = Call("weight_gradient", apart.whole(x[0].shape), weight, dy.shape, window, groups, apart)
     if (needed := memory(call)) is None:
-        return conv_plain.weight_gradient(_whole(x, apart), jnp.zeros(weight, dy.dtype), dy, window, groups)
-    return _run(call, (*x, dy), (weight,), needed)[0]
+        return conv_plain.weight_gradient(joined(x, apart), jnp.zeros(weight, dy.dtype), dy, window, groups)
+    return _run(call, (dy, *x), (weight,), needed)[0]
 
 
 def _forward_backward(
-    window: Placement, groups: int, apart: Apart | None, operands: tuple[Parts, Array], dy: Array
+    window: Placement, groups: int, apart: Apart, operands: tuple[Parts, Array], dy: Array
 ) -> tuple[Parts, Array]:
     x, weight = operands
-    of_x = _input_gradient(weight, dy, _shape(x, apart), window, groups, apart)
+    of_x = _input_gradient(weight, dy, apart.whole(x[0].shape), window, groups, apart)
     return of_x, _weight_gradient(x, dy, weight.shape, window, groups, apart)
 
 
 def _input_gradient_backward(
-    _: Shape, window: Placement, groups: int, apart: Apart | None, operands: tuple[Array, Array], x: Parts
+    _: Shape, window: Placement, groups: int, apart: Apart, operands: tuple[Array, Array], x: Parts
 ) -> tuple[Array, Array]:
     weight, dy = operands
     of_weight = _weight_gradient(x, dy, weight.shape, window, groups, apart)
@@ -203,10 +191,10 @@ def _input_gradient_backward(
 
 
 def _weight_gradient_backward(
-    _: Shape, window: Placement, groups: int, apart: Apart | None, operands: tuple[Parts, Array], weight: Array
+    _: Shape, window: Placement, groups: int, apart: Apart, operands: tuple[Parts, Array], weight: Array
 ) -> tuple[Parts, Array]:
     x, dy = operands
-    of_x = _input_gradient(weight, dy, _shape(x, apart), window, groups, apart)
+    of_x = _input_gradient(weight, dy, apart.whole(x[0].shape), window, groups, apart)
     return of_x, _forward(x, weight, window, groups, apart)
 
 
