@@ -22,6 +22,7 @@ from distdl_jax.nn.local.conv_choice import chosen_here, chosen_unseen
 from distdl_jax.nn.local.conv_forms import Forms
 from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
 from distdl_jax.nn.parameters import (
+    ParameterPartitions,
     Params,
     ParamShapeDtypes,
     check_params,
@@ -77,6 +78,8 @@ class DistributedConv(Static):
       does not split the weight's input channels (P_ci is 1 there), and each worker has whole groups.
     - `bias`: whether there is a b.
     - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
+    - `sharded`: whether w and b are cut along n_co over all workers that use the same block, P_n and the features, and
+      gathered; else they are on the first of these, and broadcast.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
     or a parameter doesn't.
@@ -99,6 +102,7 @@ class DistributedConv(Static):
     groups: int
     bias: bool
     padding_mode: PaddingMode
+    sharded: bool
 
     def __init__(
         self,
@@ -115,6 +119,7 @@ class DistributedConv(Static):
         groups: int = 1,
         bias: bool = True,
         padding_mode: PaddingMode = "zeros",
+        sharded: bool = False,
     ) -> None:
         windows = window_spec(self.dims, kernel_size, stride, padding, dilation, padding_mode)
         vars(self).update(  # the fields, in the form in which equal ones are equal
@@ -130,6 +135,7 @@ class DistributedConv(Static):
             groups=groups,
             bias=bias,
             padding_mode=padding_mode,
+            sharded=sharded,
         )
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
@@ -145,6 +151,10 @@ class DistributedConv(Static):
     @cached_property
     def _partitions(self) -> ConvPartitions:
         return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        return ParameterPartitions(self._partitions.work, self.sharded)
 
     @property
     def _windows(self) -> WindowSpec:
@@ -182,9 +192,9 @@ class DistributedConv(Static):
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter: a pytree like the parameters."""
         shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        specs = {"weight": TensorSpec(shape, self._partitions.parameters.weight)}
+        specs = {"weight": TensorSpec(shape, self._parameters.weight)}
         if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._partitions.parameters.bias)
+            specs["bias"] = TensorSpec((self.out_channels,), self._parameters.bias)
         return specs
 
     def __call__(self, params: Params, x: Array) -> Array:
@@ -251,7 +261,7 @@ class DistributedConv(Static):
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
         copies = to_work.after(fetched)
-        of_params = parts.parameters.plan(params, self.bias)
+        of_params = self._parameters.plan(params, self.bias)
         local = self._local(fetch)
         parts_of_y = products(copies, of_params, local)
         local = in_equal_forms(left_apart(local, fetch, to_work, parts_of_y), copies, parts_of_y, choose)
@@ -305,6 +315,7 @@ class DistributedConv(Static):
             shown.append(f"padding {w.padding} {w.mode}")
         if self.groups > 1:
             shown.append(f"groups {self.groups}")
+        shown += ["sharded"] * self.sharded
         work = self._partitions.work.shape
         shown += [f"P_x {shape_text(self.P_x.shape)}", f"P_W {shape_text(work if work[0] > 1 else work[1:])}"]
         return f"{type(self).__name__}[{self.kind}]({', '.join(shown)})"

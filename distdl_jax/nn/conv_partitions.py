@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.parameters import ParameterPartitions
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 
@@ -28,11 +26,6 @@ class ConvPartitions:
     work: Partition
     x: Partition
     y: Partition
-
-    @cached_property
-    def parameters(self) -> ParameterPartitions:
-        """Where weight and bias live."""
-        return ParameterPartitions(self.work)
 
     @property
     def team(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jax import Array
@@ -17,7 +18,7 @@ from distdl_jax.nn.conv import DistributedConv
 from distdl_jax.nn.local.conv import Choose, in_equal_forms
 from distdl_jax.nn.local.conv_choice import chosen_unseen
 from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
-from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs
+from distdl_jax.nn.parameters import ParameterPartitions, Params, ParamShapeDtypes, check_params, held_by_specs
 from distdl_jax.nn.product import ProductPlan, products
 from distdl_jax.nn.window_arguments import Padding, Sizes
 from distdl_jax.partition import Partition
@@ -53,6 +54,7 @@ class DistributedConvTranspose(DistributedConv):
 
     - `P_x`, `P_y`, `P_W`, `in_channels`, `out_channels`, `kernel_size`, `stride`, `dilation`, `groups`, `bias`: as in
       the convolutions.
+    - `sharded`: whether the parameters are cut, W along n_ci and b along n_co, as in the convolutions.
     - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
       out at the ends.
     - `output_padding`: how many outputs are added at the high ends, less than stride or dilation.
@@ -80,6 +82,7 @@ class DistributedConvTranspose(DistributedConv):
         dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = True,
+        sharded: bool = False,
     ) -> None:
         if isinstance(padding, str):
             raise InvalidArgumentError(f"`padding` (={padding!r}) must be numbers in a transposed convolution.")
@@ -95,6 +98,7 @@ class DistributedConvTranspose(DistributedConv):
             dilation=dilation,
             groups=groups,
             bias=bias,
+            sharded=sharded,
         )
         given = output_padding if isinstance(output_padding, Sequence | np.ndarray) else (output_padding,) * self.dims
         limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
@@ -127,20 +131,15 @@ class DistributedConvTranspose(DistributedConv):
     def param_specs(self) -> dict[str, TensorSpec]:
         """The global shape and the partition of each parameter: a pytree like the parameters."""
         shape = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
-        specs = {"weight": TensorSpec(shape, self._weight_partition)}
+        specs = {"weight": TensorSpec(shape, self._parameters.weight)}
         if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._partitions.parameters.bias)
+            specs["bias"] = TensorSpec((self.out_channels,), self._parameters.bias)
         return specs
 
-    @property
-    def _weight_partition(self) -> Partition:
-        """The workers that hold the weight, P_ci x P_co; with groups those along the output channels have all of it."""
-        stored = self._partitions.parameters.weight
-        p_co, p_ci, *features = stored.shape
-        if self.groups > 1:  # whole groups on each: P_ci is 1
-            return stored
-        ranks = np.arange(stored.size).reshape(p_co, p_ci).T.ravel().tolist()
-        return stored.create_partition_inclusive(ranks).create_cartesian_topology_partition([p_ci, p_co, *features])
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
+        return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
     def plan(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
@@ -160,7 +159,7 @@ class DistributedConvTranspose(DistributedConv):
         fetch = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
-        of_params = parts.parameters.plan(params, self.bias)
+        of_params = self._parameters.plan(params, self.bias)
         local = self._transposed(outputs, inputs)
         copies = to_work.after(fetched)
         parts_of_y = products(copies, of_params, local)

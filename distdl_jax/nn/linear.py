@@ -73,7 +73,9 @@ class DistributedLinear(Static):
     | b (`params["bias"]`) | n_out | the 0th column of that slice |
 
     P_W has shape P_fo x P_fi, with P_n in front where the batch is split too: P_n x P_fo x P_fi. Then W and b are
-    broadcast along P_n, and their gradients are summed along it.
+    broadcast along P_n, and their gradients are summed along it. With `sharded` they are cut along n_out over P_n, too,
+    and gathered: W over P_fo P_n x P_fi, b over P_fo P_n. Each worker has its share of them then, and of what an
+    optimiser keeps for them.
 
     *Split along the sequence* (Megatron's pair of layers): P_x may have the shape P_n x ... x P_fo x P_fi, with the
     workers of P_W in their order. Then the dimension of x in front of the features is cut over P_fo, and gathered where
@@ -93,6 +95,7 @@ class DistributedLinear(Static):
     - `in_features`, `out_features`: n_in and n_out.
     - `bias`: whether there is a b.
     - `replicated`: whether workers that P_x and P_y have in front of the features hold copies, not parts.
+    - `sharded`: whether the parameters are cut over P_n, not on its first workers alone.
 
     **Raises:** `InvalidArgumentError`, on every worker, where the partitions don't fit each other.
 
@@ -104,7 +107,7 @@ class DistributedLinear(Static):
     (5, 2)
 
     Source: DistDL documentation, "linear"; Hewett and Grady (2020), affine layer; Korthikanti et al. (2022),
-    arXiv:2205.05198, for what is split along the sequence.
+    arXiv:2205.05198, for what is split along the sequence; Rajbhandari et al. (2020), arXiv:1910.02054, for `sharded`.
     """
 
     P_x: Partition
@@ -114,6 +117,7 @@ class DistributedLinear(Static):
     out_features: int
     bias: bool = True
     replicated: bool = False
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
@@ -187,7 +191,7 @@ class DistributedLinear(Static):
 
     @cached_property
     def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._work)
+        return ParameterPartitions(self._work, self.sharded)
 
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
@@ -282,8 +286,8 @@ class DistributedLinear(Static):
                 )
 
     def __repr__(self) -> str:
-        copies = ", replicated" if self.replicated else ""
+        flags = "".join(f", {name}" for name in ("replicated", "sharded") if getattr(self, name))
         return (
-            f"DistributedLinear({self.in_features} -> {self.out_features}, bias={self.bias}{copies}, "
+            f"DistributedLinear({self.in_features} -> {self.out_features}, bias={self.bias}{flags}, "
             f"P_x {shape_text(self.P_x.shape)}, P_y {shape_text(self.P_y.shape)}, P_W {shape_text(self.P_W.shape)})"
         )

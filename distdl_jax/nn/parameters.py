@@ -16,9 +16,12 @@ from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
 from distdl_jax.origins import Origins, check_origins, origins_of
 from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import balanced_ranges
+from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.handshake import concluded, shape_dtype_of
-from distdl_jax.primitives.held import common_dtype
+from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import tie
@@ -37,30 +40,49 @@ ParamShapeDtypes = Mapping[int, Mapping[str, ShapeDtype]]
 class ParameterPartitions:
     """The parameters of a layer whose workers form P_n x P_out x P_in x features, the partition `work`.
 
-    Weights are the same along batch and features, so they live on the first slice of `work`, and are broadcast.
+    Weights are the same along batch and features, so they live on the first slice of `work`, and are broadcast. Or they
+    are cut along their first dimension over all workers that would get copies, and gathered.
+
+    - `sharded`: whether they are cut.
+    - `inputs_first`: whether the weight is n_in x n_out, not n_out x n_in.
     """
 
     work: Partition
+    sharded: bool = False
+    inputs_first: bool = False
 
     @cached_property
     def stored(self) -> Partition:
         """The workers that hold the weight, in a shape that broadcasts to `work`: 1 x P_out x P_in x 1 x ... x 1."""
-        return self.weight.create_cartesian_topology_partition([1, *self.weight.shape])
+        p_out, p_in, _ = self._grid.shape
+        return self._partition(self._grid[:, :, 0], [1, p_out, p_in, *(1,) * (self.work.dim - 3)])
 
     @cached_property
     def weight(self) -> Partition:
-        """P_out x P_in x 1 x ... x 1."""
-        _, p_out, p_in, *features = self.work.shape
-        step = math.prod(features)
-        first = self.work.create_partition_inclusive(range(0, p_out * p_in * step, step))
-        return first.create_cartesian_topology_partition([p_out, p_in, *(1,) * len(features)])
+        """P_out x P_in x 1 x ... x 1, or P_in x P_out; the first of them `shards` times where they are cut."""
+        grid = self._grid.swapaxes(0, 1) if self.inputs_first else self._grid
+        rows, columns, _ = grid.shape
+        shape = [rows * self.shards, columns, *(1,) * (self.work.dim - 3)]
+        return self._partition(grid[:, :, : self.shards].swapaxes(1, 2), shape)
 
     @cached_property
     def bias(self) -> Partition:
-        """P_out, the first column of `weight`."""
-        p_out, p_in, *_ = self.weight.shape
-        first = self.weight.create_partition_inclusive(range(0, p_out * p_in, p_in))
-        return first.create_cartesian_topology_partition([p_out])
+        """P_out, the first of the weight's workers along P_in; `shards` times where they are cut."""
+        return self._partition(self._grid[:, 0, : self.shards], [len(self._grid) * self.shards])
+
+    @property
+    def shards(self) -> int:
+        """Into how many pieces a block is cut."""
+        return self._grid.shape[2] if self.sharded else 1
+
+    @cached_property
+    def _grid(self) -> np.ndarray:
+        """The ranks in `work`, P_out x P_in x copies."""
+        _, p_out, p_in, *_ = shape = self.work.shape
+        return np.moveaxis(np.arange(self.work.size).reshape(shape), 0, 2).reshape(p_out, p_in, -1)
+
+    def _partition(self, ranks: np.ndarray, shape: list[int]) -> Partition:
+        return self.work.create_partition_inclusive(ranks.ravel().tolist()).create_cartesian_topology_partition(shape)
 
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
         """How the parameters get to the workers of `work`, from what all workers of the layer hold of them.
@@ -68,11 +90,15 @@ class ParameterPartitions:
         **Raises:** `PlanError` where those who hold a parameter hold it in different dtypes, or placeholders elsewhere
         are of another kind.
         """
-        owners = {"weight": self.stored.ranks} | ({"bias": self.bias.ranks} if has_bias else {})
+        owners = {"weight": self.weight} | ({"bias": self.bias} if has_bias else {})
         dtypes = {
-            name: common_dtype(f'params["{name}"]', {worker: held[name] for worker, held in params.items()}, ranks)
-            for name, ranks in owners.items()
+            name: common_dtype(f'params["{name}"]', {worker: held[name] for worker, held in params.items()}, P.ranks)
+            for name, P in owners.items()
         }
+        multiply = frozenset(self.work.ranks)
+        if self.shards > 1:
+            gathered = {name: self._gathering(name, params, P) for name, P in owners.items()}
+            return GatheredParameterPlan(dtypes, None, multiply, gathered)
         movement = None
         if self.stored.ranks != self.work.ranks:
             together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
@@ -82,7 +108,15 @@ class ParameterPartitions:
             }
             packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
             movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
-        return ParameterPlan(dtypes, movement, frozenset(self.work.ranks))
+        return ParameterPlan(dtypes, movement, multiply)
+
+    def _gathering(self, name: str, params: ParamShapeDtypes, P: Partition) -> MovementPlan:
+        """The movement that gives each worker of P the whole of the block that it has a piece of."""
+        pieces = {worker: held[name] for worker, held in params.items()}
+        owned = owned_grid(f'params["{name}"]', P, pieces)
+        rows = balanced_ranges(owned.extent[0], P.shape[0] // self.shards)
+        needed = tuple(its for its in rows for _ in range(self.shards))
+        return plan_ranges("parameters", pieces, P, Halos(owned, (needed, *owned.ranges[1:])))
 
 
 @dataclass(frozen=True)
@@ -122,6 +156,22 @@ class ParameterPlan:
         size = math.prod(shape)
         copies = packed[:size].reshape(shape).astype(self.dtypes["weight"])
         return copies, packed[size:].astype(self.dtypes["bias"])
+
+
+@dataclass(frozen=True)
+class GatheredParameterPlan(ParameterPlan):
+    """The same of parameters that are cut.
+
+    - `gathered`: the movement of each, between all workers that have a piece of it.
+    """
+
+    gathered: Mapping[str, MovementPlan] = field(hash=False)
+
+    def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """This worker's copy of its weight, of `shape`, and of its bias; as `ParameterPlan.run`."""
+        # All workers differentiate with respect to what any of them does.
+        copies = {name: its.run(world, tie(params[name], *params.values())) for name, its in self.gathered.items()}
+        return copies["weight"], copies.get("bias")
 
 
 def unboxed(params: Any) -> Any:

@@ -97,6 +97,7 @@ class DistributedEmbedding(Static):
     - `P_x`, `P_y`, `P_W`: partitions of these shapes; teams may be equal, overlap or be disjoint.
     - `num_embeddings`, `embedding_dim`: n_v and n_e.
     - `padding_idx`: an index whose row has no gradient, and is 0 at first.
+    - `sharded`: whether the weight is cut along the vocabulary over P_n, too, and gathered, as in `DistributedLinear`.
 
     An index outside the vocabulary gives zeros.
 
@@ -117,6 +118,7 @@ class DistributedEmbedding(Static):
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None = None
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
@@ -163,7 +165,7 @@ class DistributedEmbedding(Static):
 
     @cached_property
     def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._work)
+        return ParameterPartitions(self._work, self.sharded)
 
     @cached_property
     def _team(self) -> Workers:

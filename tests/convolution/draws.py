@@ -91,6 +91,7 @@ class Conv(Drawn):
     groups: int
     bias: bool
     mode: str
+    sharded: bool = False
 
     def layer(self, world: dj.Partition) -> Any:
         P_y, P_W = (None if P is None else P.partition(world) for P in (self.P_y, self.P_W))
@@ -107,6 +108,7 @@ class Conv(Drawn):
             groups=self.groups,
             bias=self.bias,
             padding_mode=self.mode,
+            sharded=self.sharded,
         )
 
     @property
@@ -166,6 +168,7 @@ class Draw:
             groups=groups,
             bias=self._chance(0.7),
             mode=mode,
+            sharded=self._chance(0.4),
         )
 
     def pool(self) -> Pool:

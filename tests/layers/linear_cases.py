@@ -38,6 +38,7 @@ class LinearCase:
     lead: tuple[int, ...] = (3,)
     bias: bool = True
     batches: tuple[int, ...] | None = None
+    sharded: bool = False
 
     @cached_property
     def partitions(self) -> tuple[dj.CartesianPartition, dj.CartesianPartition, dj.CartesianPartition]:
@@ -51,7 +52,7 @@ class LinearCase:
 
     @cached_property
     def layer(self) -> nn.DistributedLinear:
-        return nn.DistributedLinear(*self.partitions, self.n_in, self.n_out, bias=self.bias)
+        return nn.DistributedLinear(*self.partitions, self.n_in, self.n_out, bias=self.bias, sharded=self.sharded)
 
     @cached_property
     def data(self) -> Arrays:
@@ -76,8 +77,10 @@ class LinearCase:
     def holders(self) -> dict[str, dj.Partition]:
         """Which partition each tensor is on."""
         (P_x, P_y, _), W = self.partitions, self.W
-        _, rows, columns = (1, *self.shape)[-3:]
-        first = np.reshape(W, (-1, rows, columns))[0]  # of the slices along the batch
+        slices, rows, columns = (1, *self.shape)[-3:]
+        grid_of_W = np.reshape(W, (slices, rows, columns))
+        held = grid_of_W if self.sharded else grid_of_W[:1]  # of the slices along the batch, the first
+        first = held.swapaxes(0, 1).reshape(-1, columns)
 
         def grid(ranks: np.ndarray) -> dj.CartesianPartition:
             team = dj.Partition().create_partition_inclusive(ranks.flat)

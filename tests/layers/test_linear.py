@@ -25,6 +25,7 @@ CASES = {
         LinearCase((1, 0), (1,), (0, 1), (1, 2), 1, 3),  # a worker with an empty block of one feature
         LinearCase((0, 1), (0, 1), (0, 1), (2, 1, 1), 4, 3),  # the batch split alone: data parallelism
         LinearCase((1, 0), (0, 1), (1, 0), (2, 1, 1), 4, 3, lead=(3, 2), bias=False),
+        LinearCase((0, 1), (1, 0), (1, 0), (2, 1, 1), 4, 1, sharded=True),  # one worker has no share of the parameters
     ],
     4: [
         LinearCase((0, 1), (0, 1), (0, 1, 2, 3), (2, 2), 7, 5),  # overlapping
@@ -44,12 +45,15 @@ CASES = {
         LinearCase((0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 2, 3), (4, 1, 1), 2, 3, lead=(6,), batches=(0, 4, 2, 0)),
         LinearCase((0, 1), (2, 3), (3, 1), (2, 1, 1), 2, 3, lead=(4, 1, 2), batches=(1, 3)),
         LinearCase((3, 1), (0, 2), (1, 0, 3, 2), (1, 2, 2), 7, 5),  # three dimensions, and the batch whole
+        LinearCase((3, 0, 2, 1), (1, 2), (2, 3, 1, 0), (2, 1, 2), 5, 3, sharded=True),
+        LinearCase((0, 3), (2, 0, 1, 3), (1, 2, 3, 0), (2, 2, 1), 4, 6, lead=(5,), bias=False, sharded=True),
     ],
     12: [
         LinearCase((0, 1, 2, 3), (4, 5, 6), tuple(range(12)), (3, 4), 16, 12, lead=(1,)),  # the documentation's
         LinearCase((11, 3, 5), (0, 11, 2, 4), (*range(11, 5, -1), *range(6)), (4, 3), 10, 9),
         LinearCase((4, 5, 6, 7), (11, 0, 1, 2, 3, 9), tuple(range(12)), (2, 3, 2), 7, 5),
         LinearCase(tuple(range(12)), (*range(6, 12), *range(6)), (*range(11, -1, -1),), (12, 1, 1), 3, 4, lead=(11,)),
+        LinearCase((4, 5, 6), (11, 0, 1, 2, 3, 9, 4, 5, 6), (*range(1, 10),), (3, 3, 1), 2, 8, sharded=True),
     ],
 }
 
@@ -87,7 +91,8 @@ def random_case(seed: int, world: int) -> LinearCase:
     n_in, n_out = map(int, draw.integers(1, 9, size=2))
     batches = None if n == 1 or draw.random() < 0.5 else tuple(map(int, draw.multinomial(lead[0], np.full(n, 1 / n))))
     shape = (rows, columns) if n == 1 and draw.random() < 0.7 else (n, rows, columns)
-    return LinearCase(*ranks, shape, n_in, n_out, lead, bool(draw.random() < 0.7), batches)
+    bias, sharded = (bool(its) for its in draw.random(2) < (0.7, 0.4))
+    return LinearCase(*ranks, shape, n_in, n_out, lead, bias, batches, sharded)
 
 
 @pytest.mark.simulated(4)

@@ -19,19 +19,29 @@ from matrix.partitions import On, Shape, blocks
 
 
 def linear(
-    P_x: On, P_y: On, P_W: On, n_in: int, n_out: int, batch: int = 2, world: int = 4, of_params: bool = False
+    P_x: On,
+    P_y: On,
+    P_W: On,
+    n_in: int,
+    n_out: int,
+    batch: int = 2,
+    world: int = 4,
+    of_params: bool = False,
+    sharded: bool = False,
 ) -> Case:
     """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
-    stored = P_W.grid.reshape(-1, *P_W.shape[-2:])[0]  # of the slices along the batch, the first
+    slices = P_W.grid.reshape(-1, *P_W.shape[-2:])  # along the batch, of which the first has the parameters
+    stored = (slices if sharded else slices[:1]).swapaxes(0, 1).reshape(-1, P_W.shape[-1])
     weights = blocks(On(stored.shape, tuple(stored.flat)), n_out, n_in, world=world)
     biases = blocks(On(stored.shape[:1], tuple(stored[:, 0])), n_out, world=world)
     params = tuple({"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True))
     xs = blocks(P_x, batch, n_in, world=world, elsewhere=(batch, 0))
-    name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights on {P_W}"
+    name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights{' sharded' * sharded} on {P_W}"
     fixed = painted(name, xs if of_params else params, np.float64)
 
     def layer(P: dj.Partition) -> nn.DistributedLinear:
-        return nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), n_in, n_out)
+        partitions = (each.partition(P) for each in (P_x, P_y, P_W))
+        return nn.DistributedLinear(*partitions, n_in, n_out, sharded=sharded)
 
     def operator(P: dj.Partition) -> Operator:
         F, mine = layer(P), fixed[P.rank]
@@ -46,7 +56,7 @@ def linear(
 
     def dense(arrays: list[Any]) -> list[Any]:
         both = (fixed, arrays) if of_params else (arrays, fixed)
-        return reference.linear(*both, P_x.grid, P_y.grid, P_W.grid)
+        return reference.linear(*both, P_x.grid, P_y.grid, stored)
 
     return Case(name, world, params if of_params else xs, operator, dense, plan, any_dtype=False)
 

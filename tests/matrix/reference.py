@@ -147,9 +147,8 @@ def reduce_scatter(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
     return on_teams(blocks, P_x, axes, pieces)
 
 
-def linear(blocks: Blocks, params: Blocks, P_x: Grid, P_y: Grid, P_W: Grid) -> Blocks:
-    """x W^T + b of the assembled tensors, cut into the blocks of y; P_W may have P_n in front of P_fo x P_fi."""
-    stored = P_W.reshape(-1, *P_W.shape[-2:])[0]
+def linear(blocks: Blocks, params: Blocks, P_x: Grid, P_y: Grid, stored: Grid) -> Blocks:
+    """x W^T + b of the assembled tensors, cut into the blocks of y; W is `stored` on so many workers a dimension."""
     y = assembled(blocks, P_x) @ assembled([p["weight"] for p in params], stored).T
     if "bias" in params[0]:
         y = y + np.concatenate([params[worker]["bias"] for worker in stored[:, 0]])
