@@ -8,11 +8,13 @@
 On p workers, with a batch of n texts of s characters, e features, and v different characters:
 
     --partition tensor                                               ring, heads
-    embedding         vocabulary split, v/p x e                      a copy of the table, s/p characters
+    embedding         vocabulary split, v/p x e                      a copy of the table, gathered; s/p characters
     norms, residuals  n x s/p x e                                    n x s/p x e
     attention         gathers s, has 1/p of the heads, scatters s    ring: all heads; heads: exchanges s for heads
-    two linear        4e/p of the 4e features in between             copies of the weights
+    two linear        4e/p of the 4e features in between             copies of the weights, gathered
     output, tied      logits n x s x v/p, never gathered             logits n x s/p x v
+
+Gathered weights are cut over all workers between steps: each keeps, and updates, 1/p of them.
 
 At the end the network, with its heads split, goes on with a text, character by character, with a cache of keys and
 values. A network that was trained with its sequence split is gathered and scattered for that.
@@ -70,10 +72,10 @@ class Transformer:
             self.loss = nn.DistributedCrossEntropyLoss(self.stream, ignore_index=None)
         else:  # the sequence in front, split as a batch is
             rows = grid([p, 1, 1])
-            self.embed = nn.DistributedEmbedding(grid([p, 1]), rows, rows, vocabulary, e)
-            self.up = nn.DistributedLinear(rows, rows, rows, e, 4 * e)
-            self.down = nn.DistributedLinear(rows, rows, rows, 4 * e, e)
-            self.output = nn.DistributedLinear(rows, rows, rows, e, vocabulary, bias=False)
+            self.embed = nn.DistributedEmbedding(grid([p, 1]), rows, rows, vocabulary, e, sharded=True)
+            self.up = nn.DistributedLinear(rows, rows, rows, e, 4 * e, sharded=True)
+            self.down = nn.DistributedLinear(rows, rows, rows, 4 * e, e, sharded=True)
+            self.output = nn.DistributedLinear(rows, rows, rows, e, vocabulary, bias=False, sharded=True)
             self.loss = nn.DistributedCrossEntropyLoss(rows, ignore_index=None)
         self.norm = nn.DistributedRMSNorm(self.stream, e)
         self.attention = nn.DistributedMultiHeadAttention(
