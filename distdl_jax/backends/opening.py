@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from distdl_jax.backends.base import World
-from distdl_jax.backends.inprocess.current import simulated_world
+from distdl_jax.backends.inprocess.current import simulated_world, simulations_run
 from distdl_jax.backends.inprocess.world import InProcessWorld
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.watchdog.status import worker_status
@@ -75,4 +76,9 @@ def world_of(used: Iterable[World]) -> World | None:
 
 def _simulated() -> InProcessWorld | None:
     world: InProcessWorld | None = simulated_world.value
+    if world is None and simulations_run() and threading.current_thread() is not threading.main_thread():
+        raise SetupError(
+            f"The thread {threading.current_thread().name!r} is no worker: while dj.simulate runs, partitions are "
+            "made, and what communicates is called, in the threads of its workers, and in no others that these start."
+        )
     return world

@@ -51,6 +51,12 @@ def needed_ranges(
             before, after = widest[d].get(i, (left, right))
             widest[d][i] = max(before, left), max(after, right)
     wraps = per_dimension(periodic, len(owned.shape))
+    for d, (n, wrap) in enumerate(zip(owned.extent, wraps, strict=True)):
+        if wrap and n == 0 and any(sum(pair) > 0 for pair in widest[d].values()):
+            raise InvalidArgumentError(
+                f"`halos` asks for entries around the blocks in dimension {d}, which is periodic and has no entries: "
+                "there is nothing to wrap around."
+            )
     return tuple(
         tuple(_widened(own, widest[d][i], None if wraps[d] else n) for i, own in enumerate(owned.ranges[d]))
         for d, n in enumerate(owned.extent)

@@ -88,6 +88,7 @@ def mpi_has_ended() -> bool:
 
 
 def _abort(status: int) -> None:
+    status = status & 0xFF or 1  # of which a shell sees eight bits: 256 would be 0 there
     try:
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():

@@ -243,7 +243,9 @@ def _in_the_plan(
     if plan is None:
         return []
     if not absent:
-        return [_by_the_data(name)]
+        calls = {worker: states.get(worker, RUNNING).calls for worker in range(size) if worker not in unheard}
+        gone = tuple(worker for worker, its in calls.items() if its.number > call or not its.inside)
+        return [_ended_the_call(gone, call, name) if gone else _by_the_data(name)]
     lines = [f"{workers_text(tuple(sorted(absent))).capitalize()} did not come to call {call}, of {name}."]
     for stop in find_stops(plan, absent):
         if stop.operation is not None:
@@ -271,6 +273,14 @@ def _without_a_plan(asker: StillWaiting, states: Mapping[int, State]) -> list[st
                     "argument of a jax.jit function has changed on some workers only. dj.jit finds that at once."
                 ]
     return []
+
+
+def _ended_the_call(gone: Workers, call: int, name: str) -> str:
+    return (
+        f"{workers_text(gone).capitalize()} came to call {call}, of {name}, whose plan was found to complete, and is "
+        "no longer in it while others are: there it ended by an exception (of a callback, say) that the program has "
+        "caught, or after another branch of a cond or fewer passes of a while loop."
+    )
 
 
 def _by_the_data(name: str) -> str:

@@ -211,6 +211,13 @@ def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
     assert "they must have taken different branches of a cond" in text
 
 
+def test_the_report_says_whose_call_has_ended_where_others_are_still_in_it():
+    """Without a cond or a while loop: one worker's call has raised an exception, say, and its program goes on."""
+    played = Played({0: IN_CALL, 1: replace(RUNNING, calls=calls("fff"))}, all_reduce(0, 1, loop=True))
+    text = clock(played, 2000.0)[0][1].text
+    assert "Worker 1 came to call 3, of f, whose plan was found to complete" in text and "an exception" in text
+
+
 def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
     coordinator = Coordinator((0, 1), LIMITS)
     for _ in range(3):

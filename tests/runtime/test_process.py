@@ -1,12 +1,15 @@
 """What the import does to the process, and that it can be told to leave it alone."""
 
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from launcher import mpiexec
 from programs import run
+
+from distdl_jax.watchdog import abort
 
 PROGRAM = """
 import ctypes, gc, signal, sys
@@ -79,3 +82,13 @@ def test_what_mpich_leaves_behind_is_removed():
     files = re.findall(r"^shares (/dev/shm/mpich_shm_\w+)$", output, re.MULTILINE)
     assert files or mpiexec.flavour() != "hydra", output
     assert not any(Path(file).exists() for file in files)
+
+
+def test_no_job_that_is_ended_has_status_0(monkeypatch):
+    """A shell sees eight bits of it: of 256, which os.system returns of a program that failed, none."""
+    statuses = []
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    monkeypatch.setattr(abort, "leave_at_once", statuses.append)
+    for status in (1, 256, 259, -15):
+        abort._abort(status)
+    assert statuses == [1, 1, 3, 241]

@@ -1,6 +1,10 @@
-"""Which simulated worker a thread is."""
+"""Which simulated worker a thread is, and whether there are any."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 
@@ -9,3 +13,24 @@ simulated_world = jax.make_user_context(None)
 
 It is part of the key of every cache of JAX's: a jitted function that two workers share is traced and compiled for each.
 """
+
+_lock = threading.Lock()
+_running = 0
+
+
+@contextmanager
+def one_more_runs() -> Iterator[None]:
+    """Inside, the workers of one more world run."""
+    global _running
+    with _lock:
+        _running += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+
+
+def simulations_run() -> bool:
+    """Whether any `dj.simulate` runs in this process."""
+    return _running > 0

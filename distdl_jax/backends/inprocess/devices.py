@@ -14,6 +14,10 @@ from typing import Any
 
 from distdl_jax.compat import new_cpu_device
 
+FEWEST = 2
+"""Threads that a client has at least. A program whose inputs are copied from elsewhere runs in one of them, and waits
+there for other workers; those may wait, in their turn, for a copy that the client has to make."""
+
 _lock = threading.Lock()
 _free: dict[int, list[Any]] = defaultdict(list)
 
@@ -27,7 +31,7 @@ def take_devices(count: int, threads: int) -> list[Any]:
     """As many devices that nobody else uses, each with as many threads."""
     with _lock:
         free = _free[threads]
-        return [free.pop() if free else new_cpu_device(threads) for _ in range(count)]
+        return [free.pop() if free else new_cpu_device(max(threads, FEWEST)) for _ in range(count)]
 
 
 def give_back(devices: list[Any], threads: int) -> None:

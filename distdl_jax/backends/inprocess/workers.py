@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from distdl_jax.backends.inprocess.current import simulated_world
+from distdl_jax.backends.inprocess.current import one_more_runs, simulated_world
 from distdl_jax.backends.inprocess.devices import give_back, take_devices, threads_of_each
 from distdl_jax.backends.inprocess.parsing import one_parses_at_a_time
 from distdl_jax.backends.inprocess.rendezvous import Rendezvous, WorkerStopped
@@ -47,7 +47,7 @@ class Workers:
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """What `program(*args)` returns on each worker; raises the first error of any, when all have ended."""
-        with one_parses_at_a_time():
+        with one_parses_at_a_time(), one_more_runs():
             return self._run(program, args)
 
     def _run(self, program: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:

@@ -12,6 +12,7 @@ from distdl_jax.backends.inprocess.party import AGREEMENT
 from distdl_jax.backends.inprocess.rendezvous import Rendezvous
 from distdl_jax.backends.inprocess.transport import InProcessTransport
 from distdl_jax.backends.nan_check import refuse_to_run_again
+from distdl_jax.compat import wait_for_program
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation, Place, Program
 from distdl_jax.watchdog.source_lines import user_line
@@ -45,6 +46,8 @@ class InProcessWorld:
         )
 
     def _meet(self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
+        # A program whose inputs are copied from elsewhere runs once they are there, in another thread.
+        wait_for_program(self.transport.effect)
         operation = Operation(AGREEMENT, team, op=purpose, place=Place(user_line()))
         # Pickled, as between processes: no worker holds an object that another may change.
         told = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
