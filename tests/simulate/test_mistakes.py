@@ -1,6 +1,7 @@
 """Mistakes in dj.simulate: what would hang raises at once on all workers, and an exception ends them all."""
 
 import random
+import sys
 import threading
 import time
 
@@ -305,6 +306,23 @@ def test_exits():
     with pytest.raises(SystemExit) as end:
         dj.simulate(2, program, 3)
     assert end.value.code == 3
+
+
+@pytest.mark.parametrize("end", [int, sys.exit])
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_a_device_still_has_to_do_is_part_of_the_program(first, end):
+    """Its data come later, from another device: a worker that returns or exits before has not left the others."""
+    late = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, y: y @ y / 400, x))(jnp.ones((400, 400)))
+    found = [None, None]
+
+    def program():
+        p = Parts()
+        found[p.rank] = jax.jit(p.total)(late)
+        return end(0) if p.rank == first else None
+
+    assert dj.simulate(2, program) == [0 if end is int and rank == first else None for rank in range(2)]
+    assert all(y.is_ready() for y in found)
+    np.testing.assert_array_equal(found[1], np.full((400, 400), 2.0))
 
 
 def test_ctrl_c_ends_all_workers():

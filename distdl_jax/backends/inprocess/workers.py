@@ -100,15 +100,10 @@ class Workers:
                 simulated_world(self._worlds[rank]),
                 jax.default_device(self._devices[rank]),
             ):
-                self._results[rank] = program(*args)
+                self._results[rank] = _result_or_exit(program, args)
                 # What waits for data of another device runs later, in another thread: it is part of the program, too.
                 jax.effects_barrier()
             self._rendezvous.leave(rank)
-        except SystemExit as end:
-            if end.code in (None, 0):
-                self._rendezvous.leave(rank)
-            else:
-                error = end
         except BaseException as raised:
             error = party.raised if _is_caused_by(raised, party.raised) else raised
         with self._changed:
@@ -143,6 +138,16 @@ class Workers:
     def _ended_within(self, seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, timeout=seconds)
+
+
+def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What `program(*args)` returns: None where it exits with success, which ends a worker as a return does."""
+    try:
+        return program(*args)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        return None
 
 
 def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
