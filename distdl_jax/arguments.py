@@ -21,23 +21,6 @@ def check_function(name: str, value: Any) -> None:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a function.")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Refuse what is no truth value: a bool, Python's or numpy's, or one of the integers 0 and 1."""
-    if isinstance(value, bool | np.bool_) or (is_integer(value) and value in (0, 1)):
-        return
-    if isinstance(value, Tracer):
-        raise InvalidTypeError(
-            f"`{name}` (={value!r}) must be True or False, but is traced; let it be a static argument of the jit."
-        )
-    raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
-
-
-def check_flags(**flags: Any) -> None:
-    """Refuse arguments, given by their names, that are no truth values."""
-    for name, value in flags.items():
-        check_flag(name, value)
-
-
 def check_key(name: str, value: Any) -> None:
     """Refuse what is no single random key of JAX's, new or old."""
     dtype = getattr(value, "dtype", None)

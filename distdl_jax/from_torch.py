@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distdl_jax.arguments import check_flag
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, keeps_state
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
+from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.tensors import TensorSpec, device_array
@@ -60,7 +60,7 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     >>> params[1]["weight"].shape
     (2, 3)
     """
-    check_flag("state", state)
+    state = checked_boolean("state", state)
     if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
         raise InvalidTypeError(
             f"`state_dict` (={state_dict!r}) must be a dictionary of arrays by their names, as a PyTorch module's."

@@ -12,13 +12,19 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distdl_jax.arguments import check_flags
 from distdl_jax.backends.base import World
 from distdl_jax.backends.opening import open_world
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import checked_integer, checked_integers, index_of, rank_of
+from distdl_jax.plans.decomposition import (
+    checked_boolean,
+    checked_booleans,
+    checked_integer,
+    checked_integers,
+    index_of,
+    rank_of,
+)
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.static import Static
 from distdl_jax.watchdog.status import worker_status
@@ -216,7 +222,8 @@ class Partition(Static):
         **Raises:** `InvalidArgumentError`, on every worker, where the shapes don't fit the broadcast rules.
         """
         self._check_partner("P_y", P_y)
-        check_flags(transpose_src=transpose_src, transpose_dest=transpose_dest)
+        transpose_src = checked_boolean("transpose_src", transpose_src)
+        transpose_dest = checked_boolean("transpose_dest", transpose_dest)
         rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
         as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self._world.rank)
         return self._of_team(as_root), self._of_team(as_member)
@@ -232,7 +239,8 @@ class Partition(Static):
         **Raises:** `InvalidArgumentError`, on every worker, where `P_y` does not broadcast to this partition.
         """
         self._check_partner("P_y", P_y)
-        check_flags(transpose_src=transpose_src, transpose_dest=transpose_dest)
+        transpose_src = checked_boolean("transpose_src", transpose_src)
+        transpose_dest = checked_boolean("transpose_dest", transpose_dest)
         rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
         as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self._world.rank)
         return self._of_team(as_member), self._of_team(as_root)
@@ -355,9 +363,7 @@ class CartesianPartition(Partition):
 
         Follows MPI's Cart_sub. Outside this partition: the null partition, which has no workers.
         """
-        given = tuple(remain_dims)
-        check_flags(**{f"remain_dims[{place}]": flag for place, flag in enumerate(given)})
-        remain = tuple(map(bool, given))
+        remain = checked_booleans("remain_dims", remain_dims)
         if len(remain) != self.dim:
             raise InvalidArgumentError(
                 f"`remain_dims` (={remain}) has {len(remain)} entries, but {self._summary()} has {self.dim} dimensions."

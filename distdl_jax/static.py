@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from distdl_jax.arguments import check_flag
+from distdl_jax.plans.decomposition import checked_boolean
 
 
 class Static:
@@ -19,7 +19,7 @@ class Static:
     of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
 
     What a class annotates as `bool`, fields of a dataclass and arguments of its own `__init__`, must be a truth value;
-    that is checked before all else.
+    that is checked before all else, and what it keeps is a bool.
     """
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class Static:
     def __post_init__(self) -> None:
         cls: Any = type(self)
         for name in _fields(cls):
-            check_flag(name, getattr(self, name))
+            object.__setattr__(self, name, checked_boolean(name, getattr(self, name)))
 
 
 @cache
@@ -63,8 +63,12 @@ def _with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(*args: Any, **options: Any) -> None:
+        given = list(args)
         for name, place in places.items():
-            check_flag(name, options.get(name, args[place] if place < len(args) else False))
-        init(*args, **options)
+            if name in options:
+                options[name] = checked_boolean(name, options[name])
+            elif place < len(given):
+                given[place] = checked_boolean(name, given[place])
+        init(*given, **options)
 
     return checked if places else init

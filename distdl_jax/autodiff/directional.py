@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from distdl_jax.arguments import check_flag, check_function, check_numbers
+from distdl_jax.arguments import check_function, check_numbers
 from distdl_jax.autodiff.in_one_piece import called_by
 from distdl_jax.autodiff.linearity import depends_on_first
 from distdl_jax.autodiff.same_adjoints import traced_derivative
 from distdl_jax.autodiff.tangents import Varying, check_alike, check_tangents, described, has_derivative
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_integers
+from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives.gradient_anchors import depending_on_movements, note_anchor
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.movement import to_be_transposed
@@ -338,7 +338,7 @@ def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[]
 
     def checked() -> None:
         check_function("fun", fun)
-        check_flag("has_aux", has_aux)
+        checked_boolean("has_aux", has_aux)
         check()
 
     if workers.active:

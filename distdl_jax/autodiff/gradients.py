@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from distdl_jax.arguments import check_flag, check_function
+from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.same_adjoints import traced_derivative
 from distdl_jax.backends.opening import world_of
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_integers
+from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.gradient_anchors import depending_on_movements
 from distdl_jax.primitives.handshake import handshake
@@ -60,7 +60,8 @@ def value_and_grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
-    argnums = _checked_argnums(fun, argnums, has_aux, partition)
+    argnums = _checked_argnums(fun, argnums, partition)
+    has_aux = checked_boolean("has_aux", has_aux)
     local = _of_the_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
 
     @wraps(fun)
@@ -101,14 +102,14 @@ def grad(
 
     Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
     """
-    argnums = _checked_argnums(fun, argnums, has_aux, partition)
+    argnums = _checked_argnums(fun, argnums, partition)
+    has_aux = checked_boolean("has_aux", has_aux)
     return _of_the_sum(jax.grad, fun, argnums, has_aux, partition, options)
 
 
-def _checked_argnums(fun: Any, argnums: Any, has_aux: Any, partition: Any) -> int | tuple[int, ...]:
+def _checked_argnums(fun: Any, argnums: Any, partition: Any) -> int | tuple[int, ...]:
     """`argnums` as integers, where the arguments are what they should be."""
     check_function("fun", fun)
-    check_flag("has_aux", has_aux)
     check_workers("partition", partition)
     numbers = checked_integers("argnums", argnums, or_one=True)
     return numbers if isinstance(argnums, Iterable) else numbers[0]

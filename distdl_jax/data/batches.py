@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.arguments import check_flag, check_key
+from distdl_jax.arguments import check_key
 from distdl_jax.data.order import Order, Place
 from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.plans.decomposition import checked_boolean, checked_integer
 from distdl_jax.tensors import TensorSpec, check_specs
 
 _Read = Generator[tuple[Any, Place]]
@@ -71,7 +71,7 @@ def batches(
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     """
     check_specs("spec", spec)
-    check_flag("drop_last", drop_last)
+    drop_last = checked_boolean("drop_last", drop_last)
     words = None
     if key is not None:
         check_key("key", key)
@@ -81,7 +81,7 @@ def batches(
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
     place = _place(state)
     if isinstance(reader, RowReader):
-        order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, bool(drop_last))
+        order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, drop_last)
         if not order.batches:
             raise InvalidArgumentError(
                 f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."

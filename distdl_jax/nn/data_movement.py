@@ -14,6 +14,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
+from distdl_jax.plans.decomposition import checked_booleans
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -246,8 +247,8 @@ class HaloExchange(ParameterFreeLayer):
 
     It is called with this worker's block; outside P_x with anything, which comes back.
 
-    **Raises:** when it is called, `InvalidArgumentError` where the widths don't fit, `PlanError` where the blocks
-    don't form a grid.
+    **Raises:** `InvalidTypeError` where `periodic` is no sequence of booleans; when it is called,
+    `InvalidArgumentError` where the widths don't fit, `PlanError` where the blocks don't form a grid.
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
@@ -259,7 +260,8 @@ class HaloExchange(ParameterFreeLayer):
     def __init__(self, P_x: Partition, halo: Sequence[Sequence[int]], periodic: Sequence[bool] = ()) -> None:
         check_partitions(P_x=P_x)
         # The fields, in the form in which equal ones are equal. Widths are refused by all workers, when it is called.
-        vars(self).update(P_x=P_x, halo=_hashable(halo) if P_x.active else (), periodic=_hashable(periodic))
+        wraps = checked_booleans("periodic", periodic)
+        vars(self).update(P_x=P_x, halo=_hashable(halo) if P_x.active else (), periodic=wraps)
 
     def _apply(self, x: Array) -> Array:
         """The block with its halo; outside P_x, `x`."""
@@ -281,7 +283,9 @@ class HaloExchange(ParameterFreeLayer):
 
 def _hashable(values: Any) -> Any:
     """Sequences as tuples, those in them too; what is none as it is."""
-    return tuple(map(_hashable, values)) if isinstance(values, Sequence | np.ndarray) else values
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    return tuple(map(_hashable, values)) if isinstance(values, Sequence) and not isinstance(values, str) else values
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_flag, check_key, is_real
+from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
 from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved, taking_part
@@ -72,7 +73,7 @@ class Dropout(ParameterFreeLayer):
     def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
         """This worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
         x = super().__call__(*args)
-        check_flag("training", training)
+        training = checked_boolean("training", training)
         if not training or not self.draws:
             return x
         if key is None:

@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_flag
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import handshake, shape_dtype_of
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
@@ -180,7 +180,7 @@ class Residual(Static):
 
         **Raises:** `PlanError`, on every worker of the output's partition, where the two have different shapes.
         """
-        check_flag("training", training)
+        training = checked_boolean("training", training)
         params = unboxed(params)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         new = dict(state or {})

@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_flag
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.nn.layer_table import layer_table
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
+from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
@@ -197,7 +197,7 @@ class Sequential(Static):
 
         **Raises:** `InvalidArgumentError` where `params` or `state` has not an entry for each layer.
         """
-        check_flag("training", training)
+        training = checked_boolean("training", training)
         params = unboxed(params)
         self._check_entries("params", params)
         keys = [None] * len(self._layers) if key is None else list(jax.random.split(key, max(len(self._layers), 1)))

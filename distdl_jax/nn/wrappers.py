@@ -12,10 +12,11 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_flag, checked_dtype
+from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer
 from distdl_jax.nn.parameters import unboxed
+from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
@@ -83,7 +84,8 @@ class Remat(_Around):
 
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """This worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
-        check_flag("training", options.get("training", True))
+        if "training" in options:
+            options["training"] = checked_boolean("training", options["training"])
         arrays = {n: its for n, its in options.items() if n != "training" and not isinstance(its, bool | None)}
         rest = {name: its for name, its in options.items() if name not in arrays}
 

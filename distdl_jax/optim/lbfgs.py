@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from distdl_jax.arguments import check_flag, check_number
+from distdl_jax.arguments import check_number
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.optim.line_search import check_search, line_search
 from distdl_jax.optim.require import optax_for
 from distdl_jax.optim.whole import Whole, check_params
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.plans.decomposition import checked_boolean, checked_integer
 
 if TYPE_CHECKING:
     import optax
@@ -83,7 +83,7 @@ def scale_by_lbfgs(
     """
     optax = optax_for("scale_by_lbfgs")
     memory_size = checked_integer("memory_size", memory_size, 1)
-    check_flag("scale_init_precond", scale_init_precond)
+    scale_init_precond = checked_boolean("scale_init_precond", scale_init_precond)
     whole = Whole("scale_by_lbfgs", specs, partition)
 
     def init(params: Any) -> Any:

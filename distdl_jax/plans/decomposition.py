@@ -44,17 +44,31 @@ def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[i
         raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
 
 
+def checked_boolean(name: str, value: Any) -> bool:
+    """The argument `name` as a bool: a truth value is a bool or one of the integers 0 and 1, also as an array.
+
+    Arrays, numpy's and JAX's, have no dimensions, and are not traced.
+    """
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if isinstance(value, int) or (kind in ("b", "i", "u") and value.shape == ()):
+        try:
+            if (truth := bool(value)) == value:
+                return truth
+        except TypeError:  # JAX's: nobody can know yet
+            raise InvalidTypeError(
+                f"`{name}` (={value!r}) must be True or False, but is traced; it has to be known while tracing: let it "
+                "be a static argument of the jit."
+            ) from None
+    raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
+
+
 def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
-    """The argument `name`, a sequence of booleans, as a tuple."""
+    """The argument `name`, a sequence of truth values as `checked_boolean` takes them, as a tuple of bools."""
     try:
         given = tuple(values)
     except TypeError:
-        given = (None,)
-    if any(
-        value is not True and value is not False and type(value).__name__ not in ("bool", "bool_") for value in given
-    ):
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.")
-    return tuple(map(bool, given))
+        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.") from None
+    return tuple(checked_boolean(f"{name}[{place}]", value) for place, value in enumerate(given))
 
 
 def _integer(value: Any) -> int:

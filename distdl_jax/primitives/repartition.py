@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from distdl_jax.arguments import check_flag
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.decomposition import ProductGrid, box_shape, checked_boolean
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -80,7 +79,7 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """
     check_partitions(P_x=P_x, P_y=P_y)
-    check_flag("preserve_batch", preserve_batch)
+    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
     _check_dimensions(P_x, P_y)
     team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
     if P_x.world.rank not in team:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_flags
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
+from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
@@ -261,8 +261,11 @@ def broadcast(
     Source: DistDL documentation, "broadcast".
     """
     check_partitions(P_x=P_x, P_y=P_y)
-    check_flags(transpose_src=transpose_src, transpose_dest=transpose_dest, preserve_batch=preserve_batch)
-    options = {"transpose_src": transpose_src, "transpose_dest": transpose_dest}
+    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
+    options = {
+        "transpose_src": checked_boolean("transpose_src", transpose_src),
+        "transpose_dest": checked_boolean("transpose_dest", transpose_dest),
+    }
     rule = broadcast_rule(P_x, P_y, **options)
     if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
         return x
@@ -303,8 +306,11 @@ def sum_reduce(
     Source: DistDL documentation, "broadcast" and "backends".
     """
     check_partitions(P_x=P_x, P_y=P_y)
-    check_flags(transpose_src=transpose_src, transpose_dest=transpose_dest, preserve_batch=preserve_batch)
-    options = {"transpose_src": transpose_src, "transpose_dest": transpose_dest}
+    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
+    options = {
+        "transpose_src": checked_boolean("transpose_src", transpose_src),
+        "transpose_dest": checked_boolean("transpose_dest", transpose_dest),
+    }
     rule = sum_rule(P_x, P_y, **options)
     if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
         return x

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_flag, check_key
+from distdl_jax.arguments import check_key
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.parameters import ParamShapeDtypes
-from distdl_jax.plans.decomposition import Range
+from distdl_jax.plans.decomposition import Range, checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import ShapeDtypes
 
@@ -20,8 +20,7 @@ MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
 
 def checked_key(key: Array | None, training: bool, draws: bool) -> Array | None:
     """The argument `key`, without which nothing can be dropped; None where nothing is."""
-    check_flag("training", training)
-    if not (training and draws):
+    if not (checked_boolean("training", training) and draws):
         return None
     if key is None:
         raise InvalidArgumentError("`key` (=None) must be a random key in training, the same on every worker.")

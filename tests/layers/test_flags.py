@@ -46,14 +46,17 @@ def test_all_classes_with_flags_are_among_these() -> None:
     assert len(FLAGS) > 20
 
 
-@pytest.mark.parametrize("flag", [True, np.True_, 1], ids=repr)
+TRUE = [True, np.True_, 1, np.int8(1), np.array(True), jnp.array(True)]
+
+
+@pytest.mark.parametrize("flag", TRUE, ids=repr)
 def test_what_is_true(flag: Any) -> None:
     for made, wanted in (
         (nn.DistributedLinear(P, P, P, 3, 3, bias=flag), LINEAR),
         (nn.DistributedLayerNorm(P, 3, bias=flag), nn.DistributedLayerNorm(P, 3)),
         (nn.DistributedLayerNorm(P, 3, 1e-5, flag), nn.DistributedLayerNorm(P, 3)),
     ):
-        assert made == wanted and hash(made) == hash(wanted)
+        assert made == wanted and hash(made) == hash(wanted) and repr(made) == repr(wanted)
 
 
 def test_a_layer_of_ones_own_is_checked_too() -> None:
@@ -74,15 +77,14 @@ def test_a_layer_of_ones_own_is_checked_too() -> None:
             cls(**{name: "no"})
 
 
+ATTENTION = nn.DistributedMultiHeadAttention(P3, 4, 2)
 STATEFUL = nn.DistributedBatchNorm(P, 3)
 IN_TRAINING: dict[str, Callable[[Any], Any]] = {
     "Dropout": lambda training: nn.Dropout(P)(X, key=jax.random.key(0), training=training),
     "BatchNorm": lambda training: STATEFUL(
         STATEFUL.init(jax.random.key(0)), X, state=STATEFUL.init_state(), training=training
     ),
-    "attention": lambda training: nn.DistributedMultiHeadAttention(P3, 4, 2)(
-        {}, jnp.ones((1, 2, 4)), training=training
-    ),
+    "attention": lambda training: ATTENTION(ATTENTION.init(jax.random.key(0)), jnp.ones((1, 2, 4)), training=training),
     "Sequential": lambda training: nn.Sequential(jax.nn.relu)(({},), X, training=training),
     "Residual": lambda training: nn.Residual(nn.Sequential(jax.nn.relu))(
         {"body": ({},), "shortcut": {}}, X, training=training
@@ -95,13 +97,17 @@ IN_TRAINING: dict[str, Callable[[Any], Any]] = {
 def test_training_is_true_or_false(name: str) -> None:
     with pytest.raises(dj.InvalidTypeError, match=r"`training` \(='no'\) must be True or False\."):
         IN_TRAINING[name]("no")
-    with pytest.raises(dj.InvalidTypeError, match=r"`training` .* must be True or False, but is traced; .* static"):
-        jax.jit(IN_TRAINING[name])(True)
+    for traced in (True, 1):
+        with pytest.raises(dj.InvalidTypeError, match=r"`training` .* but is traced; it has to be known while tracing"):
+            jax.jit(IN_TRAINING[name])(traced)
 
 
-def test_a_rematerialised_layer_takes_every_truth_value() -> None:
-    for training in (True, np.True_, 1):
-        assert IN_TRAINING["Remat"](training).tolist() == IN_TRAINING["Dropout"](True).tolist()
+@pytest.mark.parametrize("name", IN_TRAINING)
+def test_training_is_every_truth_value(name: str) -> None:
+    wanted = IN_TRAINING[name](True)
+    for training in TRUE:
+        jax.tree.map(np.testing.assert_array_equal, IN_TRAINING[name](training), wanted)
+    assert IN_TRAINING["Remat"](jnp.array(True)).tolist() == IN_TRAINING["Dropout"](True).tolist()
 
 
 def square(x: Any) -> Any:
@@ -126,6 +132,11 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "broadcast partition": ("transpose_src", lambda flag: P.create_broadcast_partition_to(P, transpose_src=flag)),
     "reduction partition": ("transpose_dest", lambda flag: P.create_reduction_partition_to(P, transpose_dest=flag)),
     "subtopology": (r"remain_dims\[1\]", lambda flag: P.create_cartesian_subtopology_partition([True, flag])),
+    "halo exchange": (
+        r"periodic\[1\]",
+        lambda flag: functional.halo_exchange(X, P, ((0, 0), (0, 0)), periodic=[False, flag]),
+    ),
+    "halo layer": (r"periodic\[0\]", lambda flag: nn.HaloExchange(P, ((0, 0), (0, 0)), periodic=[flag, 1])),
     "from_torch": ("state", lambda flag: dj.from_torch({}, nn.Sequential(jax.nn.relu), state=flag)),
     "lbfgs": ("scale_init_precond", lambda flag: dj.optim.lbfgs({}, scale_init_precond=flag)),
 }
@@ -135,6 +146,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_flag_of_a_function(name: str) -> None:
     argument, call = CALLS[name]
-    call(argument == r"remain_dims\[1\]") if argument != "has_aux" else None
+    for each in TRUE if argument == r"remain_dims\[1\]" else (False, 0, np.array(False), jnp.array(False)):
+        call(each) if argument != "has_aux" else None
     with pytest.raises(dj.InvalidTypeError, match=rf"`{argument}` \(='no'\) must be True or False\."):
         call("no")

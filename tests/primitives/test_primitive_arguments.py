@@ -50,3 +50,14 @@ def test_what_holds_no_numbers_is_named() -> None:
             nn.Concatenate(P)(values, values)
         with pytest.raises(dj.InvalidTypeError, match=rf"`x` {sentence}"):
             functional.repartition(values, P, P)
+
+
+def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_called() -> None:
+    P, x = dj.Partition().create_cartesian_topology_partition([1, 1]), jnp.ones((2, 2))
+    wanted = nn.HaloExchange(P, ((1, 0), (0, 1)))
+    for halo in (np.eye(2, dtype=int), [[1, np.array(0)], (0, np.int8(1))]):
+        assert nn.HaloExchange(P, halo) == wanted
+        np.testing.assert_array_equal(nn.HaloExchange(P, halo)(x), x)
+    for bad in ("no", np.array(1), [1, 0], np.eye(2)):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`halo` .* must be 2 pairs \(left, right\) of integers"):
+            nn.HaloExchange(P, bad)(x)

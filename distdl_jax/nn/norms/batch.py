@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_flag, is_real
+from distdl_jax.arguments import is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.norms.moments import Along
 from distdl_jax.nn.norms.normalization import DistributedNorm, NormPlan, check_norm, filled
 from distdl_jax.nn.parameters import Params
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.plans.decomposition import checked_boolean, checked_integer
 from distdl_jax.tensors import TensorSpec
 
 State = dict[str, Array]
@@ -128,7 +128,7 @@ class DistributedBatchNorm(DistributedNorm):
         **Raises:** `PlanError`, on every worker of P_x, where x, a parameter or the state does not fit, or there is
         one value per channel in training; `InvalidArgumentError` for evaluation without a state.
         """
-        check_flag("training", training)
+        training = checked_boolean("training", training)
         if state is None and not training and self.track_running_stats:
             raise InvalidArgumentError(
                 "`state` (=None) must be given where `training` is False: evaluation takes the running statistics. "
