@@ -33,7 +33,8 @@ def output_spec(layer: Planned, x_spec: TensorSpec, P_y: Partition, copied: Sequ
         raise InvalidArgumentError(
             f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {P_x.describe()}, and without copies."
         )
-    dtype = np.dtype(np.int32 if _takes_indices(layer) else np.float32)  # shapes don't depend on it
+    takes_indices = getattr(_first_with_parameters(layer), "takes_indices", False)
+    dtype = np.dtype(np.int32 if takes_indices else np.float32)  # shapes don't depend on it
     x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
     after = layer.plan(x).after(x)
     dims = len(after[P_y.ranks[0]].shape)
@@ -61,11 +62,12 @@ def partition_of_output(layers: Sequence[Any], P_x: Partition) -> Partition:
     return P_x
 
 
-def _takes_indices(layer: Any) -> bool:
-    """Whether it, or the first of its layers, takes integers and nothing else: an embedding."""
-    while inner := getattr(layer, "layers", None):
-        layer = inner[0]
-    return bool(getattr(layer, "takes_indices", False))
+def _first_with_parameters(layer: Any) -> Any:
+    """It, or the first of its layers, that has parameters; what comes before moves data, say, of every dtype."""
+    inner = getattr(layer, "layers", None)
+    if inner is None:
+        return layer if hasattr(layer, "param_specs") and layer.param_specs() else None
+    return next((found for its in inner if (found := _first_with_parameters(its)) is not None), None)
 
 
 def _of_dimensions(P: Partition, dims: int, copied: tuple[int, ...]) -> tuple[CartesianPartition, tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,8 @@ class DistributedEmbedding(Static):
     embedding_dim: int
     padding_idx: int | None = None
     sharded: bool = False
+    takes_indices: ClassVar[bool] = True
+    """Whether x holds integers and nothing else."""
 
     def __post_init__(self) -> None:
         check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
@@ -146,11 +149,6 @@ class DistributedEmbedding(Static):
             raise InvalidArgumentError(
                 f"`padding_idx` (={self.padding_idx}) must be an index, 0 to {self.num_embeddings - 1}."
             )
-
-    @property
-    def takes_indices(self) -> bool:
-        """Whether x holds integers and nothing else."""
-        return True
 
     @cached_property
     def _work(self) -> Partition:

@@ -154,6 +154,26 @@ def test_a_target_needs_no_counting() -> None:
         np.testing.assert_allclose(whole["gradient"]["weight"], its["weight"], rtol=1e-12)
 
 
+# Networks of an embedding, and what comes before it: without parameters, and nothing to floats alone.
+OF_INDICES: dict[str, Callable[[nn.Repartition, nn.DistributedEmbedding], Any]] = {
+    "moved": lambda move, embedding: (move, embedding),
+    "moved inside": lambda move, embedding: (nn.Sequential(nn.Remat(move)), nn.Sequential(nn.Remat(embedding))),
+    "a function": lambda move, embedding: (lambda x: x, move, nn.Precision(embedding)),
+    "nothing": lambda move, embedding: (nn.Sequential(), move, nn.Residual(embedding, embedding)),
+    "two ways": lambda move, embedding: (nn.Residual(nn.Sequential(move, embedding), nn.Sequential(move, embedding)),),
+}
+
+
+@pytest.mark.parametrize("name", OF_INDICES)
+def test_a_network_of_indices_is_planned_of_integers(name: str) -> None:
+    for rank in range(2):
+        P = partition_of(rank, 2)
+        P_root, P_x, P_y = part(P, 1, 1), part(P, 2, 1), part(P, 2, 1, 1)
+        layers = OF_INDICES[name](nn.Repartition(P_root, P_x), nn.DistributedEmbedding(P_x, P_y, P_y, 7, 3))
+        spec = nn.Sequential(*layers, jax.nn.relu).output_spec(dj.TensorSpec((4, 5), P_root))
+        assert spec == dj.TensorSpec((4, 5, 3), P_y)
+
+
 def uneven(x: jax.Array) -> jax.Array:
     """One column of every block of two, all of the others: not balanced where the longer ones come first."""
     return x[:, :1] if x.shape[1] == 3 else x
