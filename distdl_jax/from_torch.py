@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def _params_and_state(state_dict: Mapping[str, Any], layer: Any, prefix: str) ->
         return params, states
     modules = _modules(state_dict, prefix)
     params, states = _taken(layer, modules)
-    _check_none_left([f"{module}.{name}".strip(".") for module, arrays in modules for name in arrays])
+    _check_none_left([f"{module}.{name}".strip(".") for module, arrays in modules.left for name in arrays])
     return params, states
 
 
@@ -93,7 +94,25 @@ def _check_none_left(names: list[str]) -> None:
         raise InvalidArgumentError(f"`state_dict` holds {names[0]!r}, for which `layer` has no place.")
 
 
-def _modules(state_dict: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Arrays]]:
+@dataclass
+class _Modules:
+    """The modules that are left, with their names; and where the next one is, in words that end a sentence."""
+
+    left: list[tuple[str, Arrays]]
+    where: str
+
+    def take(self, layer: Layer, names: Sequence[str]) -> tuple[str, Arrays]:
+        """The next one, for a layer of these parameters."""
+        if not self.left:
+            raise InvalidArgumentError(
+                f"`state_dict` must hold {names[0]!r} of a module{self.where}, for {layer!r}, but does not."
+            )
+        module, arrays = self.left.pop(0)
+        self.where = f" after {module!r}" if module else " after that without a name"
+        return module, arrays
+
+
+def _modules(state_dict: Mapping[str, Any], prefix: str) -> _Modules:
     """The modules of a `state_dict` in their order, with `prefix` in front of their names; and what is in each."""
     found: dict[str, Arrays] = {}
     for name, x in state_dict.items():
@@ -104,7 +123,8 @@ def _modules(state_dict: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, 
             )
         found.setdefault(match[1] or "", {})[match[2]] = _array(prefix + name, x)
     ordered = _in_order([tuple(module.split(".")) if module else () for module in found])
-    return iter([((prefix + module).strip("."), found[module]) for module in map(".".join, ordered)])
+    named = [((prefix + module).strip("."), found[module]) for module in map(".".join, ordered)]
+    return _Modules(named, f" at {prefix.strip('.')!r}, or below it" if prefix else "")
 
 
 def _array(name: str, x: Any) -> np.ndarray:
@@ -133,7 +153,7 @@ def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return own + [(name, *rest) for name in names for rest in _in_order(below[name])]
 
 
-def _taken(layer: Any, modules: Iterator[tuple[str, Arrays]]) -> tuple[Any, Any]:
+def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
     """Parameters and state of a layer, from the next of the modules."""
     if isinstance(layer, Sequential):
         pairs = [_taken(its, modules) if isinstance(its, Layer) else ({}, {}) for its in layer.layers]
@@ -150,10 +170,10 @@ def _taken(layer: Any, modules: Iterator[tuple[str, Arrays]]) -> tuple[Any, Any]
     of_params, of_state = layer.param_specs(), layer.state_specs() if keeps_state(layer) else {}
     if not jax.tree.leaves((of_params, of_state)):
         return {}, {}
-    module, arrays = next(modules, ("", {}))
+    names = [*of_params, *of_state]
+    module, arrays = modules.take(layer, names)
     for kind, changed in _CHANGED.items():
         arrays = changed(layer, module, arrays) if isinstance(layer, kind) else arrays
-    names = [*of_params, *of_state]
     _check_none_left([f"{module}.{name}".strip(".") for name in arrays if name not in names])
     cut = {name: _block(layer, module, name, spec, arrays) for name, spec in {**of_params, **of_state}.items()}
     return {name: cut[name] for name in of_params}, {name: cut[name] for name in of_state}

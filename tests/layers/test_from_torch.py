@@ -165,6 +165,22 @@ def test_names() -> None:
         ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
         ("`state_dict` holds 'weight_ih_l0', which is no parameter", {"weight_ih_l0": np.ones(2)}, linear),
         ("`state_dict` must hold 'a.b.1.bias', for", {"a.b.1.weight": arrays["weight"]}, {"a": {"b": linear}}),
+        ("`state_dict` must hold 'weight' of a module, for DistributedLinear(3", {}, nn.Sequential(linear)),
+        (
+            "`state_dict` must hold 'weight' of a module after '0', for DistributedLinear(3 -> 2",
+            {"0.weight": arrays["weight"]},
+            nn.Sequential(no_bias, nn.Residual(no_bias)),
+        ),
+        (
+            "`state_dict` must hold 'weight' of a module after 'a.0', for",
+            {"a.0.weight": arrays["weight"]},
+            {"a": nn.Sequential(no_bias, linear)},
+        ),
+        (
+            "`state_dict` must hold 'weight' of a module at 'b.c', or below it, for",
+            {"a.weight": arrays["weight"]},
+            {"a": no_bias, "b": {"c": linear}},
+        ),
         ("`state_dict['a.weight']` must be 2 x 3, for", {"a.weight": np.ones((3, 2))}, {"a": no_bias}),
         ("`state_dict` holds 'a..weight_ih_l0', which is no", {"a..weight_ih_l0": np.ones(2)}, {"a": linear}),
         (
