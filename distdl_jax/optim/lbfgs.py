@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from distdl_jax.arguments import check_number
-from distdl_jax.errors import InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.line_search import check_search, line_search
 from distdl_jax.optim.require import optax_for
 from distdl_jax.optim.whole import Whole, check_params
@@ -43,7 +44,7 @@ def lbfgs(
     of `line_search` does.
 
     **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` for what is no learning rate, or no line
-    search.
+    search, `InvalidArgumentError` for a rate that is NaN.
 
     Source: Liu and Nocedal (1989); Nocedal and Wright, "Numerical optimization" (1999), algorithms 7.4 and 7.5.
     """
@@ -67,6 +68,8 @@ def _check_rate(learning_rate: Any) -> None:
             f"`learning_rate` (={learning_rate!r}) must be a real number, a scalar array of one, or a function of the "
             "number of steps; or None."
         ) from None
+    if not isinstance(learning_rate, Tracer) and bool(learning_rate != learning_rate):
+        raise InvalidArgumentError(f"`learning_rate` (={learning_rate!r}) must not be NaN.")
 
 
 def scale_by_lbfgs(

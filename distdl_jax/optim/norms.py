@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from distdl_jax.arguments import check_not_negative, check_number
+from distdl_jax.arguments import check_not_negative
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.optim.require import optax_for
 from distdl_jax.optim.whole import Whole, check_params, square_root, squares, widened
@@ -142,8 +142,8 @@ def scale_by_trust_ratio(
     **Arguments:**
 
     - `specs`, `partition`: as in `global_norm`.
-    - `min_norm`: what a norm counts as at least.
-    - `trust_coefficient`, `eps`: as above.
+    - `min_norm`: what a norm counts as at least, not negative.
+    - `trust_coefficient`, `eps`: as above, not negative.
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters; it sends one
     message. LAMB on blocks is
@@ -162,7 +162,7 @@ def scale_by_trust_ratio(
     """
     optax = optax_for("scale_by_trust_ratio")
     for name, number in (("min_norm", min_norm), ("trust_coefficient", trust_coefficient), ("eps", eps)):
-        check_number(name, number)
+        check_not_negative(name, number)
     whole = Whole("scale_by_trust_ratio", specs, partition)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

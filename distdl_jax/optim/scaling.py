@@ -83,10 +83,11 @@ class LossScale(Static):
     def __post_init__(self) -> None:
         check_workers("partition", self.partition)
         checked_integer("period", self.period, 1)
-        if not is_real(self.initial) or not 0 < self.initial < math.inf:
-            raise InvalidArgumentError(f"`initial` (={self.initial!r}) must be a number above 0.")
+        limits = jnp.finfo(jnp.float32)
+        if not is_real(self.initial) or not float(limits.tiny) <= self.initial <= float(limits.max):
+            raise InvalidArgumentError(f"`initial` (={self.initial!r}) must be a number above 0 that float32 can hold.")
         if not is_real(self.factor) or not 1 < self.factor < math.inf:
-            raise InvalidArgumentError(f"`factor` (={self.factor!r}) must be a number above 1.")
+            raise InvalidArgumentError(f"`factor` (={self.factor!r}) must be a finite number above 1.")
 
     def init(self) -> dict[str, Array]:
         """The state at first."""

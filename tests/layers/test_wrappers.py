@@ -183,8 +183,8 @@ def test_refusals() -> None:
         "`layer` (=3) must be a layer.": lambda: nn.Remat(3),
         "`policy` (=1) must be one of jax.checkpoint_policies, or None.": lambda: nn.Remat(nn.Sequential(), 1),
         "`compute` (='int32') must be a floating dtype.": lambda: nn.Precision(nn.Sequential(), "int32"),
-        "`factor` (=1.0) must be a number above 1.": lambda: dj.optim.LossScale(factor=1.0),
-        "`initial` (=0) must be a number above 0.": lambda: dj.optim.LossScale(initial=0),
+        "`factor` (=1.0) must be a finite number above 1.": lambda: dj.optim.LossScale(factor=1.0),
+        "`initial` (=0) must be a number above 0 that float32 can hold.": lambda: dj.optim.LossScale(initial=0),
         "`batches` must hold the same number of batches": lambda: dj.optim.accumulated(lambda p, x: (0.0, p))(
             1.0, (np.ones((2, 3)), np.ones((3, 2)))
         ),
