@@ -219,7 +219,8 @@ class Partition(Static):
         the null partition where there is none. A team starts with its root; then come the workers of `P_y` that
         receive, in order. The two are equal on a worker that copies to itself.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where the shapes don't fit the broadcast rules.
+        **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        the shapes don't fit the broadcast rules.
         """
         self._check_partner("P_y", P_y)
         transpose_src = checked_boolean("transpose_src", transpose_src)
@@ -236,7 +237,8 @@ class Partition(Static):
         `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
         null partition where there is none. A team starts with its root.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where `P_y` does not broadcast to this partition.
+        **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        `P_y` does not broadcast to this partition.
         """
         self._check_partner("P_y", P_y)
         transpose_src = checked_boolean("transpose_src", transpose_src)

@@ -49,7 +49,8 @@ def value_and_grad(
 
     **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar; where one
     worker raises, the others do too, a `PlanError`. `InvalidTypeError` where `fun` is no function, `argnums` are no
-    integers, or `partition` is none; `PlanError`, on all workers, where their programs would not complete together.
+    integers, `has_aux` is not True or False, or `partition` is none; `PlanError`, on all workers, where their programs
+    would not complete together.
 
     Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit.
 
@@ -93,8 +94,8 @@ def grad(
 
     **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
 
-    **Raises:** what `fun` and `jax.grad` raise; `PlanError`, on all workers, where their programs would not complete
-    together.
+    **Raises:** what `fun` and `jax.grad` raise; `InvalidTypeError` as `value_and_grad`; `PlanError`, on all workers,
+    where their programs would not complete together.
 
     >>> import jax.numpy as jnp
     >>> grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0)).tolist()

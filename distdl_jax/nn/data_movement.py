@@ -50,7 +50,8 @@ class Broadcast(_BetweenPartitions):
 
     It is called with this worker's subtensor, or outside P_x with a zero-volume array.
 
-    **Raises:** `InvalidArgumentError`, on every worker, when it is made, where the shapes don't fit.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, when it
+    is made, where the shapes don't fit.
 
     Source: DistDL documentation, "broadcast".
     """
@@ -91,7 +92,8 @@ class SumReduce(_BetweenPartitions):
 
     It is called with this worker's term, or outside P_x with a zero-volume array.
 
-    **Raises:** `InvalidArgumentError`, on every worker, when it is made, where the shapes don't fit.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, when it
+    is made, where the shapes don't fit.
 
     Source: DistDL documentation, "broadcast" and "backends".
     """
@@ -206,8 +208,9 @@ class Repartition(ParameterFreeLayer):
 
     It is called with this worker's block, balanced or not, or outside P_x with a zero-volume array.
 
-    **Raises:** when it is called, `InvalidArgumentError` where the partitions differ in the number of dimensions, and
-    `PlanError` where the blocks don't form a grid.
+    **Raises:** `InvalidTypeError` where `preserve_batch` is not True or False; when it is called,
+    `InvalidArgumentError` where the partitions differ in the number of dimensions, and `PlanError` where the blocks
+    don't form a grid.
 
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """

@@ -39,8 +39,8 @@ class Dropout(ParameterFreeLayer):
     It is called with `layer(x, key=key, training=True)`; the key is the same on every worker, and another one at each
     step. `nn.Sequential` splits its key among its layers.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or there is no key in training;
-    `PlanError`, on every worker of P_x, where x holds integers.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or there is no
+    key in training; `PlanError`, on every worker of P_x, where x holds integers.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])

@@ -97,7 +97,8 @@ class DistributedLinear(Static):
     - `replicated`: whether workers that P_x and P_y have in front of the features hold copies, not parts.
     - `sharded`: whether the parameters are cut over P_n, not on its first workers alone.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where the partitions don't fit each other.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
+    partitions don't fit each other.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])

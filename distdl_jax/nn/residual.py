@@ -178,7 +178,8 @@ class Residual(Static):
 
         **Returns:** this worker's block of the output, and with `state` the new state; elsewhere a zero-volume array.
 
-        **Raises:** `PlanError`, on every worker of the output's partition, where the two have different shapes.
+        **Raises:** `InvalidTypeError` where `training` is not True or False; `PlanError`, on every worker of the
+        output's partition, where the two have different shapes.
         """
         training = checked_boolean("training", training)
         params = unboxed(params)

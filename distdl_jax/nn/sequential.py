@@ -195,7 +195,8 @@ class Sequential(Static):
         - `key`: a JAX random key, the same on every worker, for the layers that draw random numbers in training; each
           gets one of its own, split off it.
 
-        **Raises:** `InvalidArgumentError` where `params` or `state` has not an entry for each layer.
+        **Raises:** `InvalidTypeError` where `training` is not True or False; `InvalidArgumentError` where `params` or
+        `state` has not an entry for each layer.
         """
         training = checked_boolean("training", training)
         params = unboxed(params)

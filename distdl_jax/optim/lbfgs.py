@@ -82,7 +82,8 @@ def scale_by_lbfgs(
     **Returns:** an `optax.GradientTransformation` with optax's state. All workers call its `update`, which sends
     2 `memory_size` + 3 messages of one number.
 
-    **Raises:** `SetupError` where optax is not installed; `InvalidArgumentError` where `memory_size` is below 1.
+    **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` where `scale_init_precond` is not True or
+    False, `InvalidArgumentError` where `memory_size` is below 1.
     """
     optax = optax_for("scale_by_lbfgs")
     memory_size = checked_integer("memory_size", memory_size, 1)

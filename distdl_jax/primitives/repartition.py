@@ -73,8 +73,9 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidArgumentError` where the partitions differ in the number of dimensions; `PlanError`, with a
-    list of the shapes, where the blocks don't form a grid.
+    **Raises:** `InvalidTypeError` where `preserve_batch` is not True or False; `InvalidArgumentError` where the
+    partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, where the blocks don't form a
+    grid.
 
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """

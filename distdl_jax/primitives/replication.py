@@ -255,8 +255,8 @@ def broadcast(
     **Returns:** in P_y the copy; in P_x only, a zero-volume array of the data's dtype; in neither, `x`. Where both
     partitions are the same and no index moves, `x` itself, without communication.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where the shapes don't fit; `PlanError` where a placeholder
-    is not of the data's kind.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
+    shapes don't fit; `PlanError` where a placeholder is not of the data's kind.
 
     Source: DistDL documentation, "broadcast".
     """
@@ -300,8 +300,9 @@ def sum_reduce(
 
     **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where the shapes don't fit; `PlanError` where the terms of a
-    sum differ in shape or dtype, or a placeholder is not of the data's kind.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
+    shapes don't fit; `PlanError` where the terms of a sum differ in shape or dtype, or a placeholder is not of the
+    data's kind.
 
     Source: DistDL documentation, "broadcast" and "backends".
     """

@@ -70,14 +70,14 @@ class DistributedMultiHeadAttention(Static):
     - `num_key_heads`: n_kv, which divides n_h: how many heads keys and values have. Default: n_h. Where it is another
       number, the workers that share the heads must divide both.
     - `causal`: whether each element attends to itself and those before it only.
-    - `rotary`: the base of rotary positions (10,000, say); None for none.
-    - `bias`: whether there are biases.
+    - `rotary`: the base of rotary positions (10,000, say); None for none. - `bias`: whether there are biases.
     - `exchange`: "ring", "heads" or "gather", where the sequence is split. With "gather" P_h is 1.
     - `fused`: whether queries, keys and values are one product: a key head, its value head and the heads that they
       serve are one block of the weight (queries first).
     - `dropout`: with which probability weights are dropped in training, the same ones whatever the partition.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError`.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; when applied,
+    `PlanError`.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
@@ -350,8 +350,8 @@ class DistributedMultiHeadAttention(Static):
         **Returns:** this worker's block of y, of x's shape; outside P_x, `x`. With a cache the pair of it and of the
         cache after x; where x goes beyond the cache's places, y is NaN.
 
-        **Raises:** `InvalidArgumentError`, on every worker, for arguments that exclude each other, or where there is no
-        key in training; `PlanError`, on every worker of P_x, where x, a parameter or another argument does not fit.
+        **Raises:** `InvalidTypeError` for what is no flag, `InvalidArgumentError` for arguments that exclude each other
+        or where a key is missing; `PlanError`, on every worker of P_x, where x or another does not fit.
         """
         if memory is not None and (cache is not None or self.causal):
             raise InvalidArgumentError("`memory` takes a layer that is not `causal`, and no `cache`.")

@@ -49,6 +49,20 @@ def test_all_classes_with_flags_are_among_these() -> None:
 TRUE = [True, np.True_, 1, np.int8(1), np.array(True), jnp.array(True)]
 
 
+def test_what_asks_for_a_flag_says_what_it_raises() -> None:
+    """Layers, methods and functions: where they say what they raise at all."""
+    classes = {name: cls for name, cls in CLASSES.items() if not issubclass(cls, Exception)}
+    found = {f"{name}.{each}": its for name, cls in classes.items() for each, its in vars(cls).items()}
+    found |= {name: its for room in (*ROOMS, functional) for name, its in vars(room).items()}
+    raises = {}
+    for name, its in (classes | {name: its for name, its in found.items() if inspect.isfunction(its)}).items():
+        _, *said = (its.__doc__ or "").split("**Raises:**")
+        if said and any(each.annotation in ("bool", bool) for each in inspect.signature(its).parameters.values()):
+            raises[name] = said[0].split("\n\n")[0]
+    assert {"DistributedLinear", "Sequential.__call__", "broadcast", "grad"} <= raises.keys()
+    assert not [name for name, said in raises.items() if "InvalidTypeError" not in said]
+
+
 @pytest.mark.parametrize("flag", TRUE, ids=repr)
 def test_what_is_true(flag: Any) -> None:
     for made, wanted in (

@@ -50,7 +50,7 @@ class DistributedBatchNorm(DistributedNorm):
     - `affine`: whether there are weight and bias.
     - `track_running_stats`: whether there is a state. Without, x's own statistics serve in evaluation, too.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -125,8 +125,9 @@ class DistributedBatchNorm(DistributedNorm):
 
         **Returns:** this worker's block of y, and the new state; outside P_x, `x` and `state`.
 
-        **Raises:** `PlanError`, on every worker of P_x, where x, a parameter or the state does not fit, or there is
-        one value per channel in training; `InvalidArgumentError` for evaluation without a state.
+        **Raises:** `InvalidTypeError` where `training` is not True or False; `PlanError`, on every worker of P_x, where
+        x, a parameter or the state does not fit, or there is one value per channel in training; `InvalidArgumentError`
+        for evaluation without a state.
         """
         training = checked_boolean("training", training)
         if state is None and not training and self.track_running_stats:

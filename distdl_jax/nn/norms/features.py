@@ -82,7 +82,7 @@ class DistributedLayerNorm(_OverFeatures):
     - `eps`: what is added to the variance.
     - `elementwise_affine`: whether there are parameters; `bias`: whether there is a bias among them.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -124,7 +124,7 @@ class DistributedRMSNorm(_OverFeatures):
     - `P_x`, `normalized_shape`, `elementwise_affine`: as in `DistributedLayerNorm`. There is no bias.
     - `eps`: what is added to the mean square. Default: as in flax, 1e-6. (PyTorch's is that of x's dtype.)
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     Source: Zhang and Sennrich (2019), arXiv:1910.07467; PyTorch's RMSNorm.
     """

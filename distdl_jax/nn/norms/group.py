@@ -35,7 +35,7 @@ class DistributedGroupNorm(DistributedNorm):
     - `eps`: what is added to the variance.
     - `affine`: whether there are weight and bias.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     Source: Wu and He (2018), arXiv:1803.08494; PyTorch's GroupNorm.
     """
@@ -86,7 +86,7 @@ class DistributedInstanceNorm(DistributedNorm):
     - `eps`: what is added to the variance.
     - `affine`: whether there are weight and bias, one per channel.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     Source: Ulyanov, Vedaldi and Lempitsky (2016), arXiv:1607.08022; PyTorch's InstanceNorm1d, 2d and 3d.
     """

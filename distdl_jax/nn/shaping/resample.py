@@ -78,7 +78,8 @@ class DistributedUpsample(Sampling):
     - `align_corners`: in linear modes, whether the first and last inputs and outputs are at the same places, or their
       cells cover the same range.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
+    where x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
@@ -171,7 +172,8 @@ class DistributedAdaptiveAvgPool(Sampling):
     - `P_x`: the partition of input and output, of 3 dimensions or more.
     - `output_size`: m, a number, or one for each feature dimension, None where it is to stay.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
+    where x doesn't.
     """
 
     P_x: Partition
@@ -214,7 +216,8 @@ class DistributedPad(Sampling):
     - `mode`: "constant", "reflect" (without the border itself), "replicate" (the border) or "circular".
     - `value`: the constant, a number that x's dtype can hold.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
+    where x doesn't.
 
     Source: PyTorch's functional.pad, and its padding layers; numpy's pad.
     """
@@ -276,7 +279,8 @@ class DistributedCrop(DistributedPad):
     - `P_x`: the partition of input and output, of as many dimensions as x.
     - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many to take away.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
+    where x doesn't.
     """
 
     def __init__(self, P_x: Partition, cropping: Sequence[tuple[int, int]]) -> None:
