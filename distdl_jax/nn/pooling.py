@@ -29,6 +29,12 @@ from distdl_jax.primitives.team_operations import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.tie import tie
 
 
+def check_ordered(dtype: np.dtype) -> None:
+    """Refuse data of which none is the largest."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
+
+
 @dataclass(frozen=True)
 class PoolingPlan(Plan):
     """The plan of a pooling.
@@ -166,8 +172,7 @@ class DistributedMaxPool(DistributedPool):
         return self.dilation
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
+        check_ordered(dtype)
         return dtype
 
     def _pool(self, x: Array, windows: WindowSpec) -> Array:

@@ -41,6 +41,36 @@ def test_means_are_of_sums_that_fit(dtype: str) -> None:
         np.testing.assert_array_equal(np.asarray(y, np.float64), cut(expected, P))
 
 
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "bool", "float16", "complex64"])
+def test_global_pools_of_every_dtype(dtype: str) -> None:
+    """Where all workers have features, and where one has none: its part is what nothing is smaller than."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 3])
+    least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if "int8" in dtype else (0, 1)
+    for n in (5, 2):
+        whole = np.full((2, 1, n), least, dtype)
+        whole[1, 0, n - 1 :] = most
+        mean, first = whole.astype(complex if dtype == "complex64" else float).mean(2, keepdims=True), P.rank == 0
+        y = nn.DistributedGlobalAvgPool(P)(cut(whole, P))
+        assert y.dtype == (dtype if dtype in ("float16", "complex64") else np.float32)
+        np.testing.assert_allclose(y, mean if first else mean[..., :0], 1e-3 if dtype == "float16" else 1e-6)
+        if dtype != "complex64":
+            y = nn.DistributedGlobalMaxPool(P)(cut(whole, P))
+            assert y.dtype == dtype
+            np.testing.assert_array_equal(y, whole.max(2, keepdims=True) if first else np.zeros((2, 1, 0)))
+
+
+@pytest.mark.simulated(2)
+def test_a_gradient_past_a_pool_of_integers() -> None:
+    """They have none; what goes round them has its own."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+
+    def loss(x: jax.Array) -> jax.Array:
+        return jnp.sum(nn.DistributedGlobalMaxPool(P)(x.astype(int))) + jnp.sum(x**2)
+
+    np.testing.assert_array_equal(dj.jit(dj.grad(loss))(jnp.full((1, 1, 3), 2.5)), np.full((1, 1, 3), 5.0))
+
+
 @pytest.mark.simulated(2)
 def test_maxima_of_booleans() -> None:
     P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
@@ -56,8 +86,8 @@ def test_maxima_of_booleans() -> None:
         (lambda P: nn.DistributedMaxPool1d(P, 2), "complex64", "`x` must hold real numbers"),
         (
             nn.DistributedGlobalMaxPool,
-            "int32",
-            "`x` must hold real floating-point numbers, but is int",
+            "complex64",
+            "`x` must hold real numbers, of which one is the largest, but is complex64",
         ),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=300), "uint8", "`value` (=300) must be a number that `x`, of"),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=0.5), "int32", "`value` (=0.5) must be a number that `x`"),

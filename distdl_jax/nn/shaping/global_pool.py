@@ -16,6 +16,8 @@ from jax import Array
 from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.nn.local.pool import least
+from distdl_jax.nn.pooling import check_ordered
 from distdl_jax.nn.shaping.resample import check_features
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
@@ -24,7 +26,7 @@ from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.handshake import exchange_shape_dtypes
 from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.team_operations import accumulation_dtype
+from distdl_jax.primitives.team_operations import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.tie import tie
 from distdl_jax.primitives.written_once import written_once
 
@@ -73,16 +75,12 @@ class _GlobalPool(ParameterFreeLayer):
         """
         x = taking_part(x, self.P_x.ranks)
         dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
-        for wanted, is_so in (
-            ("hold real floating-point numbers", jnp.issubdtype(dtype, jnp.floating)),
-            ("have features", 0 not in grid.extent[2:]),
-        ):
-            if not is_so:
-                raise PlanError(f"`x` must {wanted}, but is {dtype}{list(grid.extent)}.")
-        wide = accumulation_dtype(dtype) if self.op == "sum" else dtype
+        if 0 in grid.extent[2:]:
+            raise PlanError(f"`x` must have features, but is {dtype}{list(grid.extent)}.")
+        wide, output = self._dtypes(dtype)
         held = {worker: ShapeDtype(its.shape[:2], wide) for worker, its in x.items()}
         axes = tuple(range(2, self.P_x.dim))
-        return GlobalPoolPlan(grid, dtype, plan_all_reduce(held, self.P_x, self.op, axes))
+        return GlobalPoolPlan(grid, output, plan_all_reduce(held, self.P_x, self.op, axes))
 
     def _apply(self, x: Array) -> Array:
         """This worker's block of the output, n x c x 1 x ... x 1; empty where it is not first along the features."""
@@ -95,6 +93,10 @@ class _GlobalPool(ParameterFreeLayer):
             return plan.finish(self.P_x.world, self._own(x, axes, math.prod(plan.grid.extent[2:])))
 
     @abstractmethod
+    def _dtypes(self, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
+        """Those of the reduction and of the output, from that of x."""
+
+    @abstractmethod
     def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
         """What this worker's features reduce to, n x c; the whole tensor has `count` of each."""
 
@@ -104,7 +106,8 @@ class DistributedGlobalAvgPool(_GlobalPool):
     """The mean over all features, N x C x 1 x ... x 1, of a tensor of which everything may be split.
 
     n_b n_c numbers of the block are summed over the workers along the features. The output is on P_x, so on the first
-    of these; `Flatten`, `Repartition` or a linear layer take it from there.
+    of these; `Flatten`, `Repartition` or a linear layer take it from there. The mean of integers is a floating-point
+    number.
 
     **Arguments:** `P_x`: the partition of input and output, of 3 dimensions or more.
 
@@ -117,8 +120,12 @@ class DistributedGlobalAvgPool(_GlobalPool):
     def __post_init__(self) -> None:
         check_features(self.P_x)
 
+    def _dtypes(self, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
+        mean = mean_dtype(dtype)
+        return accumulation_dtype(mean), mean
+
     def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
-        wide = accumulation_dtype(np.dtype(x.dtype))
+        wide, _ = self._dtypes(np.dtype(x.dtype))
         return jnp.sum(x, axes, dtype=wide) / np.asarray(count, wide)
 
 
@@ -140,10 +147,15 @@ class DistributedGlobalMaxPool(_GlobalPool):
     def __post_init__(self) -> None:
         check_features(self.P_x)
 
+    def _dtypes(self, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
+        check_ordered(dtype)
+        return dtype, dtype
+
     def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
         if not x.size:
-            return tie(jnp.full(x.shape[:2], -jnp.inf, x.dtype), x)
-        return _largest(x.reshape(*x.shape[:2], -1))
+            return tie(jnp.full(x.shape[:2], least(np.dtype(x.dtype)), x.dtype), x)
+        rows = x.reshape(*x.shape[:2], -1)
+        return _largest(rows) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.max(rows, 2)
 
 
 @jax.custom_jvp
