@@ -89,7 +89,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """
     name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
-        traceable = fun if hasattr(fun, "trace") else jax.jit(fun)
+        traceable = fun if hasattr(fun, "trace") else jax.jit(_another(fun))
         with _unchecked(), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
         world, program = _read(traced.jaxpr.jaxpr, worlds)
@@ -105,7 +105,7 @@ class CheckedFunction:
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._name = function_name(fun)
-        self._inner: Any = jax.jit(fun, **_of_the_inner_jit(options))
+        self._inner: Any = jax.jit(_another(fun), **_of_the_inner_jit(options))
         # Where its calls count, by worker (of dj.simulate, too): nowhere if one trace counts, another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
         self._effects: list[Any] = []  # those of the messages which it is known to send: by MPI, in dj.simulate
@@ -212,6 +212,20 @@ class CheckedFunction:
 
     def __repr__(self) -> str:
         return f"dj.jit({self._name})"
+
+
+def _another(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does the same, but is equal to none.
+
+    Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
+    worker whose block of a larger tensor has the shape of one before would not trace what the others do.
+    """
+
+    @wraps(fun)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    return other
 
 
 _SHAPED_LIKE_THE_RESULT = {"out_shardings"}

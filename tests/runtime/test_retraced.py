@@ -115,3 +115,17 @@ def test_caches_that_two_workers_clear_at_once():
             if P_all.rank == 1:
                 inner.clear_cache()
         assert outer(jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_equal_functions_share_no_trace():
+    """Of 3 and of 4 elements worker 0 has 2, and so the same arguments: all workers trace alike all the same."""
+    P_all = all_workers()
+
+    def gathered(n):
+        layer = dj.nn.AllGather(P_all, 0)  # equal to those before, which may be gone
+        x = jnp.ones(dj.TensorSpec((n,), P_all).local_shape)
+        assert dj.check(layer, x).ok
+        return dj.jit(layer)(x)
+
+    for n in (3, 4, 3, 4):
+        assert gathered(n).tolist() == [1] * n
