@@ -30,6 +30,15 @@ LAST_QUESTION = len(ASKED_AT) - 1
 """How many are asked before that at the limit: the only one of a worker whose program has ended."""
 
 
+def seconds_text(seconds: float) -> str:
+    """How long something took, as messages have it: in whole seconds, or two digits of less than one.
+
+    >>> [seconds_text(its) for its in (0.00123, 0.5, 2.3, 61.7)]
+    ['0.0012 s', '0.5 s', '2 s', '62 s']
+    """
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.0f} s"
+
+
 class AwakeClock:
     """Seconds in which the watch took its turns: differences of wall time would count a suspended job as waiting."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from distdl_jax.watchdog.calls import Calls
-from distdl_jax.watchdog.clock import FIRST_LINE, LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait
+from distdl_jax.watchdog.clock import FIRST_LINE, LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait, seconds_text
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.messages import (
     Allowance,
@@ -220,10 +220,10 @@ class Reporter:
                     waits = (*known.waits[:place], wait.after_asking(now), *known.waits[place + 1 :])
                     known = replace(known, waits=waits)
                 case "give up" if wait.kind == "left":
-                    text = f"distdl_jax: Worker {self.rank} ended {wait.seconds(now):.0f} s ago; {_SILENT}\n"
+                    text = f"distdl_jax: Worker {self.rank} ended {seconds_text(wait.seconds(now))} ago; {_SILENT}\n"
                     waits = (*known.waits[:place], wait.noted(now), *known.waits[place + 1 :])
                     known, orders = replace(known, waits=waits), Orders(say=text)
                 case "give up":
-                    text = f"Worker {self.rank} has waited for {wait.seconds(now):.0f} s. {_SILENT}"
+                    text = f"Worker {self.rank} has waited for {seconds_text(wait.seconds(now))}. {_SILENT}"
                     return known, posts, Orders(finish=text, report=True)
         return known, posts, orders

@@ -13,6 +13,7 @@ from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_stops
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.calls import Calls
+from distdl_jax.watchdog.clock import seconds_text
 from distdl_jax.watchdog.deadlock import Kind, State, workers_text
 from distdl_jax.watchdog.messages import Answer, StillWaiting
 from distdl_jax.watchdog.needs import Needs, Plans, needs_of
@@ -201,7 +202,7 @@ def _has_ended(state: State, call: int) -> bool:
 
 def was_not_heard_from(worker: int, owed: Mapping[int, float], now: float) -> str:
     """What is said of a worker that has owed an answer for some time."""
-    return f"worker {worker} was not heard from for {now - owed[worker]:.0f} s"
+    return f"worker {worker} was not heard from for {seconds_text(now - owed[worker])}"
 
 
 def time_is_up(
@@ -214,13 +215,13 @@ def time_is_up(
 ) -> str:
     """What to say of a wait that was too long; `unheard`: for how long who was not heard from."""
     first = (
-        f"Worker {asker.worker} has waited for {asker.seconds:.0f} s; the limit is {limit:.0f} s "
+        f"Worker {asker.worker} has waited for {seconds_text(asker.seconds)}; the limit is {limit:g} s "
         "(DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)."
     )
     lines = [first]
     for worker in range(min(size, LISTED)):
         if worker in unheard:
-            lines.append(f"Worker {worker} was not heard from for {unheard[worker]:.0f} s.")
+            lines.append(f"Worker {worker} was not heard from for {seconds_text(unheard[worker])}.")
         else:
             lines.append(f"Worker {worker} {states.get(worker, RUNNING).describe()}.")
     lines += _in_the_plan(size, states, programs, frozenset(unheard)) or _without_a_plan(asker, states)
@@ -301,7 +302,7 @@ def line_about_the_end(asker: StillWaiting, states: Mapping[int, State], roll: R
         else was_not_heard_from(worker, roll.owed, now)
         for worker in others[:8]
     )
-    ended = f"{workers_text(left).capitalize()} ended {asker.seconds:.0f} s ago or more"
+    ended = f"{workers_text(left).capitalize()} ended {seconds_text(asker.seconds)} ago or more"
     return [f"distdl_jax: {ended}; the job goes on: {what}.\n"] if others else []
 
 

@@ -14,7 +14,7 @@ import jax
 from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.carrier import Carrier, Worlds
-from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock
+from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
 from distdl_jax.watchdog.exit_hooks import has_raised, how_it_ended
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
@@ -90,7 +90,7 @@ class WatchdogThread:
             self._waits_since = (waiting.number, now)
         if now - self._waits_since[1] > self._limit:
             end_the_job(
-                f"A worker has waited for {self._limit:.0f} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
+                f"A worker has waited for {self._limit:g} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
                 f"{waiting.where}, for others to come to {waiting.purpose}. {ONE_PROGRAM}\n"
             )
 
@@ -132,7 +132,7 @@ def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
         if not is_over and now < says_at:
             continue
         text = (
-            f"the programs of all workers have ended, but {now:.0f} s later worker {status.rank} (process "
+            f"the programs of all workers have ended, but {seconds_text(now)} later worker {status.rank} (process "
             f"{os.getpid()}) is still at {main_line()}."
         )
         if is_over:

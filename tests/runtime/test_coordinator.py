@@ -32,9 +32,9 @@ LIMITS = TimeLimits(100.0, 1000.0)
 class Played:
     """A coordinator, and what the workers do: it keeps the states that the coordinator, which is pure, returns."""
 
-    def __init__(self, states, plan=None):
+    def __init__(self, states, plan=None, limits=LIMITS):
         self.states, self.details = states, {}
-        self.coordinator = Coordinator(tuple(range(len(states))), LIMITS)
+        self.coordinator = Coordinator(tuple(range(len(states))), limits)
         if plan is not None:
             self.coordinator = self.coordinator.remember("f", plan)
         for worker, state in states.items():
@@ -168,6 +168,12 @@ def test_a_clock_that_ran_out_ends_the_job_or_may_go_on(states, seconds, limit):
         return
     text = posts[0][1].text
     assert f"Worker 0 has waited for {seconds:.0f} s; the limit is" in text and "Worker 0 is in call 3, of f." in text
+
+
+def test_a_limit_of_less_than_a_second_is_said():
+    played = Played({0: IN_CALL, 1: IN_CALL}, limits=TimeLimits(0.001, 0.001))
+    text = clock(played, 0.0013)[0][1].text
+    assert "Worker 0 has waited for 0.0013 s; the limit is 0.001 s (DISTDL_JAX_TIMEOUT" in text
 
 
 def test_who_has_no_operation_left_with_others_does_not_wait():
