@@ -12,12 +12,14 @@ import jax.numpy as jnp
 from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.same_adjoints import traced_derivative
 from distdl_jax.backends.opening import world_of
+from distdl_jax.compat import mapped_sizes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.gradient_anchors import depending_on_movements
 from distdl_jax.primitives.handshake import handshake
+from distdl_jax.primitives.tie import tie
 
 
 def value_and_grad(
@@ -69,10 +71,10 @@ def value_and_grad(
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         workers = _everybody() if partition is None else partition
         value, gradient = local(*args, **kwargs)
-        if has_aux:
-            value, aux = value
-            return (summed(value, workers), aux), gradient
-        return summed(value, workers), gradient
+        value, *aux = value if has_aux else (value,)
+        # Under jax.vmap also of a constant: all workers have as many values to sum.
+        value = summed(tie(value, *(x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x))), workers)
+        return (value, *aux) if has_aux else value, gradient
 
     return value_and_gradient
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +27,33 @@ def test_losses_that_are_numbers_on_some_workers(constant: Any) -> None:
         np.testing.assert_array_equal(gradient, 2 * x if rank == 0 else 0 * x)
         value, gradient = jit(dj.value_and_grad(lambda x: 1.5))(x)
         assert (value, value.dtype) == (3, "float64") and not gradient.any()
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("jit", [dj.jit, lambda step: step])
+@pytest.mark.parametrize("moves", [True, False])
+def test_losses_that_are_numbers_under_vmap(jit: Any, moves: bool) -> None:
+    """A number is as many as what is mapped over: the parameters, the data, by position or by name, or both in turn."""
+    P, w, xs = dj.Partition(), jnp.arange(1.0, 4.0), jnp.arange(12.0).reshape(2, 2, 3)
+
+    def loss(w: Any, x: Any) -> Any:
+        y = dj.functional.all_sum_reduce(w * x, P, axes_keep=()) if moves else w * x
+        return jnp.sum(y**2) if P.rank == 0 else 2.0
+
+    def by_name(w: Any, x: Any) -> Any:
+        return jax.vmap(lambda x: step(w, x=x))(x)
+
+    step, times = dj.value_and_grad(loss), 4 if moves else 1
+    of_data = jax.vmap(step, (None, 0))
+    for mapped, w_or_more, x in (
+        (of_data, w, xs[0]),
+        (by_name, w, xs[0]),
+        (jax.vmap(step), xs[0], xs[1]),
+        (jax.vmap(of_data, (None, 0)), w, xs),
+    ):
+        value, gradient = jit(mapped)(w_or_more, x)
+        np.testing.assert_allclose(value, times * jnp.sum((w_or_more * x) ** 2, -1) + 2)
+        assert value.shape == x.shape[:-1] and gradient.shape == x.shape
 
 
 @pytest.mark.simulated(2)
