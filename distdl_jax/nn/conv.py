@@ -81,8 +81,8 @@ class DistributedConv(Static):
     - `sharded`: whether w and b are cut along n_co over all workers that use the same block, P_n and the features, and
       gathered; else they are on the first of these, and broadcast.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
-    or a parameter doesn't.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
 
     Source: DistDL documentation, "convolution"; Hewett and Grady (2020).
     """

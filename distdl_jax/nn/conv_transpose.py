@@ -59,8 +59,8 @@ class DistributedConvTranspose(DistributedConv):
       out at the ends.
     - `output_padding`: how many outputs are added at the high ends, less than stride or dilation.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x or
-    a parameter doesn't.
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
 
     Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
     """

@@ -102,7 +102,8 @@ class DistributedEmbedding(Static):
 
     An index outside the vocabulary gives zeros.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError`.
+    **Raises:** `InvalidTypeError` where `sharded` is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError`.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
