@@ -125,7 +125,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
         "optim.scale_by_trust_ratio": (
             stepped(dj.optim.scale_by_trust_ratio),
             {"specs": specs, "min_norm": 0.0},
-            {"specs": "", "min_norm": "integer negative float"},
+            {"specs": "", "min_norm": "integer float"},
         ),
         "optim.lbfgs": (
             dj.optim.lbfgs,
