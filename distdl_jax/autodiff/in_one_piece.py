@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from distdl_jax.autodiff.traced import Traced
 from distdl_jax.backends.base import Transport
@@ -51,22 +51,36 @@ def called(transport: Transport, fun: Callable[..., Any], *args: Any) -> Any:
 
 def evaluated(transport: Transport, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """What `program` returns for `args`; what it holds from the trace around it is differentiated, too."""
-    values = [*program.consts, *args]
+    program, outer = _opened(program)
+    values = [*outer, *args]
     varies = any(isinstance(value, Tracer) and _inexact(value) for value in values)
     if not varies or not Chain(transport, tied=True).concerns(program.jaxpr):
-        return list(jaxpr_as_fun(program)(*args))
-    return _bound(transport, program.jaxpr, [reverse_only(x) if _inexact(x) else x for x in map(jnp.asarray, values)])
+        return list(jaxpr_as_fun(program)(*values))
+    return _bound(transport, program, [reverse_only(x) if _inexact(x) else x for x in map(jnp.asarray, values)])
 
 
-def _bound(transport: Transport, jaxpr: Jaxpr, values: list[Any]) -> list[Any]:
-    """`values`: those of the constants and of the arguments."""
+def _opened(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """The program whose first arguments are those of its constants that are of the trace around it, and these.
+
+    The others are the same at every point: a derivative by them is nothing, and JAX refuses one by what a function
+    with a derivative of its own holds.
+    """
+    jaxpr = program.jaxpr
+    held = list(zip(jaxpr.constvars, program.consts, strict=True))
+    outer = [(var, const) for var, const in held if isinstance(const, Tracer)]
+    inner = [(var, const) for var, const in held if not isinstance(const, Tracer)]
+    opened = jaxpr.replace(constvars=[var for var, _ in inner], invars=[*(var for var, _ in outer), *jaxpr.invars])
+    return ClosedJaxpr(opened, [const for _, const in inner]), [const for _, const in outer]
+
+
+def _bound(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> list[Any]:
     varying = [_inexact(value) for value in values]
 
     def in_one_piece(*values: Any) -> list[Any]:
-        return list(jaxpr_as_fun(_closed(jaxpr, values))(*values[len(jaxpr.constvars) :]))
+        return list(jaxpr_as_fun(program)(*values))
 
     def forward(*values: Any) -> tuple[list[Any], Any]:
-        results, pullback = called(transport, lambda *values: _differentiated(transport, jaxpr, values), *values)
+        results, pullback = called(transport, lambda *values: _differentiated(transport, program, values), *values)
         return results, pullback
 
     def backward(pullback: Any, cotangents: list[Any]) -> tuple[Any, ...]:
@@ -79,7 +93,7 @@ def _bound(transport: Transport, jaxpr: Jaxpr, values: list[Any]) -> list[Any]:
     return as_one(*values)
 
 
-def _differentiated(transport: Transport, jaxpr: Jaxpr, values: Sequence[Any]) -> tuple[list[Any], Any]:
+def _differentiated(transport: Transport, program: ClosedJaxpr, values: Sequence[Any]) -> tuple[list[Any], Any]:
     """What the program returns, and the pullback of its floating results and of its chain, to floating arguments."""
     varying = [value for value in values if _inexact(value)]
 
@@ -88,7 +102,7 @@ def _differentiated(transport: Transport, jaxpr: Jaxpr, values: Sequence[Any]) -
         given = [next(rest) if _inexact(value) else value for value in values]
         chain = Chain(transport, tied=True)
         links = chain.begin(given)
-        results = chain.run(_closed(jaxpr, given), given[len(jaxpr.constvars) :], links)
+        results = chain.run(program, given, links)
         return ([x for x in results if _inexact(x)], links), results
 
     vjp: Any = jax.vjp(chained, varying, has_aux=True)
@@ -99,10 +113,6 @@ def _pulled_back(pullback: Any, cotangents: list[Array]) -> list[Array]:
     # A cotangent of the chain, so that all of it runs whatever the results are.
     link = tie(jnp.zeros(NO_LINK.shape, NO_LINK.dtype), *cotangents)
     return list(pullback((cotangents, [link]))[0])
-
-
-def _closed(jaxpr: Jaxpr, values: Sequence[Any]) -> ClosedJaxpr:
-    return ClosedJaxpr(jaxpr, list(values[: len(jaxpr.constvars)]))
 
 
 def _inexact(value: Any) -> bool:

@@ -151,13 +151,17 @@ def _add(links: list[Array], link: Array, tied: bool) -> None:
 
 
 def _after(link: Array, args: list[Any], consts: int) -> list[Any]:
-    """The arguments of a movement, the first of which, floating where there is one, depends on the chain."""
+    """The arguments of a movement, the last of which, floating where there is one, depends on the chain.
+
+    Not the first: those are constants of a function with a derivative of its own, by which JAX can't differentiate it,
+    and which `consts` no longer counts in a program that was evaluated again.
+    """
     if not args:
         return args
     places = range(consts, len(args))
     inexact = [i for i in places if jnp.issubdtype(jnp.result_type(args[i]), jnp.inexact)]
-    first = inexact[0] if inexact else len(args) - 1
-    return [tie(jnp.asarray(arg), link) if i == first else arg for i, arg in enumerate(args)]
+    last = inexact[-1] if inexact else len(args) - 1
+    return [tie(jnp.asarray(arg), link) if i == last else arg for i, arg in enumerate(args)]
 
 
 @jax.custom_vjp
