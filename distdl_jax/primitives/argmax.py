@@ -23,7 +23,8 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
 
     **Arguments:**
 
-    - `x`: this worker's block on P_x, of real numbers; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `x`: this worker's block on P_x, of real numbers or bools; blocks may be uneven and empty. Zero-volume outside
+      P_x.
     - `P_x`: the partition, of as many dimensions as the tensor.
     - `axis`: the dimension. Two numbers for each line along it are reduced over the workers along it.
 
@@ -50,8 +51,7 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     assert P_x.rank is not None
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
-    lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
-    mine = written_once(jnp.max(x, axis, initial=lowest))  # what is sent is compared with the answer
+    mine = written_once(jnp.max(x, axis, initial=_lowest(x.dtype)))  # what is sent is compared with the answer
     held = _lines(P_x, grid, axis, mine.dtype)
     largest = plan_all_reduce(held, P_x, "max", axis).run(P_x.world, mine)
     if start == stop:
@@ -62,6 +62,12 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     held = _lines(P_x, grid, axis, np.dtype(np.int32))
     first: Array = plan_all_reduce(held, P_x, "min", axis).run(P_x.world, place)
     return first
+
+
+def _lowest(dtype: np.dtype) -> float | bool:
+    if jnp.issubdtype(dtype, np.bool_):
+        return False
+    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
 def _lines(P_x: Partition, grid: ProductGrid, axis: int, dtype: np.dtype) -> ShapeDtypes:

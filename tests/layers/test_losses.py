@@ -301,6 +301,14 @@ def test_argmax_and_accuracy() -> None:
 
 
 @pytest.mark.simulated(2)
+def test_argmax_of_bools() -> None:
+    """The first that is true, and the first of all where none is."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    x = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 0]], bool)
+    np.testing.assert_array_equal(dj.functional.argmax(jnp.asarray(x[:, 2 * P.rank : 2 * P.rank + 2]), P), [0, 3, 1])
+
+
+@pytest.mark.simulated(2)
 def test_labels_of_every_integer_dtype() -> None:
     """More classes than bytes have, and labels that a byte would take for the one that is ignored."""
     P, draw = dj.Partition(), np.random.default_rng(3)
