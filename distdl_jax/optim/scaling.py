@@ -114,10 +114,11 @@ class LossScale(Static):
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     def next(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
-        """The state after a step; the scale stays between 1 and what float32 can hold."""
+        """The state after a step; the scale stays between 1, or `initial` below that, and what float32 can hold."""
+        floor = min(1.0, self.initial)
         good = jnp.where(finite, state["good_steps"] + 1, 0)
         grown = jnp.where(good >= self.period, state["scale"] * self.factor, state["scale"])
-        scale = jnp.where(finite, grown, jnp.maximum(state["scale"] / self.factor, 1.0))
+        scale = jnp.where(finite, grown, jnp.maximum(state["scale"] / self.factor, floor))
         scale = jnp.where(jnp.isfinite(scale), scale, state["scale"])
         return {"scale": scale, "good_steps": jnp.where(good >= self.period, 0, good)}
 

@@ -129,6 +129,16 @@ def test_a_loss_scale_stays_within_bounds() -> None:
     assert float(step(largest, True)["scale"]) == 2.0**127
 
 
+def test_an_overflow_raises_no_loss_scale() -> None:
+    """That of a scale that began below 1 leaves it there."""
+    scale = dj.optim.LossScale(initial=0.25, period=1)
+    state, found = scale.init(), []
+    for finite in (False, True, True, False, False, False):
+        state = scale.next(state, jnp.asarray(finite))
+        found.append(float(state["scale"]))
+    assert found == [0.25, 0.5, 1, 0.5, 0.25, 0.25]
+
+
 def test_a_loss_scale_takes_a_plain_number() -> None:
     """What a worker without a part of the loss returns."""
     scale = dj.optim.LossScale(initial=8.0)
