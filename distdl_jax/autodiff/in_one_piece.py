@@ -90,7 +90,8 @@ def _bound(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> lis
 
     as_one = jax.custom_vjp(in_one_piece)
     as_one.defvjp(forward, backward)
-    return as_one(*values)
+    # A `cond` must not get an index with a tangent, which JAX gives every result of what has a derivative of its own.
+    return [x if _inexact(x) else jax.lax.stop_gradient(x) for x in as_one(*values)]
 
 
 def _differentiated(transport: Transport, program: ClosedJaxpr, values: Sequence[Any]) -> tuple[list[Any], Any]:

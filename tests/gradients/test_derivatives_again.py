@@ -1,6 +1,6 @@
 """`jax.grad` of what dj.grad, dj.jvp, dj.hvp and dj.linearize give, through derivatives that somebody wrote."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,13 +35,12 @@ PLAIN: dict[str, Callable[[Function, Any], Any]] = {
 }
 
 
-def gradients(inside: dict[str, Callable[[Function, Any], Any]], fun: Function, x: Any) -> dict[str, Any]:
-    """Of the sum of squares of what each gives."""
-    return {name: jax.grad(lambda x, of=of: jnp.sum(of(fun, x) ** 2))(x) for name, of in inside.items()}
-
-
-def agree(fun: Function, whole: Function) -> None:
+def agree(fun: Function, whole: Function, names: Sequence[str] = tuple(INSIDE)) -> None:
     """`fun` of this worker's columns of X is as `whole` of all of them."""
+
+    def gradients(inside: dict[str, Callable[[Function, Any], Any]], fun: Function, x: Any) -> dict[str, Any]:
+        return {name: jax.grad(lambda x, of=inside[name]: jnp.sum(of(fun, x) ** 2))(x) for name in names}
+
     expected = jax.jit(lambda x: gradients(PLAIN, whole, x))(X)
     mine = slice(2 * dj.Partition().rank, 2 * dj.Partition().rank + 2)
     for name, got in dj.jit(lambda x: gradients(INSIDE, fun, x))(X[:, mine]).items():
@@ -74,4 +73,22 @@ def test_a_norm() -> None:
         centred = x - jnp.mean(x, 1, keepdims=True)
         return jnp.sin(centred / jnp.sqrt(jnp.mean(centred**2, 1, keepdims=True) + 1e-5))
 
-    agree(lambda x: jnp.sin(layer(params, x)), whole)
+    agree(lambda x: jnp.sin(layer(params, x)), whole, ["grad"])
+
+
+@pytest.mark.simulated(2)
+def test_a_branch() -> None:
+    """Which one was taken is among what the derivative keeps, an integer that is not differentiated."""
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    pool = nn.DistributedMaxPool1d(P, kernel_size=1, stride=2)  # the last of worker 0's elements is not read
+    x = np.arange(1.0, 5.0) if P.rank == 0 else np.arange(5.0, 8.0)
+
+    def cubes(x: Any, flag: Any) -> Any:
+        return jax.lax.cond(flag > 0, lambda x: jnp.sum(pool(x) ** 3), lambda x: jnp.sum(pool(x)), x)
+
+    def along(x: Any, flag: Any) -> Any:
+        return INSIDE["linearize"](lambda x: cubes(x, flag), x)
+
+    got = dj.jit(jax.grad(along))(jnp.asarray(x[None, None]), 1)
+    expected = (6 * x * np.cos(x) - 3 * x**2 * np.sin(x)) * (x % 2)
+    np.testing.assert_allclose(got[0, 0], expected, rtol=1e-12)
