@@ -23,20 +23,20 @@ def own_rules(program: ClosedJaxpr) -> list[Any]:
     return list(_found(program.jaxpr))
 
 
-def moving(transport: Transport, rules: list[Any]) -> list[bool | None]:
-    """Whether each of these derivatives moves data; None where it can't be told.
+def moving(transport: Transport, rules: list[Any]) -> list[bool | Exception]:
+    """Whether each of these derivatives moves data; where it can't be told, what tracing it raised.
 
     They are traced: workers whose programs hold them do it together.
     """
     return [_moves(transport, eqn) for eqn in rules]
 
 
-def moved_backward_only(transport: Transport, rules: list[Any], moves: list[bool | None]) -> str | None:
+def moved_backward_only(transport: Transport, rules: list[Any], moves: list[bool | Exception]) -> str | None:
     """The line of the first that moves data, but whose function does not: it is no transpose of what that does."""
     only = (
         line_of_equation(eqn)
         for eqn, it_moves in zip(rules, moves, strict=True)
-        if it_moves and not _communicates(transport, eqn.params["call_jaxpr"].jaxpr)
+        if it_moves is True and not _communicates(transport, eqn.params["call_jaxpr"].jaxpr)
     )
     return next(only, None)
 
@@ -54,9 +54,12 @@ def _of_library(eqn: Any) -> bool:
     return is_library(defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")[2])
 
 
-def _moves(transport: Transport, eqn: Any) -> bool | None:
+def _moves(transport: Transport, eqn: Any) -> bool | Exception:
     def derivative(*args: Array) -> Any:
-        results, pullback = jax.vjp(lambda *args: bound_again(eqn, args), *args)
+        # By what its function holds, JAX can't differentiate it.
+        count = eqn.params.get("num_consts", 0)
+        consts, varying = args[:count], args[count:]
+        results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
         return pullback([_cotangent(result) for result in results])
 
     args = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
@@ -64,8 +67,8 @@ def _moves(transport: Transport, eqn: Any) -> bool | None:
         program = jax.make_jaxpr(derivative)(*args)
     except PlanError:
         raise
-    except Exception:
-        return None  # what is wrong is said where it is differentiated
+    except Exception as error:
+        return error  # said where it is differentiated, if it is
     return _communicates(transport, program.jaxpr)
 
 

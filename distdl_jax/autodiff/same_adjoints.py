@@ -85,7 +85,13 @@ def traced_derivative(
         if problem == _OWN_RULES:
             moves = moving(world.transport, rules)
             only_backward = moved_backward_only(world.transport, rules, moves) if transposes else None
-            tied, line = world.agree(team, name, (set(moves) - {False} != set(), only_backward), _any)
+            raised = next((error for error in moves if isinstance(error, Exception)), None)
+            try:
+                tied, line = world.agree(team, name, (set(moves) - {False} != set(), only_backward), _any)
+            except PlanError as elsewhere:
+                if raised is None:
+                    raise
+                raise raised from elsewhere  # the others, where it did not, are in what moves next there
             if line is not None:
                 raise InvalidArgumentError(
                     f"dj.{transposes} can't pass through the derivative of your own at {line}: backward it moves data, "

@@ -355,3 +355,37 @@ def test_what_raises_on_one_worker_raises_on_all() -> None:
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
         dj.grad(loss)(jnp.ones(1))
     P.allgather_data(None)  # and both can go on
+
+
+def summed_backward(P: dj.Partition, there: Callable[[Any], Any], back: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of the user's whose own derivative is `back`, then the sum over workers."""
+    P_line = P.create_cartesian_topology_partition([2])
+    own = jax.custom_vjp(there)
+    own.defvjp(
+        lambda x: (there(x), None), lambda _, dy: (dj.functional.all_sum_reduce(back(dy), P_line, axes_reduce=0),)
+    )
+    return own
+
+
+@pytest.mark.simulated(2)
+def test_a_derivative_of_the_users_own_that_holds_an_array_on_one_worker() -> None:
+    P = dj.Partition()
+    factors = np.array([3.0, 4.0])
+    own = summed_backward(P, lambda x: x * factors if P.rank else x, lambda dy: dy * factors if P.rank else dy)
+    np.testing.assert_allclose(dj.grad(lambda x: jnp.sum(own(x)))(jnp.ones(2)), [4.0, 5.0])
+
+
+@pytest.mark.simulated(2)
+def test_what_a_derivative_of_the_users_own_raises_on_one_worker_is_raised() -> None:
+    """And not only that the other, which waits for it in a movement there, does something else."""
+    P = dj.Partition()
+
+    def back(dy: Any) -> Any:
+        return dy if P.rank == 0 else {}["no such key"]
+
+    own = summed_backward(P, lambda x: x, back)
+    with pytest.raises(
+        dj.PlanError if P.rank == 0 else KeyError, match="programs differ" if P.rank == 0 else "no such key"
+    ):
+        dj.grad(lambda x: jnp.sum(own(x)))(jnp.ones(2))
+    P.allgather_data(None)  # and both can go on
