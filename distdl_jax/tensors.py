@@ -94,6 +94,11 @@ class TensorSpec:
         """
         return self._placeholder(self.partition.world.rank)
 
+    @property
+    def known_placeholder(self) -> tuple[int, ...] | None:
+        """The shape that `with_placeholders` gave for this worker; None where it gave none."""
+        return self._placeholders.get(self.partition.world.rank)
+
     @cached_property
     def first_copies(self) -> CartesianPartition:
         """The workers that hold the first copy of each block, on a grid with the tensor's dimensions."""

@@ -18,6 +18,9 @@ from distdl_jax.plans.decomposition import Box
 Leaves = tuple[tuple[str, Form], ...]
 """The leaves of a tree: their paths, and what they are made of."""
 
+Placeholders = Mapping[int, tuple[int, ...]]
+"""The shapes of a worker's placeholders, by the number of the leaf; those that are not here are `(0,)`."""
+
 
 class Own(NamedTuple):
     """What this worker writes of one leaf: which leaf, its box, its form, and what brings its block to the host."""
@@ -47,8 +50,8 @@ def agree_on_contents(
     decide: Callable[[Leaves], Any],
     *,
     copied: bool = False,
-) -> tuple[Any, list[Own]]:
-    """What the first worker decides, from the leaves; and what this one writes.
+) -> tuple[Any, list[Own], Placeholders]:
+    """What the first worker decides, from the leaves; what this one writes, and its placeholders.
 
     Collective in the world. `arguments`: those of the public function that must be the same on all workers, by name.
     `copied`: this worker's blocks are copied to the host, so that what happens to its arrays from then on does not
@@ -77,7 +80,8 @@ def agree_on_contents(
         return leaves, decide(leaves)
 
     leaves, decision = together(world, purpose, mine, decided)
-    return decision, [each._replace(form=leaves[each.leaf][1]) for each in own]
+    placeholders = {n: shape for n, leaf in enumerate(held) if (shape := leaf.placeholder) not in (None, (0,))}
+    return decision, [each._replace(form=leaves[each.leaf][1]) for each in own], placeholders
 
 
 def _own(held: Sequence[Held]) -> list[Own]:

@@ -71,7 +71,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
             its.close(descriptor)
         return unfinished, [tensors[names[leaf]] for leaf, _ in leaves]
 
-    (unfinished, tensors), own = agree_on_contents(
+    (unfinished, tensors), own, _ = agree_on_contents(
         world, "the beginning of an export", tree, specs, {"path": path}, decide
     )
 

@@ -143,26 +143,37 @@ class Form:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf: `path` is where it stands in its tree, as `jax.tree_util.keystr` writes it."""
+    """A leaf: `path` is where it stands in its tree, as `jax.tree_util.keystr` writes it.
+
+    `placeholders`: the shapes of what workers held in place of a part, by world rank, where these were not `(0,)`.
+    """
 
     path: str
     form: Form
     blocks: tuple[Block, ...]
+    placeholders: Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says: the step, the sizes of the files in bytes, and the leaves."""
+    """What `manifest.json` says: the step, the sizes of the files in bytes, the leaves, and the number of workers; None
+    where it was written before that was in it."""
 
     step: int
     files: Mapping[str, int]
     leaves: tuple[Leaf, ...]
+    workers: int | None
 
     def to_json(self) -> str:
         """The text of the file. Its checksum is that of the compact JSON of the rest, with sorted keys."""
-        said: dict[str, Any] = {"step": self.step, "files": dict(self.files)}
+        said: dict[str, Any] = {"step": self.step, "files": dict(self.files), "workers": self.workers}
         said["leaves"] = [
-            {"path": leaf.path, **asdict(leaf.form), "blocks": [said_of(block) for block in leaf.blocks]}
+            {
+                "path": leaf.path,
+                **asdict(leaf.form),
+                "blocks": [said_of(block) for block in leaf.blocks],
+                "placeholders": {str(worker): list(shape) for worker, shape in leaf.placeholders.items()},
+            }
             for leaf in self.leaves
         ]
         return json.dumps({"format": FORMAT, "version": VERSION, "crc32": _crc_of(said), "checkpoint": said}) + "\n"
@@ -187,7 +198,8 @@ class Manifest:
         said = outer.get("checkpoint")
         if outer.get("crc32") != _crc_of(said):
             raise CheckpointError(f"{where} is damaged: its checksum does not fit.")
-        return cls(said["step"], said["files"], tuple(_leaf(leaf, said.get("chunk")) for leaf in said["leaves"]))
+        leaves = tuple(_leaf(leaf, said.get("chunk")) for leaf in said["leaves"])
+        return cls(said["step"], said["files"], leaves, said.get("workers"))
 
 
 def block_of(said: Mapping[str, Any], chunk: int | None = None) -> Block:
@@ -205,7 +217,8 @@ def volume(box: Box) -> int:
 
 def _leaf(said: Mapping[str, Any], chunk: int | None) -> Leaf:
     form = Form(tuple(said["shape"]), said["dtype"], said["weak"], said["key"])
-    return Leaf(said["path"], form, tuple(block_of(block, chunk) for block in said["blocks"]))
+    placeholders = {int(worker): tuple(shape) for worker, shape in said.get("placeholders", {}).items()}
+    return Leaf(said["path"], form, tuple(block_of(block, chunk) for block in said["blocks"]), placeholders)
 
 
 def said_of(block: Block) -> dict[str, Any]:

@@ -41,6 +41,12 @@ class Held(NamedTuple):
         """The part of the whole that this worker holds, as it is stored."""
         return stored_box(self.spec.box, self.form)
 
+    @property
+    def placeholder(self) -> tuple[int, ...] | None:
+        """The shape of what this worker holds in place of a part; None where it holds one, or no placeholder."""
+        shape = tuple(np.shape(self.value))
+        return shape if not self.spec.partition.active and 0 in shape else None
+
     def block(self) -> np.ndarray[Any, Any]:
         """This worker's block."""
         data = jax.random.key_data(self.value) if self.form.key is not None else self.value
@@ -122,9 +128,9 @@ def _text(form: Form) -> str:
     return f"a random key of {form.key}" if form.key is not None else form.dtype
 
 
-def empty_block(form: Form, box: Box | None, ndim: int) -> np.ndarray[Any, Any]:
-    """Where this worker's part of a leaf of `ndim` dimensions goes; a placeholder where it has none."""
-    shape: tuple[int, ...] = (0, *form.shape[ndim:]) if box is None else tuple(stop - start for start, stop in box)
+def empty_block(form: Form, box: Box | None, ndim: int, placeholder: tuple[int, ...] = (0,)) -> np.ndarray[Any, Any]:
+    """Where this worker's part of a leaf of `ndim` dimensions goes; of shape `placeholder` where it has none."""
+    shape = (*placeholder, *form.shape[ndim:]) if box is None else tuple(stop - start for start, stop in box)
     dtype = dtype_named(form.dtype)
     nbytes = prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + _ALIGNED, np.uint8)

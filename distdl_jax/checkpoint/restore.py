@@ -33,8 +33,9 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
       saved, and on any partition of these workers. None leaves out what is there, a leaf or a whole subtree.
     - `step`: which step. Default: the last one that is complete.
 
-    **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, zero-volume where it has
-    none, in the dtype that was saved, and to the bit; random keys as such. None where `specs` has None.
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
+    saved, and to the bit; random keys as such. None where `specs` has None. Where this worker has no block it is
+    zero-volume: of the shape that this worker saved, where as many workers did, else `(0,)`.
 
     Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
     to a MiB, and holds a few MiB besides its blocks.
@@ -133,11 +134,13 @@ def _chosen(path: str, step: int | None) -> Folder:
 
 
 class _Need(NamedTuple):
-    """A leaf that is to be restored: what messages call it, its spec, and what is on disk; None for nothing."""
+    """A leaf that is to be restored: what messages call it, its spec, what is on disk, and the shape of a placeholder;
+    None for nothing."""
 
     name: str
     spec: TensorSpec
     leaf: Leaf
+    placeholder: tuple[int, ...]
 
 
 def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
@@ -169,7 +172,13 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     for path, spec in wanted:
         if spec is not None:
             _check_shape(path, spec, saved[path])
-    return [None if spec is None else _Need(f"specs{path}", spec, saved[path]) for path, spec in wanted]
+    return [None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted]
+
+
+def _need(manifest: Manifest, name: str, spec: TensorSpec, leaf: Leaf) -> _Need:
+    world = spec.partition.world
+    saved = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
+    return _Need(name, spec, leaf, spec.known_placeholder or saved or (0,))
 
 
 def _is_left_out(path: str, known: dict[str, Any]) -> bool:
@@ -201,7 +210,7 @@ def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[
                 continue
             form = need.leaf.form
             box = stored_box(need.spec.box, form)
-            block = empty_block(form, box, len(need.spec.global_shape))
+            block = empty_block(form, box, len(need.spec.global_shape), need.placeholder)
             if box is not None:
                 found = sum(read_part(files, need.leaf.path, piece, box, block, pause) for piece in need.leaf.blocks)
                 if found != prod(block.shape):

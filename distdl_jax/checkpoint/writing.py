@@ -18,7 +18,7 @@ import numpy as np
 
 from distdl_jax.backends.base import World
 from distdl_jax.checkpoint.checksums import checksums, crc32
-from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
+from distdl_jax.checkpoint.contents import Leaves, Own, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import Disk, disk, write_all, write_file
 from distdl_jax.checkpoint.layout import (
     CHECKSUMS,
@@ -107,8 +107,9 @@ class _Unfinished:
 class Writing:
     """A checkpoint that this worker takes part in writing; made by `begin`."""
 
-    def __init__(self, world: World, path: str, plan: Plan, own: Sequence[Own]) -> None:
+    def __init__(self, world: World, path: str, plan: Plan, own: Sequence[Own], placeholders: Placeholders) -> None:
         self._world, self._path, self._plan, self._own = world, path, plan, list(own)
+        self._placeholders = placeholders
         self.disk = disk.get()
         self._folder = os.path.join(path, plan.unfinished)
 
@@ -123,6 +124,7 @@ class Writing:
         if self._own:
             note = self._write_file(pause)
         self._own = []
+        note["placeholders"] = list(self._placeholders.items())
         name = os.path.join(self._folder, worker_note(self._world.rank))
         write_file(self.disk, name + ".part", json.dumps(note).encode())
         self.disk.rename(name + ".part", name)  # who looks for it finds all of it
@@ -157,12 +159,15 @@ class Writing:
 
     def complete(self) -> None:
         """Make a complete checkpoint of what all workers have written; the first worker does that."""
-        leaves = [Leaf(path, form, ()) for path, form in self._plan.leaves]
+        leaves = self._plan.leaves
         files: dict[str, int] = {}
         blocks: list[list[Block]] = [[] for _ in leaves]
+        placeholders: list[dict[int, tuple[int, ...]]] = [{} for _ in leaves]
         for worker in range(self._world.size):
             with open(os.path.join(self._folder, worker_note(worker)), "rb") as note:
                 said = json.load(note)
+            for leaf, shape in said["placeholders"]:
+                placeholders[leaf][worker] = tuple(shape)
             if said["file"] is None:
                 continue
             files[said["file"]] = said["bytes"]
@@ -173,7 +178,11 @@ class Writing:
         manifest = Manifest(
             self.step,
             files,
-            tuple(Leaf(leaf.path, leaf.form, tuple(its)) for leaf, its in zip(leaves, blocks, strict=True)),
+            tuple(
+                Leaf(path, form, tuple(its), shapes)
+                for (path, form), its, shapes in zip(self._plan.leaves, blocks, placeholders, strict=True)
+            ),
+            self._world.size,
         )
         for worker in range(self._world.size):
             self.disk.remove(os.path.join(self._folder, worker_note(worker)))
@@ -214,10 +223,10 @@ def begin(
         folder, unfinished = _new_folder(path, step, tidy)
         return Plan(leaves, folder, unfinished)
 
-    plan, own = agree_on_contents(
+    plan, own, placeholders = agree_on_contents(
         world, "the beginning of a checkpoint", tree, specs, {"path": path, "step": step}, decide, copied=copied
     )
-    return Writing(world, path, plan, own)
+    return Writing(world, path, plan, own, placeholders)
 
 
 def _new_folder(path: str, step: int, tidy: bool) -> tuple[Folder, str]:

@@ -154,6 +154,25 @@ def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: py
         dj.simulate(shape[0] * shape[1], program, shape)
 
 
+def test_placeholders_come_back(tmp_path: Path) -> None:
+    """Those of parameters in a stack, for `lax.scan`, say; by another number of workers, or where the spec knows."""
+
+    def program() -> list[tuple[int, ...]]:
+        P = dj.Partition()
+        spec = TensorSpec((3, 2), grid(P, [0], [1, 1]))
+        its = {"w": spec, "key": TensorSpec((3,), grid(P, [0], [1]))}
+        if P.size == 2:
+            keys = jax.random.split(jax.random.key(1), 3)
+            mine = {"w": jnp.ones((3, 2)), "key": keys} if P.rank == 0 else {"w": jnp.ones((3, 0)), "key": keys[:0]}
+            checkpoint.save(tmp_path, mine, its)
+        got = checkpoint.restore(tmp_path, its)
+        known = checkpoint.restore(tmp_path, its | {"w": spec.with_placeholders({1: (7, 0)})})
+        return [got["w"].shape, got["key"].shape, known["w"].shape]
+
+    assert dj.simulate(2, program) == [[(3, 2), (3,), (3, 2)], [(3, 0), (0,), (7, 0)]]
+    assert dj.simulate(3, program) == [[(3, 2), (3,), (3, 2)], [(0,), (0,), (7, 0)], [(0,), (0,), (0,)]]
+
+
 def test_a_checkpoint_of_version_1() -> None:
     """Written before checksums went into the workers' files."""
 
