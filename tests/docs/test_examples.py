@@ -150,8 +150,13 @@ def drawn(output: str, name: str) -> list[list[float]]:
     return blocks
 
 
-@examples(*(Example(name, **where) for where in ({"size": 4}, {"simulate": 4}) for name in PRIMITIVES))
+OVER_MPI = [Example(name, size=4) for name in PRIMITIVES]
+ON_THREADS = [Example(name, simulate=4) for name in PRIMITIVES]
+
+
+@examples(*OVER_MPI[::2], *ON_THREADS[1::2], only_long=(*OVER_MPI[1::2], *ON_THREADS[::2]))
 def test_a_primitive_moves_what_it_should(example: Example, ends: Ends) -> None:
+    """They share all but what they move: in a short run each is started in one of the two ways."""
     status, output = ends(example)
     assert status == 0, output
     forward, adjoint = EXPECTED[example.name]

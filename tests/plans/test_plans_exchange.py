@@ -112,8 +112,8 @@ def check_flags(programs):
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_repartition_moves_each_element_to_the_worker_that_needs_it(batch):
-    """5,000 repartitions: values, bytes between each pair, the inverse movement, promises, order."""
-    for case in range(5000 * LONG // BATCHES):
+    """1,600 repartitions, in a long run 50,000: values, bytes between each pair, the inverse, promises, order."""
+    for case in range((50_000 if LONG > 1 else 1_600) // BATCHES):
         rng = np.random.default_rng([1, batch, case])
         owned, y_shape, y_ranks = random_grids(rng, TEAMS[case % 4])
         needed = ProductGrid(
@@ -170,8 +170,8 @@ def around(array, exchange):
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_any_boxes_overlapping_with_gaps_outside_or_wrapped(batch):
-    """1,000 exchanges in one go (no dimension by dimension), forward and adjoint, between any teams."""
-    for case in range(1000 * LONG // BATCHES):
+    """600 exchanges (10,000) in one go, not dimension by dimension: forward and adjoint, between any teams."""
+    for case in range((10_000 if LONG > 1 else 600) // BATCHES):
         rng = np.random.default_rng([2, batch, case])
         owned, y_shape, y_ranks = random_grids(rng, TEAMS[case % 4])
         periodic = tuple(bool(n) and bool(rng.random() < 0.5) for n in owned.extent)

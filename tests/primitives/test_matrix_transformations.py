@@ -1,8 +1,9 @@
 """Every primitive under every transformation gives on every worker what the reference gives, to rounding in float64.
 
-In a short run each operator meets each transformation once, in one of eight parts: over MPI, under jax.jit, on four
-workers or on two in four of them, or in two of what takes long, else on two threads, in one of them under dj.jit. It is
-one case of the operator, and mostly another one with the next transformation.
+In a short run each operator meets each transformation once, in one of sixteen parts: over MPI, under jax.jit, on four
+workers or on two in eight of them, or in four of what takes long, else on two threads, in one of them under dj.jit
+(which test_matrix_modes.py has with each operator). It is one case of the operator, and mostly another one with the
+next transformation.
 In a long run all cases, over MPI: on two workers and four, on one, too, where nothing travels, and on twelve, where
 large teams talk in another way (forward and adjoint are always compared there, on threads; such teams over MPI are in
 test_messages.py, threads in test_matrix_modes.py).
@@ -41,18 +42,17 @@ TAKE_LONG = (
 
 
 def parts(name: str) -> dict[str, tuple[int, ...]]:
-    """Which of the eight parts of a transformation run where, in a short run."""
+    """Which of the sixteen parts of a transformation run where, in a short run."""
     takes_long = name in TAKE_LONG
-    return {
-        "four workers": () if takes_long else (0,),
-        "two workers": (0, 4) if takes_long else (2, 4, 6),
-        "threads": (1, 3, 5, *(2, 6) * takes_long, *(7,) * (name == "eager")),
-        "our jit": () if name == "eager" else (7,),
-    }
+    four = () if takes_long else (0, 8)
+    two = (0, 4, 8, 12) if takes_long else (2, 4, 6, 10, 12, 14)
+    ours = () if name == "eager" else (7,)
+    threads = tuple(sorted({*range(16)} - {*four, *two, *ours}))
+    return {"four workers": four, "two workers": two, "threads": threads, "our jit": ours}
 
 
 def test_the_parts_are_all_there() -> None:
-    assert all(sorted(chain(*parts(name).values())) == list(range(8)) for name in TRANSFORMATIONS)
+    assert all(sorted(chain(*parts(name).values())) == list(range(16)) for name in TRANSFORMATIONS)
 
 
 def test_case_names_are_unique() -> None:
@@ -62,8 +62,8 @@ def test_case_names_are_unique() -> None:
 
 def check(name: str, world_size: int, parts: tuple[int, ...], jit: Callable[..., Any] = jax.jit) -> None:
     transformation, turn = TRANSFORMATIONS[name], list(TRANSFORMATIONS).index(name)
-    # Eight turns later an operator comes back to a part, with another case.
-    cases = share(of_world(world_size, None if LONG > 1 else turn + turn // 8), turn, parts, of=8)
+    # Eight turns later an operator comes back to as many workers, with another case.
+    cases = share(of_world(world_size, None if LONG > 1 else turn + turn // 8), turn, parts, of=16)
     want = expected(cases, transformation)
     compare(transformed(cases, transformation, jit=None if name == "eager" else jit), want, TOLERANCE)
 

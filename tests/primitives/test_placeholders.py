@@ -24,7 +24,7 @@ from matrix.programs import difference
 
 import distdl_jax as dj
 
-pytestmark = [pytest.mark.primitives, pytest.mark.world(4)]
+pytestmark = pytest.mark.primitives
 
 INEXACT = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 EXACT = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -97,16 +97,25 @@ def check(dtypes: list[str], mode: str, differentiate: bool, every: int) -> None
         assert not (text := difference(result, want, 0.0)), f"{label}: {text}"
 
 
-@pytest.mark.parametrize(("mode", "every"), [("dj.jit", 6), ("jax.jit", 18), ("eager", 36)])
+@pytest.mark.world(4)
+@pytest.mark.parametrize(("mode", "every"), [("dj.jit", 6), ("jax.jit", 18)])
 def test_differentiable_data(mode: str, every: int) -> None:
-    """All pairs under dj.jit; some elsewhere: without jit each is a program of its own."""
+    """All pairs under dj.jit; some elsewhere."""
     check(INEXACT, mode, differentiate=True, every=every)
 
 
+@pytest.mark.simulated(4)
+def test_differentiable_data_eagerly() -> None:
+    """Some: each is a program of its own."""
+    check(INEXACT, "eager", differentiate=True, every=36)
+
+
+@pytest.mark.world(4)
 def test_integers_and_booleans() -> None:
     check(EXACT, "jax.jit", differentiate=False, every=6)
 
 
+@pytest.mark.world(4)
 def test_the_default_placeholder_stands_for_any_floating_dtype() -> None:
     """Under x64 it is a float64 one."""
     P = dj.Partition()
@@ -125,6 +134,7 @@ def test_the_default_placeholder_stands_for_any_floating_dtype() -> None:
         assert P.rank not in OPERATORS[name][2].ranks or name == "gather" or y.dtype == jnp.dtype(dtype)
 
 
+@pytest.mark.world(4)
 @pytest.mark.simulated(2)
 @pytest.mark.parametrize("move", ["repartition", "broadcast", "all_sum_reduce", "all_max"])
 def test_cotangents_of_another_dtype(move: str) -> None:

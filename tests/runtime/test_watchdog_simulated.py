@@ -18,6 +18,7 @@ from random_jobs import SILENT, STOPS, Draw, drawn, job_of
 from virtual_job import Ended, Job
 
 RUNS = 50_000 if long_run() else 600  # of each kind
+TAKES_LONG = frozenset() if long_run() else {6}  # half of the seconds of all 600: twenty workers wait for 80 days
 BATCHES = 50 if long_run() else 5
 SLACK = 150.0  # seconds: those concerned are asked again after pauses of up to a minute
 
@@ -96,7 +97,7 @@ def _fails(draw: Draw) -> bool:
 @pytest.mark.parametrize("faulty", [False, True], ids=["healthy", "faulty"])
 def test_random_jobs(faulty: bool, batch: int) -> None:
     count = RUNS // BATCHES
-    for seed in range(batch * count, (batch + 1) * count):
+    for seed in sorted({*range(batch * count, (batch + 1) * count)} - TAKES_LONG):
         wrong, _ = played(seed, faulty)
         if wrong is not None:
             draw = drawn(seed, faulty)
@@ -106,7 +107,7 @@ def test_random_jobs(faulty: bool, batch: int) -> None:
 def test_every_fault_is_found_and_every_rule_is_used() -> None:
     """A simulation in which nothing happens would prove nothing."""
     found: dict[str, set[str]] = {}
-    for seed in range(400):
+    for seed in sorted({*range(400)} - TAKES_LONG):
         _, ended = played(seed, True)
         if ended is not None:
             found.setdefault(str(drawn(seed, True).fault), set()).add(ended.text.split(" ", 2)[2][:12])

@@ -59,12 +59,16 @@ class Run:
     details: dict[str, str]
 
 
-def start(
-    folder: Path, source: str, *arguments: str, conftest: str = CONFTEST, **environment: str
-) -> subprocess.Popen[str]:
+def write(folder: Path, source: str, conftest: str = CONFTEST) -> None:
     (folder / "conftest.py").write_text(conftest)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\nmarkers = chosen\n")
     (folder / "test_it.py").write_text(source)
+
+
+def start(
+    folder: Path, source: str, *arguments: str, conftest: str = CONFTEST, **environment: str
+) -> subprocess.Popen[str]:
+    write(folder, source, conftest)
     env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(FOLDER), "COLUMNS": "200"} | environment
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other packages' plugins, which may take a second to load
     own = (settings.LIMIT, settings.LONG, settings.WORLDS)
@@ -98,7 +102,7 @@ def run(folder: Path, source: str, *arguments: str, **options: str) -> Run:
 
 def by_hand(folder: Path) -> Run:
     """The developer's way: `mpiexec` around `pytest --in-world`."""
-    start(folder, IN_TWO + CHOICE, "--collect-only", "-q").communicate(timeout=PATIENCE)
+    write(folder, IN_TWO + CHOICE)
     command = [*mpiexec.command(2), sys.executable, "-m", "pytest", "--in-world", "--color=no", "-k", "one or two"]
     env = mpiexec.clean(os.environ) | {"PYTHONPATH": str(FOLDER), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
