@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launcher import mpiexec
+from launcher.settings import long_run
 from programs import run
 
 from distdl_jax.watchdog import abort
@@ -53,7 +54,7 @@ def lines(workers: int, settings: dict[str, str]) -> Counter[str]:
     return Counter(line for line in output.splitlines() if line.startswith(("after", "with")))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2] if long_run() else [2])
 def test_left_alone(workers):
     """Not even MPI is started before it is needed."""
     nothing = [False] * 6
