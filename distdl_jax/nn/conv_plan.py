@@ -36,11 +36,8 @@ class ConvolutionPlan(ProductPlan):
         """The plan that joins nothing; None where there is none, or it would not be faster."""
         assert isinstance(self.fetch, WindowsPlan)
         for its in self.local.values():
-            if not isinstance(its, LocalConvolution) or its.apart is None:
-                return None
-            # Forms other than oneDNN's join what they read: of several sides XLA makes one loop with what they do then,
-            # which takes twice as long.
-            if its.forms.count("onednn") < (2 if len(its.apart.sides) == 1 else 3):
+            # Forms other than oneDNN's join what they read.
+            if not isinstance(its, LocalConvolution) or its.apart is None or its.forms.count("onednn") < 2:
                 return None
         fetch = halo_apart(self.fetch.movement)
         return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, self.local, fetch)

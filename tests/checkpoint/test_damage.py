@@ -108,7 +108,9 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
 
     def count_open() -> int:
         """Those of this test: other threads of the process open some, too."""
-        return sum(os.path.realpath(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/") for fd in os.listdir("/proc/self/fd"))
+        return sum(
+            os.path.realpath(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/") for fd in os.listdir("/proc/self/fd")
+        )
 
     with Files(str(tmp_path)) as files:
         for name in [*names, *names[:4], names[20]]:

@@ -2,8 +2,8 @@
 
 In a short run each operator meets each transformation once (but see `has_its_turn`), in one of sixteen parts: over MPI,
 under jax.jit, on four workers or on two in eight of them, or in four of what takes long, else on two threads, in one of
-them under dj.jit (which test_matrix_modes.py has with each operator). It is one case of the operator, and mostly another
-one with the next transformation.
+them under dj.jit (which test_matrix_modes.py has with each operator). It is one case of the operator, and mostly
+another one with the next transformation.
 In a long run all cases, over MPI: on two workers and four, on one, too, where nothing travels, and on twelve, where
 large teams talk in another way (forward and adjoint are always compared there, on threads; such teams over MPI are in
 test_messages.py, threads in test_matrix_modes.py).
