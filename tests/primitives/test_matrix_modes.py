@@ -1,8 +1,8 @@
 """Every primitive and layer eagerly, under jax.jit and under dj.jit, in worlds of 1 to 4 and 12, over the transport of
 threads: in a long run all cases with all dtypes and all transformations, in a short one samples.
 
-In the samples each mode meets each operator, each dtype and each world, and eagerly each transformation. What is under
-jax.jit, and each operator in each world, is in the other files of the matrix, also over MPI.
+In the samples each mode meets each operator, each dtype and each world, and eagerly each transformation. Compiled ones,
+and each operator in each world, are in the other files of the matrix, also over MPI.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def test_each_pair_is_in_a_sample() -> None:
 
 @pytest.mark.simulated(*WORLDS)
 @pytest.mark.parametrize("dtype", ALONE["dtype"])
-@pytest.mark.parametrize("mode", MODES if LONG > 1 else ["eager", "dj.jit"])
+@pytest.mark.parametrize("mode", MODES)
 def test_operators(mode: str, dtype: str, world_size: int) -> None:
     """Forward and adjoint, exactly: values, shapes and dtypes."""
     chosen = [(case, its) for case, its in dtypes_in(mode, world_size) if dtype in (its, ALL)]
