@@ -9,7 +9,8 @@ import jax
 from jax import Array, lax
 
 from distdl_jax.backends.base import World
-from distdl_jax.nn.local.apart import Apart, Parts, Side, ends, joined, taken_apart
+from distdl_jax.nn.local.apart import Apart, Parts, Side, ends, joined
+from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.halo_edges import HaloEdges, halo_edges
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -41,7 +42,7 @@ class HaloApartPlan:
             # What the neighbours need of what is around the block: the corners of theirs.
             sent = joined(tuple(its for _, its in both), Apart(sides[: len(parts) - 1]))
             got = movement.run(world, sent)
-            parts = [*(its for its, _ in both), taken_apart(got, Apart((side,)))[1]]
+            parts = [*(its for its, _ in both), ends(got, *side)]
         return tuple(parts)
 
 
@@ -54,7 +55,7 @@ def halo_apart(movement: RangesPlan) -> HaloApartPlan | None:
     for its in edges:
         grid = its.halos.owned
         inputs = {
-            worker: ShapeDtype(tuple(stop - start for start, stop in grid.box(cell)), movement.inputs[worker].dtype)
+            worker: ShapeDtype(box_shape(grid.box(cell)), movement.inputs[worker].dtype)
             for worker, cell in grid.cell_of.items()
         }
         movements.append(RangesPlan("windows", inputs, movement.dtype, its.halos))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-from distdl_jax.plans.decomposition import ProductGrid, Range
+from distdl_jax.plans.decomposition import ProductGrid, Range, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 
 
@@ -45,7 +45,7 @@ def halo_edges(halos: Halos) -> tuple[HaloEdges, ...] | None:
     """
     found = []
     # As a tensor that the blocks tile also where they have what is around them.
-    held = [_ranges([stop - start for start, stop in ranges]) for ranges in halos.owned.ranges]
+    held = [ranges_of_sizes([stop - start for start, stop in ranges]) for ranges in halos.owned.ranges]
     for axis, (owned, needed) in enumerate(zip(halos.owned.ranges, halos.needed, strict=True)):
         if owned == needed:
             continue
@@ -53,7 +53,7 @@ def halo_edges(halos: Halos) -> tuple[HaloEdges, ...] | None:
         kept = _kept(owned, around, halos.periodic[axis])
         if kept is None:
             return None
-        ranges = _ranges([sum(its) for its in kept])
+        ranges = ranges_of_sizes([sum(its) for its in kept])
         wanted = tuple(
             (start - before, stop + after) for (start, stop), (before, after) in zip(ranges, around, strict=True)
         )
@@ -61,12 +61,8 @@ def halo_edges(halos: Halos) -> tuple[HaloEdges, ...] | None:
         wraps = tuple(wraps and d == axis for d, wraps in enumerate(halos.periodic))
         exchange = Halos(grid, (*held[:axis], wanted, *held[axis + 1 :]), wraps)
         found.append(HaloEdges(axis, kept, around, exchange))
-        held[axis] = _ranges([stop - start for start, stop in needed])
+        held[axis] = ranges_of_sizes([stop - start for start, stop in needed])
     return tuple(found) or None
-
-
-def _ranges(sizes: Sequence[int]) -> tuple[Range, ...]:
-    return tuple(pairwise(accumulate(sizes, initial=0)))
 
 
 def _kept(
