@@ -1,4 +1,7 @@
-"""The linear layer, 64 x 1024 -> 1024, beside the sequential one: mpiexec -n 4 python benchmarks/linear.py"""
+"""The linear layer, 64 x 1024 -> 1024, beside the sequential one: mpiexec -n 4 python benchmarks/linear.py
+
+And of 512 samples that are split, with its parameters on the first worker, and sharded over all.
+"""
 
 import distdl_jax as dj
 import jax
@@ -51,4 +54,25 @@ for title, of_sequential, of_layer in (
             in_one_program("distributed", of_layer, (params, x), CALLS),
         ],
     )
+P_batch = P_all.create_cartesian_topology_partition([P_all.size, 1])
+P_copies = P_all.create_cartesian_topology_partition([P_all.size, 1, 1])
+own = jnp.ones(dj.TensorSpec((512, FEATURES), P_batch).local_shape)
+
+
+def trained(layer):
+    """The parameters after a step, by arithmetic like adam's."""
+
+    def step(params, x):
+        y, pullback = jax.vjp(layer.apply, params, x)
+        return jax.tree.map(lambda p, dp: p - 1e-9 * dp / jnp.sqrt(dp * dp + 1e-8), params, pullback(y)[0])
+
+    return step
+
+
+for title, wrap in (("forward", lambda layer: layer), ("forward + backward", both_ways), ("a step", trained)):
+    ways = []
+    for name, sharded in (("on one worker", False), ("sharded", True)):
+        its = dj.nn.DistributedLinear(P_batch, P_batch, P_copies, FEATURES, FEATURES, sharded=sharded)
+        ways.append(in_one_program(name, wrap(its), (its.init(jax.random.key(0)), own), CALLS))
+    table.row(f"linear 512x{FEATURES}->{FEATURES}, batch split over {P_all.size}, {title}", ways)
 table.write()
