@@ -15,7 +15,7 @@ from imaginary import partition_of
 from playing import Blocks, held, play, play_adjoint
 
 import distdl_jax as dj
-from distdl_jax.nn.parameters import GatheredParameterPlan, ParameterPlan
+from distdl_jax.nn.parameters import BroadcastParameterPlan, GatheredParameterPlan, ParameterPlan
 from distdl_jax.nn.product import ProductPlan
 from distdl_jax.nn.windows import WindowsPlan
 
@@ -57,7 +57,7 @@ class Copied:
         if self.gathered:
             self.weights = play(self.gathered["weight"], self.weights)
             self.biases = play(self.gathered["bias"], self.biases) if "bias" in self.gathered else self.biases
-        if plan.movement is not None:
+        if isinstance(plan, BroadcastParameterPlan):
             packed = self._flat(play(plan.movement, self._packed(self.weights, self.biases)))
             self.weights = {worker: packed[worker][: prod(shape)].reshape(shape) for worker, shape in shapes.items()}
             self.biases = {worker: packed[worker][prod(shape) :] for worker, shape in shapes.items()}
@@ -66,7 +66,7 @@ class Copied:
         if self.gathered:
             dw = play_adjoint(self.gathered["weight"], dw)
             return dw, play_adjoint(self.gathered["bias"], db) if "bias" in self.gathered else db
-        if self.plan.movement is None:
+        if not isinstance(self.plan, BroadcastParameterPlan):
             return dw, db
         packed = {worker: NOTHING for worker in self.params["weight"]} | self._packed(dw, db)
         back = self._flat(play_adjoint(self.plan.movement, packed))

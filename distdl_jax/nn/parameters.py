@@ -95,20 +95,19 @@ class ParameterPartitions:
             name: common_dtype(f'params["{name}"]', {worker: held[name] for worker, held in params.items()}, P.ranks)
             for name, P in owners.items()
         }
-        multiply = frozenset(self.work.ranks)
         if self.shards > 1:
             gathered = {name: self._gathering(name, params, P) for name, P in owners.items()}
-            return GatheredParameterPlan(dtypes, None, multiply, gathered)
-        movement = None
-        if self.stored.ranks != self.work.ranks:
-            together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
-            shapes = {
-                worker: (sum(held[name].size for name in dtypes),) if has_bias else held["weight"].shape
-                for worker, held in params.items()
-            }
-            packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
-            movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
-        return ParameterPlan(dtypes, movement, multiply)
+            return GatheredParameterPlan(dtypes, gathered)
+        if self.stored.ranks == self.work.ranks:
+            return ParameterPlan(dtypes)
+        together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
+        shapes = {
+            worker: (sum(held[name].size for name in dtypes),) if has_bias else held["weight"].shape
+            for worker, held in params.items()
+        }
+        packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
+        movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
+        return BroadcastParameterPlan(dtypes, movement, frozenset(self.work.ranks))
 
     def _gathering(self, name: str, params: ParamShapeDtypes, P: Partition) -> MovementPlan:
         """The movement that gives each worker of P the whole of the block that it has a piece of."""
@@ -121,16 +120,12 @@ class ParameterPartitions:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How weight and bias get from where they live to the workers that multiply with them.
+    """How weight and bias get from where they live to the workers that multiply with them: they are there already.
 
     - `dtypes`: of "weight", and of "bias" where there is one, where they live. Placeholders may be of another.
-    - `movement`: of both in one message; None where they live on all workers that multiply.
-    - `multiply`: the world ranks of those.
     """
 
     dtypes: Mapping[str, np.dtype] = field(hash=False)
-    movement: MovementPlan | None
-    multiply: frozenset[int]
 
     @property
     def dtype(self) -> np.dtype:
@@ -143,8 +138,22 @@ class ParameterPlan:
         On workers with an index other than 0 along P_in the bias is empty. On workers that don't multiply: two
         zero-volume arrays.
         """
-        if self.movement is None:
-            return params["weight"], params["bias"] if "bias" in self.dtypes else None
+        return params["weight"], params["bias"] if "bias" in self.dtypes else None
+
+
+@dataclass(frozen=True)
+class BroadcastParameterPlan(ParameterPlan):
+    """The same of parameters that live on some of these workers, or on others.
+
+    - `movement`: of both in one message.
+    - `multiply`: the world ranks of the workers that multiply.
+    """
+
+    movement: MovementPlan
+    multiply: frozenset[int]
+
+    def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """This worker's copies; as `ParameterPlan.run`."""
         together = reduce(jnp.promote_types, self.dtypes.values())
         if "bias" not in self.dtypes:  # as it is: of another shape it would be a copy
             copies = self.movement.run(world, tie(params["weight"].astype(together), *params.values()))
@@ -168,7 +177,7 @@ class GatheredParameterPlan(ParameterPlan):
     gathered: Mapping[str, MovementPlan] = field(hash=False)
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-        """This worker's copy of its weight, of `shape`, and of its bias; as `ParameterPlan.run`."""
+        """This worker's copies; as `ParameterPlan.run`."""
         # All workers differentiate with respect to what any of them does.
         copies = {name: its.run(world, tie(params[name], *params.values())) for name, its in self.gathered.items()}
         return copies["weight"], copies.get("bias")

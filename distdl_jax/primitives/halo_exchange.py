@@ -124,8 +124,8 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
 
     **Returns:** the wider block; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError`, on every worker of P_x, where the widths don't fit; `PlanError` where the
-    blocks don't form a grid.
+    **Raises:** `InvalidArgumentError`, on every worker of P_x, where the widths don't fit; `InvalidTypeError` where
+    `periodic` has other entries than bools; `PlanError` where the blocks don't form a grid.
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
