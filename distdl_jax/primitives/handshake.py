@@ -29,11 +29,22 @@ def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
             f"`{name}` (={x!r}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
         )
     try:
-        return ShapeDtype(tuple(x.shape), np.dtype(jnp.result_type(x.dtype)))
+        dtype = np.dtype(jnp.result_type(x.dtype))
     except TypeError:
         is_key = isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         advice = "; give jax.random.key_data of random keys, and wrap what comes." if is_key else "."
         raise InvalidTypeError(f"`{name}` (of dtype {x.dtype}) must be an array of numbers{advice}") from None
+    return ShapeDtype(tuple(x.shape), checked_dtype(name, dtype))
+
+
+def checked_dtype(name: str, dtype: np.dtype) -> np.dtype:
+    """The dtype of an argument, where a message can be of it."""
+    if (bits := jax.dtypes.itemsize_bits(dtype)) < 8:
+        raise InvalidTypeError(
+            f"`{name}` (of dtype {dtype}) must be of a dtype of whole bytes, as messages are, not of {bits} bits. One "
+            "of 8 bits holds the same numbers."
+        )
+    return dtype
 
 
 def handshake(world: World, team: Workers, purpose: str, contribute: Callable[[], T]) -> dict[int, T]:

@@ -27,7 +27,7 @@ def end_the_job_on_uncaught_exceptions() -> None:
         return
 
     def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if is_forked() or _main_program_goes_on():
+        if is_forked() or _main_program_goes_on() or _is_of_a_prompt(trace):
             previous(kind, error, trace)
             return
         text = ""
@@ -54,6 +54,11 @@ def _main_program_goes_on() -> bool:
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name == "<module>"
+
+
+def _is_of_a_prompt(trace: TracebackType | None) -> bool:
+    """Whether a line at Python's own prompt has raised, which asks for the next one."""
+    return hasattr(sys, "ps1") and (trace is None or trace.tb_frame.f_code.co_filename.startswith("<"))
 
 
 class _Ticket:

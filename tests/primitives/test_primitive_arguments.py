@@ -39,17 +39,22 @@ def test_what_is_no_partition_is_named(call: Callable, name: str) -> None:
         call(dj.Partition(), jnp.ones(3))
 
 
-def test_what_holds_no_numbers_is_named() -> None:
+def test_what_no_message_can_hold_is_named() -> None:
     P = dj.Partition().create_cartesian_topology_partition([1, 1])
     keys = jax.random.split(jax.random.key(0), (2, 2))
     for values, sentence in (
         (keys, r"\(of dtype key<fry>\) must be an array of numbers; give jax.random.key_data of random keys"),
         (np.full((2, 2), "a"), r"\(of dtype <U1\) must be an array of numbers\."),
+        (jnp.ones((2, 2), jnp.int4), r"\(of dtype int4\) must be of a dtype of whole bytes, .* not of 4 bits\."),
+        (jnp.ones((2, 2), jnp.float4_e2m1fn), r"\(of dtype float4_e2m1fn\) must be of a dtype of whole bytes"),
     ):
         with pytest.raises(dj.InvalidTypeError, match=rf"`xs\[0\]` {sentence}"):
             nn.Concatenate(P)(values, values)
         with pytest.raises(dj.InvalidTypeError, match=rf"`x` {sentence}"):
             functional.repartition(values, P, P)
+        if "of whole bytes" in sentence:
+            with pytest.raises(dj.InvalidTypeError, match=rf"`tree\['a'\]` {sentence}"):
+                dj.gather({"a": values}, dj.TensorSpec((2, 2), P))
 
 
 def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_called() -> None:

@@ -68,8 +68,8 @@ if rank == 1:
 train(x), local(x), evaluate(x)
 
 
-# Many compilations take longer than the limit, in a thread of the program's own. None of them is long: on a busy machine
-# tracing and lowering one, which count as waiting, would take longer than the limit, too.
+# Many compilations take longer than the limit, in a thread of the program's own. None of them is long: on a busy
+# machine to trace and lower one, which counts as waiting, would take longer than the limit, too.
 def compile_many():
     began, factor = time.monotonic(), 0.0
     while time.monotonic() - began < 1.3 * limit:
