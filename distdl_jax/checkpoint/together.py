@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from distdl_jax.backends.base import World
-from distdl_jax.errors import CheckpointError, DistDLError, InvalidTypeError
+from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError, InvalidTypeError
 
 
 class Failure(NamedTuple):
@@ -93,6 +93,9 @@ def this_host() -> str:
 def checked_path(path: Any) -> str:
     """The argument `path`, absolute."""
     try:
-        return os.path.abspath(os.fsdecode(path))
+        text = os.fsdecode(path)
     except TypeError:
         raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a text or a pathlib.Path.") from None
+    if not text:
+        raise InvalidArgumentError("`path` (='') must name a folder; '.' is the one that the program works in.")
+    return os.path.abspath(text)

@@ -138,8 +138,21 @@ class SampleReader(RowReader):
     def batch(self, rows: np.ndarray[Any, Any]) -> Any:
         samples = [self._leaves(self._source[int(row)], "A sample of `source`") for row in rows]
         return self._structure.unflatten(
-            [self._cut(n, np.stack([np.asarray(sample[n]) for sample in samples])) for n in range(len(self._specs))]
+            [
+                self._cut(n, _stacked(rows, [np.asarray(sample[n]) for sample in samples]))
+                for n in range(len(self._specs))
+            ]
         )
+
+
+def _stacked(rows: np.ndarray[Any, Any], samples: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    for row, sample in zip(rows, samples, strict=True):
+        if sample.shape != samples[0].shape:
+            raise InvalidArgumentError(
+                f"`source` has samples of different shapes, {samples[0].shape} (number {rows[0]}) and {sample.shape} "
+                f"(number {row}): all must be as `spec` says."
+            )
+    return np.stack(samples)
 
 
 class BatchReader(Reader):

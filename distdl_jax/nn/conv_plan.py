@@ -1,7 +1,7 @@
-"""The plan of a convolution, which is run without joining the neighbours' entries to a worker's block where that pays.
+"""The plan of a convolution, which is run without joining the neighbours' entries to a worker's block where it can be.
 
 To join them is a copy of the block for each dimension. oneDNN copies it anyway, into the order in which it computes,
-and takes all parts as they are. So where it computes, they are handed on apart.
+and takes all parts as they are. Other forms join them just before they read them, and no cotangent is written twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import World
@@ -33,12 +32,10 @@ class ConvolutionPlan(ProductPlan):
 
     @cached_property
     def _apart(self) -> ProductPlan | None:
-        """The plan that joins nothing; None where there is none, or it would not be faster."""
+        """The plan that joins nothing; None where there is none."""
         assert isinstance(self.fetch, WindowsPlan)
-        for its in self.local.values():
-            # Forms other than oneDNN's join what they read.
-            if not isinstance(its, LocalConvolution) or its.apart is None or its.forms.count("onednn") < 2:
-                return None
+        if any(not isinstance(its, LocalConvolution) or its.apart is None for its in self.local.values()):
+            return None
         fetch = halo_apart(self.fetch.movement)
         return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, self.local, fetch)
 
@@ -58,7 +55,7 @@ def left_apart(
     for worker, its in local.items():
         x, y = to_work.output(worker), products[worker]
         reads_all = its.channels == (0, x.shape[1]) and min(map(min, its.padding)) >= 0
-        if not reads_all or y.dtype != np.dtype("float32") or 0 in (*x.shape, *y.shape):
+        if not reads_all or 0 in (*x.shape, *y.shape):
             return local
     plan = halo_apart(fetch.movement)
     return local if plan is None else {worker: replace(its, apart=plan.apart(worker)) for worker, its in local.items()}

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.backends.base import Workers, World
-from distdl_jax.errors import PlanError
+from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.origins import Origins, check_origins, origins_of
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import balanced_ranges
@@ -221,6 +221,10 @@ def concluded_with_params(
     """The same, and what the team's first worker concludes from the two, which goes to all; it must not raise."""
 
     def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype], Origins]:
+        if not isinstance(params, Mapping):
+            raise InvalidTypeError(
+                f"`params` (={params!r}) must be a dictionary of {sorted(specs)}, as `init` makes it."
+            )
         held = {name: shape_dtype_of(_argument(name, specs), its) for name, its in params.items()}
         return shape_dtype_of("x", x), held, origins_of(specs)
 
@@ -241,17 +245,20 @@ def _argument(name: str, specs: Specs) -> str:
     return f'{of}["{entry[0]}"]' if entry else name
 
 
-def check_params(params: ParamShapeDtypes, specs: Specs) -> None:
-    """Refuse parameters that are not their worker's blocks, in the same words on all workers."""
+def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:
+    """Refuse parameters that are not their worker's blocks, in the same words on all workers.
+
+    - `of`: the argument that they are the entries of.
+    """
     for worker, held in params.items():
         for name, spec in specs.items():
             if name not in held:
                 raise PlanError(
-                    f'On worker {worker}: `params` must hold "{name}" on every worker, but holds {sorted(held)}.'
+                    f'On worker {worker}: `{of}` must hold "{name}" on every worker, but holds {sorted(held)}.'
                 )
             expected = spec.block_shapes.get(worker)
             if expected is not None and held[name].shape != expected:
                 raise PlanError(
-                    f'On worker {worker}: `params["{name}"]` has shape {held[name].shape}, but this worker\'s block of '
+                    f'On worker {worker}: `{of}["{name}"]` has shape {held[name].shape}, but this worker\'s block of '
                     f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
+from distdl_jax.nn.neighbours import in_equal_blocks, partition_of_input
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.partition import Partition
@@ -89,7 +90,7 @@ class Residual(Static):
             return  # nothing but functions
         ways = (self.body, self.shortcut)
         P, other = (P_x if layer is None else partition_of_output((layer,), P_x) for layer in ways)
-        if P.ranks != other.ranks or (P.shape != other.shape if P.dim == other.dim else _split(P) != _split(other)):
+        if not in_equal_blocks(P, other):
             raise InvalidArgumentError(
                 f"`body` leaves its output on {P.describe()}, but `shortcut` on {other.describe()}: both must leave it "
                 "on the same workers, in the same blocks; a `Repartition` as the shortcut, or at its end, moves it."
@@ -102,7 +103,7 @@ class Residual(Static):
 
     @cached_property
     def _P_x(self) -> Partition | None:
-        return _partition_of_input(self.layers)
+        return partition_of_input(self.layers)
 
     @cached_property
     def _P_y(self) -> Partition | None:
@@ -222,18 +223,3 @@ def _check_shapes(held: Mapping[int, tuple[ShapeDtype, ShapeDtype]]) -> None:
                 f"On worker {worker}: the outputs of `body` ({shape_text(y.shape)}) and `shortcut` "
                 f"({shape_text(other.shape)}) must have the same shape, to be added."
             )
-
-
-def _partition_of_input(layers: Sequence[Any]) -> Partition | None:
-    """The P_x of the first layer that has one."""
-    for layer in layers:
-        inner = getattr(layer, "layers", None)
-        P = _partition_of_input(inner) if inner else getattr(layer, "P_x", None)
-        if P is not None:
-            return P
-    return None
-
-
-def _split(P: Partition) -> tuple[int, ...]:
-    """The shape, without dimensions that are not split."""
-    return tuple(p for p in P.shape if p > 1)

@@ -17,6 +17,7 @@ from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.nn.layer_table import layer_table
+from distdl_jax.nn.neighbours import check_neighbours
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.plans.decomposition import checked_boolean
@@ -76,13 +77,14 @@ class Sequential(Static):
       `jax.nn.relu`. A function is applied to every worker's block by itself, also to the zero-volume ones.
 
     The parameters are a tuple with an entry for each layer, `{}` for what has none. The partitions of neighbours have
-    to fit: where one layer leaves its output on other workers than the next one takes its input from, put a
-    `Repartition` between them.
+    to fit: where one layer leaves its output on other workers, or in other blocks, than the next one takes its input
+    from, put a `Repartition` between them.
 
     Printed, it is a table of the layers with their partitions, parameters and bytes per worker. `len`, indexing,
     slices and loops go over the layers; a slice is a `Sequential`.
 
-    **Raises:** `InvalidTypeError` for what can't be called.
+    **Raises:** `InvalidTypeError` for what can't be called; `InvalidArgumentError`, on every worker, for layers whose
+    partitions don't fit.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -101,6 +103,7 @@ class Sequential(Static):
         for place, layer in enumerate(layers):
             if not callable(layer):
                 raise InvalidTypeError(f"`layers[{place}]` (={layer!r}) must be a layer or a function of an array.")
+        check_neighbours(layers)
         object.__setattr__(self, "_layers", layers)
 
     def __setattr__(self, name: str, value: object) -> None:

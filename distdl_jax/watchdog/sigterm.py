@@ -23,6 +23,7 @@ from typing import Any
 
 from distdl_jax.watchdog.abort import end_the_job, is_forked
 from distdl_jax.watchdog.main_thread import main_stack, stack_text, user_frames
+from distdl_jax.watchdog.source_lines import is_library
 from distdl_jax.watchdog.status import worker_status
 
 _wakeup: list[tuple[int, int]] = []
@@ -198,5 +199,10 @@ def _step_back() -> None:
 
 def _stop(number: int) -> None:
     name = signal.Signals(number).name
-    text = f"Worker {worker_status().rank} got {name}; the job ends. It was at:\n"
-    end_the_job(text + stack_text(user_frames(main_stack())), 128 + number)
+    stack = main_stack()
+    text = f"Worker {worker_status().rank} got {name}; the job ends. "
+    if stack and all(is_library(line.file) for line in stack):  # in an exit handler
+        text += "Its program had ended.\n"
+    else:
+        text += f"It was at:\n{stack_text(user_frames(stack))}"
+    end_the_job(text, 128 + number)

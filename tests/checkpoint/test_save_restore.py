@@ -199,6 +199,7 @@ def test_what_can_not_be_saved(tmp_path: Path) -> None:
         refused(lambda: checkpoint.save(tmp_path, {"a": one}, {"b": spec}), "`specs` must have the structure of `tree`")
         refused(lambda: checkpoint.save(tmp_path, one, spec, step=-1), r"`step` \(=-1\) must be 0 or more")
         refused(lambda: checkpoint.save(3.5, one, spec), r"`path` \(=3.5\) must be the path of a folder")
+        refused(lambda: checkpoint.save("", one, spec), r"`path` \(=''\) must name a folder")
         refused(
             lambda: checkpoint.save(tmp_path, one, spec, step=P.rank), "`step` must be the same on all workers, but"
         )

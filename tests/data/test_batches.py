@@ -329,6 +329,16 @@ def test_a_state_of_integers_of_every_kind(kind: Any) -> None:
 
 
 @pytest.mark.simulated(1)
+def test_samples_of_different_shapes() -> None:
+    samples = [np.ones(5 if n == 3 else 4) for n in range(6)]
+    for size in (2, 4):
+        with pytest.raises(
+            dj.InvalidArgumentError, match=r"`source` has samples of different shapes, \(4,\) .*\(number 3"
+        ):
+            list(batches(samples, one((4,)), size))
+
+
+@pytest.mark.simulated(1)
 def test_arrays_of_different_lengths() -> None:
     with pytest.raises(dj.InvalidArgumentError, match=r"`source` has arrays of \[10, 11\] samples"):
         batches({"x": IMAGES, "y": LABELS[:10]}, {"x": one((4, 6)), "y": one(())}, 2)

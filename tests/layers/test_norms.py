@@ -298,6 +298,18 @@ def test_refusals_when_it_is_called() -> None:
         layer(params, jnp.ones((1, 2 - P.rank)))
     with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(=None\) must be given where `training` is False"):
         layer(params, jnp.ones((4, 2 - P.rank)), training=False)
+    x, state = jnp.ones((4, 2 - P.rank)), layer.init_state(float)
+    some = {name: its for name, its in state.items() if name == "running_mean" or P.rank == 0}
+    for training in (True, False):
+        with pytest.raises(dj.PlanError, match='On worker 1: `state` must hold "running_var" on every worker'):
+            layer(params, x, state=some, training=training)
+        with pytest.raises(dj.PlanError, match=r'On worker 1: `state\["running_mean"\]` has shape \(3,\), but this'):
+            layer(params, x, state=state | ({"running_mean": jnp.ones(3)} if P.rank else {}), training=training)
+    with pytest.raises(dj.InvalidTypeError, match=r"`state` \(=\[\]\) must be a dictionary, from `init_state` or"):
+        layer(params, x, state=[])
+    for wrong in (None, [params["weight"]]):
+        with pytest.raises(dj.InvalidTypeError, match=r"`params` \(=.*\) must be a dictionary of \['bias', 'weight'\]"):
+            layer(wrong if P.rank else params, x)
 
 
 def test_a_layer_has_the_state_and_the_parameters_that_it_needs() -> None:

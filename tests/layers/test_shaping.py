@@ -296,10 +296,7 @@ def test_dropout_does_not_depend_on_the_partition() -> None:
 
 def test_refusals() -> None:
     """When a layer is made, in one sentence on every worker."""
-
-    def P_x(P: dj.Partition) -> dj.CartesianPartition:
-        return on(1, 1, 4).partition(P)
-
+    P_x = on(1, 1, 4).partition
     sizes = {"in_channels": 2, "out_channels": 2, "kernel_size": 3}
     for sentence, work in {
         "Exactly one of `size` (=3) and `scale_factor` (=2) must be given.": lambda P: nn.DistributedUpsample(
@@ -336,6 +333,9 @@ def test_refusals() -> None:
         "`axis` (=(3,)) names dimension 3": lambda P: nn.Concatenate(P_x(P), 3),
     }.items():
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
+    held = dict.fromkeys(range(4), dj.ShapeDtype((1, 1, 2), np.dtype("float32")))
+    vanishing = refusal(4, lambda P: nn.DistributedUpsample(P_x(P), scale_factor=0.1).plan(held), dj.PlanError)
+    assert vanishing == "`scale_factor` (=0.1 in feature dimension 0) leaves nothing of 8 elements."
 
 
 @pytest.mark.simulated(2)

@@ -25,6 +25,7 @@ from jax import Array
 
 from distdl_jax.nn.local import conv_cpu, conv_onednn, conv_plain, conv_products
 from distdl_jax.nn.local.apart import Apart, Parts, joined, taken_apart
+from distdl_jax.nn.local.layout import between_layers
 from distdl_jax.nn.local.placement import Placement
 from distdl_jax.settings import current_settings
 
@@ -175,7 +176,7 @@ _convolution.defvjp(_forward, _backward)
 def convolution_apart(parts: Parts, weight: Array, window: Placement, groups: int, forms: Forms, apart: Apart) -> Array:
     """`convolution` of a block and what is around it, `parts`; what oneDNN computes takes them as they are."""
     if not Problem(apart.whole(parts[0].shape), weight.shape, window, groups, np.dtype(weight.dtype).name).has_forms:
-        return convolution(joined(parts, apart), weight, window, groups, forms)
+        return convolution(between_layers(joined(parts, apart)), weight, window, groups, forms)
     return _convolution_apart(parts, weight, window, groups, forms, apart)
 
 
@@ -192,7 +193,7 @@ def _of_parts(direction: Direction, form: str) -> Callable[..., Any]:
         return _ONEDNNS_OF_PARTS[direction]
 
     def compute(parts: Parts, *others: Array, window: Placement, groups: int, apart: Apart) -> Any:
-        result = _FORMS[direction][form](joined(parts, apart), *others, window=window, groups=groups)
+        result = _FORMS[direction][form](between_layers(joined(parts, apart)), *others, window=window, groups=groups)
         return taken_apart(result, apart) if direction == "input_gradient" else result
 
     return compute

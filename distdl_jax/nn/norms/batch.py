@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -12,7 +13,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.arguments import is_real
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.norms.moments import Along
 from distdl_jax.nn.norms.normalization import DistributedNorm, NormPlan, check_norm, filled
 from distdl_jax.nn.parameters import Params
@@ -125,9 +126,9 @@ class DistributedBatchNorm(DistributedNorm):
 
         **Returns:** this worker's block of y, and the new state; outside P_x, `x` and `state`.
 
-        **Raises:** `InvalidTypeError` where `training` is not True or False; `PlanError`, on every worker of P_x, where
-        x, a parameter or the state does not fit, or there is one value per channel in training; `InvalidArgumentError`
-        for evaluation without a state.
+        **Raises:** `InvalidTypeError` where `training` is not True or False, or `state` no dictionary; `PlanError`, on
+        every worker of P_x, where x, a parameter or the state does not fit, or there is one value per channel in
+        training; `InvalidArgumentError` for evaluation without a state.
         """
         training = checked_boolean("training", training)
         if state is None and not training and self.track_running_stats:
@@ -135,10 +136,12 @@ class DistributedBatchNorm(DistributedNorm):
                 "`state` (=None) must be given where `training` is False: evaluation takes the running statistics. "
                 "layer.init_state() makes one."
             )
+        if not (state is None or isinstance(state, Mapping)):
+            raise InvalidTypeError(f"`state` (={state!r}) must be a dictionary, from `init_state` or the last call.")
         if self.P_x.rank is None:
             return x if state is None else (x, state)
         with jax.named_scope(type(self).__name__):
-            plan, params = self._planned(params, x)
+            plan, params = self._planned(params, x, state, None if state is None else self.state_specs())
             world, new = self.P_x.world, state
             if training or not self.track_running_stats:
                 self._check_values(plan)

@@ -24,6 +24,7 @@ from distdl_jax.nn.norms.scaling import scaled
 from distdl_jax.nn.parameters import (
     Params,
     ParamShapeDtypes,
+    Specs,
     check_params,
     held_by_specs,
     told_with_params,
@@ -40,6 +41,9 @@ from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.primitives.tie import tie
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
+
+_STATE = "state."
+"""What the workers call the entries of a state with, where they tell each other what they hold."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +176,20 @@ class DistributedNorm(Static):
     def _check_counts(self, extent: tuple[int, ...]) -> None:
         """Refuse a tensor that can't be normalised."""
 
-    def _planned(self, params: Params, x: Array) -> tuple[NormPlan, Params]:
-        """The plan of this call, from the one handshake of the workers of P_x; and parameters without boxes."""
-        params = unboxed(params)
+    def _planned(
+        self, params: Params, x: Array, state: Mapping[str, Array] | None = None, state_specs: Specs | None = None
+    ) -> tuple[NormPlan, Params]:
+        """The plan of this call, from the one handshake of the workers of P_x; and parameters without boxes.
+
+        - `state`, `state_specs`: where there is one, and is to be checked.
+        """
+        params, of_state = unboxed(params), {_STATE + name: its for name, its in (state or {}).items()}
         team = tuple(sorted(self.P_x.ranks))
-        told = told_with_params(self.P_x.world, team, purpose_of(self), self.param_specs(), params, x)
-        return self.plan(*told), params
+        told = {**params, **of_state} if isinstance(params, Mapping) else params
+        of_x, held = told_with_params(self.P_x.world, team, purpose_of(self), self.param_specs(), told, x)
+        if state_specs is not None:
+            check_params({worker: _of_state(its) for worker, its in held.items()}, state_specs, "state")
+        return self.plan(of_x, {worker: _of_params(its) for worker, its in held.items()}), params
 
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
@@ -200,6 +212,14 @@ class DistributedNorm(Static):
     def apply(self, params: Params, x: Array) -> Array:
         """The same as calling the layer."""
         return self(params, x)
+
+
+def _of_params(held: Mapping[str, ShapeDtype]) -> dict[str, ShapeDtype]:
+    return {name: its for name, its in held.items() if not name.startswith(_STATE)}
+
+
+def _of_state(held: Mapping[str, ShapeDtype]) -> dict[str, ShapeDtype]:
+    return {name.removeprefix(_STATE): its for name, its in held.items() if name.startswith(_STATE)}
 
 
 def filled(spec: TensorSpec, value: float, dtype: DTypeLike) -> Array:

@@ -146,6 +146,8 @@ class DistributedUpsample(Sampling):
     def _along(self, d: int, n: int) -> Taps:
         scale = None if self.scale_factor is None else self.scale_factor[d]
         outputs = math.floor(n * scale) if scale is not None else (self.size or ())[d]
+        if scale is not None and n and not outputs:
+            raise PlanError(f"`scale_factor` (={scale:g} in feature dimension {d}) leaves nothing of {n} elements.")
         o = np.arange(outputs)
         if self.mode == "nearest":
             inputs = np.minimum(o * n // outputs if scale is None else np.floor(o / scale).astype(int), n - 1)

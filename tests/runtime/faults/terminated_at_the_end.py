@@ -1,0 +1,17 @@
+"""A worker whose program has ended gets SIGTERM while it waits for the other's end.
+
+workers: 2
+says: Worker 1 got SIGTERM; the job ends. Its program had ended.
+"""
+
+import os
+import signal
+import time
+
+from parts import P_all, rank
+
+pids = P_all.allgather_data(os.getpid())
+if rank == 0:
+    time.sleep(1)
+    os.kill(pids[1], signal.SIGTERM)
+    time.sleep(10_000)
