@@ -53,7 +53,8 @@ def remember_origin(
     if isinstance(key, Tracer):
         known.pop(_name(specs), None)
         return
-    digest = crc32(np.asarray(jax.random.key_data(key)).tobytes())
+    with jax.ensure_compile_time_eval():  # a key that a trace closes over is known
+        digest = crc32(np.asarray(jax.random.key_data(key)).tobytes())
     how = f"{np.dtype(dtype).name} by {', '.join(_initializer(initializers[name]) for name in sorted(specs))}"
     known.setdefault(_name(specs), deque(maxlen=REMEMBERED)).append((digest, how))
 

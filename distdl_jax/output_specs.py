@@ -54,12 +54,16 @@ def output_spec(layer: Planned, x_spec: TensorSpec, P_y: Partition, copied: Sequ
 
 def partition_of_output(layers: Sequence[Any], P_x: Partition) -> Partition:
     """Where the last of `layers` leaves its output: on its P_y, or P_x; functions leave it where it is."""
+    return _partition_of_output(layers) or P_x
+
+
+def _partition_of_output(layers: Sequence[Any]) -> Partition | None:
     for layer in reversed(layers):
         inner = getattr(layer, "layers", None)
-        P = partition_of_output(inner, P_x) if inner else getattr(layer, "P_y", None) or getattr(layer, "P_x", None)
+        P = _partition_of_output(inner) if inner else getattr(layer, "P_y", None) or getattr(layer, "P_x", None)
         if P is not None:
             return P
-    return P_x
+    return None
 
 
 def _first_with_parameters(layer: Any) -> Any:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
-from distdl_jax.nn.neighbours import in_equal_blocks, partition_of_input
+from distdl_jax.nn.neighbours import ends_of, in_equal_blocks, partition_of_input, rearranged
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.partition import Partition
@@ -89,6 +89,12 @@ class Residual(Static):
         if (P_x := self._P_x) is None:
             return  # nothing but functions
         ways = (self.body, self.shortcut)
+        taken = [its for layer in self.layers if (its := ends_of(layer).P_x) is not None]
+        if len(taken) > 1 and rearranged(*taken):
+            raise InvalidArgumentError(
+                f"`body` takes its input from {taken[0].describe()}, but `shortcut` from {taken[1].describe()}: both "
+                "must take it from the same workers, in the same blocks."
+            )
         P, other = (P_x if layer is None else partition_of_output((layer,), P_x) for layer in ways)
         if not in_equal_blocks(P, other):
             raise InvalidArgumentError(

@@ -17,7 +17,7 @@ from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.nn.layer_table import layer_table
-from distdl_jax.nn.neighbours import check_neighbours
+from distdl_jax.nn.neighbours import check_arrangement, check_taken, seams
 from distdl_jax.nn.parameters import unboxed
 from distdl_jax.output_specs import output_spec, partition_of_output
 from distdl_jax.plans.decomposition import checked_boolean
@@ -78,13 +78,14 @@ class Sequential(Static):
 
     The parameters are a tuple with an entry for each layer, `{}` for what has none. The partitions of neighbours have
     to fit: where one layer leaves its output on other workers, or in other blocks, than the next one takes its input
-    from, put a `Repartition` between them.
+    from, put a `Repartition` between them. A misfit is refused where it is known for one: between layers of this
+    library, and functions of `jax.nn`.
 
     Printed, it is a table of the layers with their partitions, parameters and bytes per worker. `len`, indexing,
     slices and loops go over the layers; a slice is a `Sequential`.
 
-    **Raises:** `InvalidTypeError` for what can't be called; `InvalidArgumentError`, on every worker, for layers whose
-    partitions don't fit.
+    **Raises:** `InvalidTypeError` for what can't be called; `InvalidArgumentError`, on every worker, for layers on the
+    same workers that are arranged in other ways.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -103,7 +104,7 @@ class Sequential(Static):
         for place, layer in enumerate(layers):
             if not callable(layer):
                 raise InvalidTypeError(f"`layers[{place}]` (={layer!r}) must be a layer or a function of an array.")
-        check_neighbours(layers)
+        check_arrangement(layers)
         object.__setattr__(self, "_layers", layers)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -147,7 +148,7 @@ class Sequential(Static):
 
         **Returns:** the plan: `outputs` is what all workers hold in the end, `plans` has the plan of each layer.
 
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        **Raises:** `PlanError` where x or a parameter does not fit, or a layer would leave out a block.
 
         >>> import jax, numpy, distdl_jax as dj
         >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
@@ -156,7 +157,9 @@ class Sequential(Static):
         {0: float32[4, 3]}
         """
         plans: list[Plan] = []
-        for place, layer in enumerate(self._layers):
+        for place, (layer, seam) in enumerate(zip(self._layers, seams(self._layers), strict=True)):
+            for worker, held in x.items():
+                check_taken(seam, worker, held.shape)
             its_params = None if params is None else {worker: params[worker][place] for worker in params}
             plans.append(layer.plan(x, its_params) if isinstance(layer, Layer) else FunctionPlan(layer, x))
             x = plans[-1].after(x)
@@ -199,14 +202,17 @@ class Sequential(Static):
           gets one of its own, split off it.
 
         **Raises:** `InvalidTypeError` where `training` is not True or False; `InvalidArgumentError` where `params` or
-        `state` has not an entry for each layer.
+        `state` has not an entry for each layer; `PlanError`, on this worker, where a layer would leave out its block.
         """
         training = checked_boolean("training", training)
         params = unboxed(params)
         self._check_entries("params", params)
         keys = [None] * len(self._layers) if key is None else list(jax.random.split(key, max(len(self._layers), 1)))
         states = [None] * len(self._layers) if state is None else list(self._check_entries("state", state))
-        for place, (layer, its_params) in enumerate(zip(self._layers, params, strict=True)):
+        each = zip(self._layers, params, seams(self._layers), strict=True)
+        for place, (layer, its_params, seam) in enumerate(each):
+            if seam is not None:
+                check_taken(seam, seam.P_x.world.rank, jnp.shape(x))
             if isinstance(layer, Layer):
                 x, states[place] = applied(layer, its_params, x, states[place], training, keys[place])
             else:

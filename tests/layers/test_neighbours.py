@@ -25,18 +25,22 @@ def grid(P: dj.Partition, shape: Sequence[int], ranks: Sequence[int]) -> dj.Cart
 
 @pytest.mark.simulated(4)
 def test_what_is_accepted_leaves_each_block_where_it_was() -> None:
-    """All pairs of partitions: the same block of each element on both, or a refusal that names the two."""
-    P = dj.Partition()
+    """All pairs of partitions: the same block of each element on both, or a refusal."""
+    P, refused = dj.Partition(), set()
     for one, other in itertools.product(GRIDS, GRIDS):
         before, after = grid(P, *one), grid(P, *other)
         layers = [nn.Repartition(before, before), nn.Repartition(after, after)]
+        spec = dj.TensorSpec((12, 12, 12), before)
+        x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype("float32")) for worker in range(4)}
         if _owners(one) == _owners(other):
-            assert len(nn.Sequential(*layers)) == 2
-        else:
-            sentence = r"`layers\[1\]` \(Repartition\) takes its input from .*: a `Repartition` between them moves it"
-            with pytest.raises(dj.InvalidArgumentError, match=sentence):
-                nn.Sequential(*layers)
-            assert len(nn.Sequential(layers[0], nn.Repartition(before, after), layers[1])) == 3
+            assert nn.Sequential(*layers).plan(x).outputs == x
+            continue
+        with pytest.raises(dj.DistDLError) as error:
+            nn.Sequential(*layers).plan(x)
+        refused.add(type(error.value))
+        moved = nn.Sequential(layers[0], nn.Repartition(before, after), layers[1]).plan(x)
+        assert moved.outputs[after.ranks[-1]].shape == dj.TensorSpec((12, 12, 12), after).shape_on(after.ranks[-1])
+    assert refused == {dj.InvalidArgumentError, dj.PlanError}
 
 
 def _owners(its: tuple[Sequence[int], Sequence[int]]) -> Any:
@@ -48,28 +52,83 @@ def _owners(its: tuple[Sequence[int], Sequence[int]]) -> Any:
     return owners.tobytes()
 
 
+class Move:
+    """A layer of a user's own, which moves its input and names no partition."""
+
+    def __init__(self, P_in: dj.Partition, P_out: dj.Partition) -> None:
+        self.between = P_in, P_out
+
+    def init(self, key: Any, dtype: Any = None) -> dict:
+        return {}
+
+    def param_specs(self) -> dict:
+        return {}
+
+    def plan(self, x: Any, params: Any = None) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, params: dict, x: jax.Array) -> jax.Array:
+        return dj.functional.repartition(x, *self.between)
+
+
 @pytest.mark.simulated(4)
-def test_functions_copies_and_networks_within() -> None:
+def test_what_may_be_right_is_not_refused() -> None:
     P = dj.Partition()
     rows, columns, one = (grid(P, shape, range(int(np.prod(shape)))) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1)))
-    pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one)}
-    turn = lambda x: jnp.swapaxes(x, 0, 2)  # noqa: E731
-    all_sum = nn.AllSumReduce(columns, (2,))
-    for fits in (
-        [pools[rows], turn, pools[columns]],  # the same two workers: only the function knows what is where
-        [all_sum, pools[one]],  # of copies one is enough
-        [nn.Sequential(pools[columns], all_sum), nn.Dropout(one, 0.1)],
-        [nn.Remat(nn.Residual(pools[rows])), jax.nn.relu, nn.Dropout(P.create_partition_inclusive([0, 1]), 0.1)],
-        [nn.Repartition(rows, one), pools[one]],
+    other = grid(P, (2, 1, 1), (2, 3))
+    pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, other)}
+    x = jnp.arange(16.0).reshape(2, 2, 4)
+    all_sum, turn = nn.AllSumReduce(columns, (2,)), lambda x: jnp.swapaxes(x, 0, 2) if x.ndim == 3 else x
+    means = nn.DistributedAdaptiveAvgPool(columns, 1), nn.DistributedGlobalAvgPool(columns)
+    for start, layers, wanted in (
+        (rows, [pools[rows], turn, pools[columns]], jnp.swapaxes(x, 0, 2)),
+        (rows, [nn.Sequential(pools[rows], turn), pools[columns]], jnp.swapaxes(x, 0, 2)),
+        (rows, [pools[rows], nn.Remat(nn.Sequential(turn, pools[columns]))], jnp.swapaxes(x, 0, 2)),
+        (rows, [pools[rows], nn.Sequential(turn), pools[columns]], jnp.swapaxes(x, 0, 2)),
+        (rows, [pools[rows], lambda x: dj.functional.repartition(x, rows, other), pools[other]], x),
+        (rows, [pools[rows], Move(rows, other), jax.nn.relu, pools[other]], x),
+        (rows, [nn.Sequential(nn.Repartition(rows, other), nn.Sequential(jnp.abs)), pools[other]], x),
+        (columns, [all_sum, pools[one]], x[..., :2] + x[..., 2:]),  # of copies one is enough
+        *((columns, [mean, jax.nn.relu, pools[one]], x.mean(2, keepdims=True)) for mean in means),
+        (one, [pools[one], pools[columns]], x),  # the second worker's block was empty
     ):
-        assert len(nn.Sequential(*fits)) == len(fits)
-    for misfits in (
-        [pools[rows], pools[columns]],
-        [pools[rows], turn, pools[one]],
-        [nn.Sequential(all_sum, pools[columns]), pools[one]],
-        [nn.Remat(nn.Residual(pools[rows])), jax.nn.relu, pools[one]],
-    ):
-        with pytest.raises(
-            dj.InvalidArgumentError, match=r"`layers\[.\]` \(DistributedMaxPool1d\) takes its input from"
-        ):
-            nn.Sequential(*misfits)
+        network = nn.Sequential(*layers)
+        mine = dj.TensorSpec(x.shape, start)
+        placeholder = jnp.zeros((2, 0) if start != one or P.rank > 1 else (2, 2, 0))
+        block = placeholder if mine.box is None else x[tuple(slice(*its) for its in mine.box)]
+        y = network(network.init(jax.random.key(0)), block)
+        last = layers[-1].P_x if hasattr(layers[-1], "P_x") else columns
+        whole = dj.gather(y, dj.TensorSpec(wanted.shape, last))
+        if P.rank == 0:
+            np.testing.assert_array_equal(whole, wanted)
+
+
+@pytest.mark.simulated(4)
+def test_misfits() -> None:
+    P = dj.Partition()
+    rows, columns, one = (grid(P, shape, range(int(np.prod(shape)))) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1)))
+    turned = grid(P, (2, 1, 1), (1, 0))
+    pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, turned)}
+    for layers in ([pools[rows], pools[columns]], [nn.Remat(nn.Residual(pools[rows])), jax.nn.relu, pools[turned]]):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`layers\[.\]` \(DistributedMaxPool1d\) takes its"):
+            nn.Sequential(*layers)
+    with pytest.raises(dj.InvalidArgumentError, match=r"`body` takes its input from 2 x 1 x 1 .*, but `shortcut` from"):
+        nn.Residual(pools[rows], nn.Repartition(turned, rows))
+    network = nn.Sequential(pools[rows], jax.nn.relu, pools[one])
+    x = jnp.ones((1, 1, 1) if P.rank < 2 else (1, 0))
+    if P.rank == 1:
+        with pytest.raises(dj.PlanError, match=r"leaves it on 2 x 1 x 1 .*, a block of 1 x 1 x 1 on worker 1, too"):
+            network(({}, {}, {}), x)
+    else:
+        network(({}, {}, {}), x)
+
+
+@pytest.mark.simulated(4)
+def test_what_ends_in_functions_leaves_its_output_where_it_was() -> None:
+    P = dj.Partition()
+    rows, others, columns = grid(P, (2, 1), (0, 1)), grid(P, (2, 1), (2, 3)), grid(P, (1, 2), (0, 1))
+    for to in (others, columns):
+        for tail in (jnp.tanh, nn.Sequential(jnp.tanh), nn.Remat(nn.Sequential(jnp.tanh))):
+            network = nn.Sequential(nn.Repartition(rows, to, preserve_batch=False), tail)
+            spec = network.output_spec(dj.TensorSpec((4, 6), rows))
+            assert (spec.global_shape, spec.partition.ranks, spec.partition.shape) == ((4, 6), to.ranks, to.shape)

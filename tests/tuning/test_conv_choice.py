@@ -259,12 +259,12 @@ def seen(monkeypatch):
         choosing.append((rank, problem))
         return PLAIN if rank else Forms("rewritten", "plain", "rewritten")
 
-    def recorded(x, weight, window, groups, forms):
+    def recorded(x, weight, window, groups, forms, apart):
         computing.append((dj.Partition().rank, forms))
-        return conv_forms.convolution(x, weight, window, groups, forms)
+        return conv_forms.convolution_apart(x, weight, window, groups, forms, apart)
 
     monkeypatch.setattr(layers, "chosen_here", choose)
-    monkeypatch.setattr(local_conv, "convolution", recorded)
+    monkeypatch.setattr(local_conv, "convolution_apart", recorded)
     return choosing, computing
 
 
