@@ -27,6 +27,7 @@ from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives.gradient_anchors import depending_on_movements, note_anchor
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.movement import to_be_transposed
+from distdl_jax.primitives.tie import tie
 
 
 def jvp(
@@ -280,7 +281,16 @@ def _linearized(of_leaves: _OfLeaves, leaves: list[Array]) -> tuple[tuple[Any, .
 
 
 def _pushed(pushforward: Callable[..., Any], direction: list[Array]) -> Any:
-    return pushforward((jnp.zeros(()), (direction,)))[0][1]
+    return pushforward((_zero_mapped_with(direction), (direction,)))[0][1]
+
+
+def _zero_mapped_with(direction: list[Array]) -> Array:
+    """A zero that is batched where the direction is, as the cotangent of what depends on every movement.
+
+    So all that moves for a direction is batched on all workers under `jax.vmap`, also on one whose part of the function
+    does not depend on it.
+    """
+    return tie(jnp.zeros(()), *direction)
 
 
 def _along(of_leaves: _OfLeaves) -> Callable[..., Any]:
@@ -302,7 +312,8 @@ def _hessian_times(part: _OfLeaves) -> Callable[..., list[Array]]:
         # The value too: the gradient alone may not depend, on this worker, on what `fun` moves.
         (anchor, (value, _)), pullback = jax.vjp(_anchored(value_and_gradient), leaves)
         note_anchor(anchor)
-        product: list[Array] = pullback((jnp.zeros(()), (jnp.zeros_like(value), direction)))[0]
+        zero = _zero_mapped_with(direction)
+        product: list[Array] = pullback((zero, (zero.astype(value.dtype), direction)))[0]
         return product
 
     return times

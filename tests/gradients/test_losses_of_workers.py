@@ -93,3 +93,28 @@ def test_what_raises_is_what_comes_out_of_a_simulation() -> None:
     for _ in range(5):
         with pytest.raises(KeyError, match="a name"):
             dj.simulate(3, program)
+
+
+@pytest.mark.world(2)
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("jit", [dj.jit, jax.jit, lambda step: step], ids=["dj.jit", "jax.jit", "eager"])
+def test_rows_of_the_hessian_where_a_worker_adds_nothing_to_it(jit: Any) -> None:
+    """Under `jax.vmap` that worker maps what it sends, too: its part is constant, linear, or has second derivatives."""
+    P = dj.Partition()
+    P_0 = P.create_partition_inclusive([0])
+    x, rows = (jnp.array([1.0, 2.0]), jnp.eye(2)) if P.rank == 0 else (jnp.zeros(0), jnp.zeros((2, 0)))
+    point = jnp.array([1.0, 2.0]) - P.rank / 2  # together 1.5 and 3.5
+    for part in (lambda y: 0.0, jnp.sum, lambda y: 0.0 * jnp.sum(y**2)):
+
+        def loss(x: Any, part: Any = part) -> Any:
+            y = dj.functional.broadcast(x, P_0, P, preserve_batch=False)
+            return jnp.sum(y**3) if P.rank == 0 else part(y)
+
+        def loss_of_all(x: Any, part: Any = part) -> Any:
+            y = dj.functional.all_sum_reduce(x, P, axes_keep=())
+            return jnp.sum(y**3) if P.rank == 0 else part(y)
+
+        hessian = jit(jax.vmap(lambda v, loss=loss: dj.hvp(loss, (x,), (v,))))(rows)
+        np.testing.assert_allclose(hessian, [[6, 0], [0, 12]] if P.rank == 0 else np.zeros((2, 0)))
+        product = jit(jax.vmap(lambda v, loss=loss_of_all: dj.hvp(loss, (point,), (v,))))(jnp.eye(2))
+        np.testing.assert_allclose(product, [[2 * 6 * 1.5, 0], [0, 2 * 6 * 3.5]])

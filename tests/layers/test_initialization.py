@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -289,3 +290,15 @@ def test_an_initializer_of_another_shape_is_refused():
         dj.init_block(
             lambda key, shape, dtype: jnp.ones(shape[::-1], dtype), jax.random.key(0), dj.TensorSpec((2, 3), P)
         )
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
+def test_a_key_that_a_trace_closes_over(key: Callable[[int], jax.Array]) -> None:
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    layer, its = nn.DistributedConv1d(P, in_channels=2, out_channels=3, kernel_size=3), key(0)
+    wanted = layer.init(its)
+    for jit in (jax.jit, dj.jit):
+        jax.tree.map(np.testing.assert_array_equal, jit(lambda: layer.init(its))(), wanted)
+    shapes = jax.eval_shape(lambda: layer.init(its))
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, wanted)
