@@ -18,7 +18,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.handshake import checked_dtype, handshake
+from distdl_jax.primitives.handshake import handshake, sendable_dtype
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast
@@ -311,7 +311,7 @@ def _shape_dtype(leaf: _Leaf) -> ShapeDtype:
             f"`{leaf.name}` (={leaf.value!r}) must be an array of numbers, or a number. None in its place in `specs` "
             "leaves it as it is (and jax.random.key_data makes numbers of a random key)."
         ) from None
-    return ShapeDtype(shape, checked_dtype(leaf.name, dtype))
+    return ShapeDtype(shape, sendable_dtype(leaf.name, dtype))
 
 
 def _check_alike(told: Mapping[int, list[Any]]) -> None:

@@ -6,7 +6,7 @@ where they are. Any other function may turn dimensions, or move data itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +35,11 @@ class Seam(NamedTuple):
     def __str__(self) -> str:
         takes = f"`layers[{self.place}]` ({type(self.layer).__name__}) takes its input from {self.P_x.describe()}"
         return f"{takes}, but what comes before leaves it on {self.P_y.describe()}"
+
+    @property
+    def left_out(self) -> set[int]:
+        """The workers whose blocks the layer does not take."""
+        return set(self.P_y.ranks) - set(self.P_x.ranks)
 
 
 def partition_of_input(layers: Sequence[Any]) -> Partition | None:
@@ -101,13 +106,14 @@ def check_arrangement(layers: Sequence[Callable[..., Any]]) -> None:
             raise InvalidArgumentError(f"{seam}: a `Repartition` between them moves it.")
 
 
-def check_taken(seam: Seam | None, worker: int, shape: Sequence[int]) -> None:
-    """Refuse a layer that would leave out what the one before it has left on `worker`."""
-    if seam is not None and worker in seam.P_y.ranks and worker not in seam.P_x.ranks and 0 not in shape:
-        raise PlanError(
-            f"{seam}, a block of {shape_text(tuple(shape))} on worker {worker}, too: a `Repartition` between them "
-            "moves it."
-        )
+def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
+    """Refuse a layer that would leave out what the one before it has left on some of the workers that hold `shapes`."""
+    for worker in sorted(seam.left_out & shapes.keys()):
+        if 0 not in (shape := tuple(shapes[worker])):
+            raise PlanError(
+                f"{seam}, a block of {shape_text(shape)} on worker {worker}, too: a `Repartition` between them moves "
+                "it."
+            )
 
 
 def _stays(layer: Any) -> bool:

@@ -65,7 +65,8 @@ class Residual(Static):
     training=True)`; `key` is split among the two.
 
     **Raises:** `InvalidTypeError`, on every worker, for what is no layer; `InvalidArgumentError` where the two leave
-    their outputs on different partitions; when applied, `PlanError` where the outputs have different shapes.
+    their outputs on different partitions, or take x in other blocks of the same workers; when applied, `PlanError`
+    where the outputs have different shapes.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])

@@ -158,8 +158,8 @@ class Sequential(Static):
         """
         plans: list[Plan] = []
         for place, (layer, seam) in enumerate(zip(self._layers, seams(self._layers), strict=True)):
-            for worker, held in x.items():
-                check_taken(seam, worker, held.shape)
+            if seam is not None:
+                check_taken(seam, {worker: held.shape for worker, held in x.items()})
             its_params = None if params is None else {worker: params[worker][place] for worker in params}
             plans.append(layer.plan(x, its_params) if isinstance(layer, Layer) else FunctionPlan(layer, x))
             x = plans[-1].after(x)
@@ -212,7 +212,7 @@ class Sequential(Static):
         each = zip(self._layers, params, seams(self._layers), strict=True)
         for place, (layer, its_params, seam) in enumerate(each):
             if seam is not None:
-                check_taken(seam, seam.P_x.world.rank, jnp.shape(x))
+                check_taken(seam, {seam.P_x.world.rank: jnp.shape(x)})
             if isinstance(layer, Layer):
                 x, states[place] = applied(layer, its_params, x, states[place], training, keys[place])
             else:

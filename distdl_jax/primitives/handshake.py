@@ -34,11 +34,11 @@ def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
         is_key = isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         advice = "; give jax.random.key_data of random keys, and wrap what comes." if is_key else "."
         raise InvalidTypeError(f"`{name}` (of dtype {x.dtype}) must be an array of numbers{advice}") from None
-    return ShapeDtype(tuple(x.shape), checked_dtype(name, dtype))
+    return ShapeDtype(tuple(x.shape), sendable_dtype(name, dtype))
 
 
-def checked_dtype(name: str, dtype: np.dtype) -> np.dtype:
-    """The dtype of an argument, where a message can be of it."""
+def sendable_dtype(name: str, dtype: np.dtype) -> np.dtype:
+    """The dtype of an argument, which a message can be of; else raises `InvalidTypeError`."""
     if (bits := jax.dtypes.itemsize_bits(dtype)) < 8:
         raise InvalidTypeError(
             f"`{name}` (of dtype {dtype}) must be of a dtype of whole bytes, as messages are, not of {bits} bits. One "

@@ -23,6 +23,10 @@ def grid(P: dj.Partition, shape: Sequence[int], ranks: Sequence[int]) -> dj.Cart
     return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
 
 
+def rows_columns_and_one(P: dj.Partition) -> list[dj.CartesianPartition]:
+    return [grid(P, shape, range(int(np.prod(shape)))) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1))]
+
+
 @pytest.mark.simulated(4)
 def test_what_is_accepted_leaves_each_block_where_it_was() -> None:
     """All pairs of partitions: the same block of each element on both, or a refusal."""
@@ -74,7 +78,7 @@ class Move:
 @pytest.mark.simulated(4)
 def test_what_may_be_right_is_not_refused() -> None:
     P = dj.Partition()
-    rows, columns, one = (grid(P, shape, range(int(np.prod(shape)))) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1)))
+    rows, columns, one = rows_columns_and_one(P)
     other = grid(P, (2, 1, 1), (2, 3))
     pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, other)}
     x = jnp.arange(16.0).reshape(2, 2, 4)
@@ -106,7 +110,7 @@ def test_what_may_be_right_is_not_refused() -> None:
 @pytest.mark.simulated(4)
 def test_misfits() -> None:
     P = dj.Partition()
-    rows, columns, one = (grid(P, shape, range(int(np.prod(shape)))) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1)))
+    rows, columns, one = rows_columns_and_one(P)
     turned = grid(P, (2, 1, 1), (1, 0))
     pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, turned)}
     for layers in ([pools[rows], pools[columns]], [nn.Remat(nn.Residual(pools[rows])), jax.nn.relu, pools[turned]]):
