@@ -4,19 +4,18 @@ Tensors are split over partitions of workers, data moves between partitions by p
 distributed layers give block for block what the sequential layers give.
 """
 
-from distdl_jax.process.collector import collector_resting
-from distdl_jax.process.starting import starting
+from __future__ import annotations
 
-with collector_resting():
-    with starting():
-        from distdl_jax.process.at_import import prepare_process, stop_looking_at_imports
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-        prepare_process()
-
+if TYPE_CHECKING:
     from distdl_jax import checkpoint, data, functional, nn, optim, random
     from distdl_jax.autodiff.directional import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.backends.inprocess.simulate import simulate
+    from distdl_jax.backends.opening import close
+    from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
         DistDLError,
@@ -25,10 +24,8 @@ with collector_resting():
         PlanError,
         SetupError,
     )
-    from distdl_jax.from_torch import from_torch
     from distdl_jax.gathering import gather, scatter
     from distdl_jax.initialization import init_block
-    from distdl_jax.jit import check, jit
     from distdl_jax.optimizer_specs import specs_like
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -36,8 +33,37 @@ with collector_resting():
     from distdl_jax.primitives.replicated import replicated
     from distdl_jax.replicas import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
+    from distdl_jax.torch_weights import from_torch
 
-    stop_looking_at_imports()
+# The module of each public name. It is imported when the name is first asked for: the supervisors of
+# `python -m distdl_jax` need none of it, nor JAX.
+_MODULES = {
+    "": ("checkpoint", "data", "functional", "nn", "optim", "random"),
+    "autodiff.directional": ("hvp", "jvp", "linear_transpose", "linearize"),
+    "autodiff.gradients": ("grad", "value_and_grad"),
+    "backends.inprocess.simulate": ("simulate",),
+    "backends.opening": ("close",),
+    "checked_jit": ("check", "jit"),
+    "errors": (
+        "CheckpointError",
+        "DistDLError",
+        "InvalidArgumentError",
+        "InvalidTypeError",
+        "PlanError",
+        "SetupError",
+    ),
+    "gathering": ("gather", "scatter"),
+    "initialization": ("init_block",),
+    "optimizer_specs": ("specs_like",),
+    "partition": ("CartesianPartition", "Partition"),
+    "plans.shape_dtype": ("ShapeDtype",),
+    "primitives.all_reduce": ("all_reduce",),
+    "primitives.replicated": ("replicated",),
+    "replicas": ("check_replicated",),
+    "tensors": ("TensorSpec", "zero_volume_tensor"),
+    "torch_weights": ("from_torch",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CartesianPartition",
@@ -54,6 +80,7 @@ __all__ = [
     "check",
     "check_replicated",
     "checkpoint",
+    "close",
     "data",
     "from_torch",
     "functional",
@@ -76,3 +103,17 @@ __all__ = [
     "zero_volume_tensor",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name."""
+    if (module := _MODULE_OF.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name) if module else import_module(f"{__name__}.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """`python -m distdl_jax`: runs programs.
 
-`mpiexec -n 4 python -m distdl_jax program.py` runs a program on each worker as `python program.py` would, but with MPI
-started, and every way to end the job installed, before its first line. `-m module` and `-c code` are as Python's.
+`mpiexec -n 4 python -m distdl_jax program.py` runs a program on each worker as `python program.py` would, but under a
+supervisor that sees whatever ends the worker. `-m module` and `-c code` are as Python's.
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
 """
@@ -13,16 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distdl_jax.backends.inprocess.script import simulate_script
-from distdl_jax.process.run_program import run_code, run_file, run_module
+from distdl_jax.launch.supervisor import supervise, worker_command
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a command line; the exit status."""
+    """Carry out a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
-        run = run_module if arguments[0] == "-m" else run_code
-        run(arguments[1], arguments[2:])
-        return 0
+        supervise(worker_command(arguments))
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
         usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ...",
@@ -30,13 +27,16 @@ def main(arguments: Sequence[str]) -> int:
         "with --simulate, on several workers in this process, each a thread, without a launcher.",
     )
     parser.add_argument("--simulate", metavar="N", type=_workers, help="how many workers, 1 or more")
-    parser.add_argument("program", type=_program, help="the program's file; or -m and a module, or -c and code")
+    parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it finds in sys.argv, after its name")
     options = parser.parse_args(arguments)
     if options.simulate is None:
-        run_file(options.program, options.arguments)
-    else:
-        simulate_script(options.simulate, options.program, options.arguments)
+        supervise(worker_command([options.program, *options.arguments]))
+    if not Path(options.program).is_file():
+        parser.error(f"there is no file {options.program!r}.")
+    from distdl_jax.backends.inprocess.script import simulate_script  # imports JAX, which no supervisor needs
+
+    simulate_script(options.simulate, options.program, options.arguments)
     return 0
 
 
@@ -44,12 +44,6 @@ def _workers(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of workers, 1 or more.")
     return int(text)
-
-
-def _program(text: str) -> str:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text!r}.")
-    return text
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -130,6 +131,39 @@ def dispatched_by_this_thread() -> Callable[[], list[Any]]:
     return buffers
 
 
+_patched: list[tuple[type, str, Any]] = []
+"""The methods of JAX's classes that are replaced: class, name, and JAX's own."""
+
+_patching = threading.Lock()
+
+
+def install_jax_patches() -> None:
+    """Replace three methods of JAX's classes, if they are JAX's own: each does what it did, but for one mistake.
+
+    Private: what the three functions below name. It goes where they go.
+    """
+    with _patching:  # workers of dj.simulate are threads
+        if not _patched:
+            hand_tokens_back()
+            give_tokens_to_compiled_functions()
+            count_constants_among_residuals()
+
+
+def remove_jax_patches() -> None:
+    """Put JAX's own methods back.
+
+    Private: as for `install_jax_patches`. It goes where that goes.
+    """
+    while _patched:
+        owner, name, own = _patched.pop()
+        setattr(owner, name, own)
+
+
+def _replace(owner: type, own: Any, replacement: Any) -> None:
+    _patched.append((owner, own.__name__, own))
+    setattr(owner, own.__name__, wraps(own)(replacement))
+
+
 def hand_tokens_back() -> None:
     """Have a program with ordered effects take the token of the one before it as it is.
 
@@ -141,10 +175,7 @@ def hand_tokens_back() -> None:
     from jax._src.dispatch import RuntimeTokenSet
 
     anew = RuntimeTokenSet.get_token_input
-    if getattr(anew, "hands_back", False):
-        return
 
-    @wraps(anew)
     def get_token_input(self: Any, effect: Any, devices: Any) -> Any:
         token = self.current_tokens.get(effect)
         if len(devices) == 1 and isinstance(token, Token) and token._buf.devices() == {devices[0]}:
@@ -153,8 +184,7 @@ def hand_tokens_back() -> None:
                 return token
         return anew(self, effect, devices)
 
-    vars(get_token_input)["hands_back"] = True
-    setattr(RuntimeTokenSet, anew.__name__, get_token_input)
+    _replace(RuntimeTokenSet, anew, get_token_input)
 
 
 def wait_for_program(effect: Any) -> None:
@@ -199,17 +229,13 @@ def give_tokens_to_compiled_functions() -> None:
     from jax._src.interpreters.pxla import MeshExecutable
 
     without_tokens = MeshExecutable.create_cpp_call
-    if getattr(without_tokens, "gives_tokens", False):
-        return
 
-    @wraps(without_tokens)
     def create_cpp_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self.unsafe_call, "ordered_effects", None):
             return None
         return without_tokens(self, *args, **kwargs)
 
-    vars(create_cpp_call)["gives_tokens"] = True
-    setattr(MeshExecutable, without_tokens.__name__, create_cpp_call)
+    _replace(MeshExecutable, without_tokens, create_cpp_call)
 
 
 def count_constants_among_residuals() -> None:
@@ -224,10 +250,7 @@ def count_constants_among_residuals() -> None:
     from jax._src.interpreters.partial_eval import JaxprTrace
 
     miscounted = JaxprTrace.process_custom_vjp_call
-    if getattr(miscounted, "counts_constants", False):
-        return
 
-    @wraps(miscounted)
     def process_custom_vjp_call(self: Any, *args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
         constants = 0
 
@@ -241,8 +264,7 @@ def count_constants_among_residuals() -> None:
         constants = next((its["num_consts"] for its in params if its and its.get("out_trees") is counted), 0)
         return results
 
-    vars(process_custom_vjp_call)["counts_constants"] = True
-    setattr(JaxprTrace, miscounted.__name__, process_custom_vjp_call)
+    _replace(JaxprTrace, miscounted, process_custom_vjp_call)
 
 
 def activity(innermost: FrameType) -> str | None:

@@ -1,7 +1,7 @@
 """The settings: every environment variable that the library reads, each declared once.
 
 They are read once, when the first world is opened, and then checked on all workers together: a value that is wrong on
-one worker is the same error on all. What is needed before MPI is up is read by the import, which complains of nothing.
+one worker is the same error on all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from distdl_jax.errors import SetupError
 
-_OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK")
-"""What the names begin with that the tests and the build read."""
+_OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK", "DISTDL_JAX_SUPERVISOR")
+"""What the names begin with that the tests, the build and the launcher read."""
 
 
 class TimeLimits(NamedTuple):
@@ -55,12 +55,6 @@ def _seconds(text: str) -> TimeLimits:
     if not 0 <= seconds < float("inf"):
         raise ValueError
     return TimeLimits(seconds, seconds)
-
-
-def _mebibytes(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) > 2**24:
-        raise ValueError
-    return int(text)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -164,38 +158,13 @@ class Settings:
             )
         },
     )
-    huge_pages: int = field(
-        default=4096,
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_HUGE_PAGES",
-                default="4096",
-                accepts="a number of MiB up to 16777216, or 0 to leave malloc alone",
-                parse=_mebibytes,
-                purpose="For how much memory malloc is to use huge pages; read by the import.",
-                alike=False,
-            )
-        },
-    )
-    process: bool = field(
-        default=True,
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_PROCESS",
-                default="1",
-                accepts="0 or 1",
-                parse=_switch,
-                purpose="With 0 the import leaves the process alone; read by the import.",
-            )
-        },
-    )
 
     def describe(self, name: str) -> str:
         """A setting's value, as one would set it."""
         match getattr(self, name):
             case TimeLimits() as limits:
                 return f"{limits.waiting:g}" if limits.waiting == limits.program else "not set"
-            case bool() | int() as number:
+            case bool() as number:
                 return str(int(number))
             case value:
                 return "not set" if value is None else str(value)
@@ -232,12 +201,6 @@ def read_settings(environment: Mapping[str, str]) -> Reading:
     known = {setting.name for setting in SETTINGS.values()}
     ours = (name for name in environment if name.startswith("DISTDL_JAX_") and not name.startswith(_OTHERS))
     return Reading(Settings(**values), wrong, tuple(sorted(set(ours) - known)))
-
-
-@cache
-def settings_at_import() -> Settings:
-    """The settings as they were when the library was imported."""
-    return read_settings(os.environ).settings
 
 
 @cache

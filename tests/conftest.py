@@ -53,8 +53,8 @@ def pytest_world_environment(environment: MutableMapping[str, str], size: int) -
 
 
 def pytest_world_start() -> None:
-    """The library opens MPI in its own way."""
-    import distdl_jax  # noqa: F401
+    """MPI is there before the first test."""
+    import mpi4py.MPI  # noqa: F401
 
 
 def pytest_world_settle() -> None:

@@ -19,8 +19,8 @@ from distdl_jax.autodiff.own_rules import moved_backward_only, moving, own_rules
 from distdl_jax.autodiff.traced import Traced
 from distdl_jax.backends.base import Transport, Workers, World
 from distdl_jax.backends.jaxpr_reader import read_program
+from distdl_jax.checked_jit import function_name
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.jit import function_name
 from distdl_jax.primitives.gradient_anchors import anchors_are_noted, depending_on, note_anchor
 from distdl_jax.primitives.gradient_chain import Chain, anchor_of, movements_in
 from distdl_jax.primitives.mapped import compared_as_a_whole

@@ -1,7 +1,8 @@
-"""The one place that opens a world."""
+"""The one place that opens worlds, and closes them."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 from distdl_jax.backends.base import World
 from distdl_jax.backends.inprocess.current import simulated_world, simulations_run
 from distdl_jax.backends.inprocess.world import InProcessWorld
+from distdl_jax.compat import install_jax_patches, remove_jax_patches
 from distdl_jax.errors import InvalidArgumentError, SetupError
+from distdl_jax.launch import supervised
 from distdl_jax.watchdog.status import worker_status
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     **Raises:** `SetupError` where mpi4py or mpi4jax, or the MPI library that they need, is missing;
     `InvalidArgumentError` for a communicator in `dj.simulate`.
     """
+    install_jax_patches()
     if (world := _simulated()) is not None:
         if comm is not None:
             raise InvalidArgumentError(
@@ -33,7 +37,8 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             )
         return world
     try:
-        from distdl_jax.backends.mpi.world import open_world as open_mpi_world
+        with _starting_mpi():
+            from distdl_jax.backends.mpi.world import open_world as open_mpi_world
     except (ImportError, RuntimeError) as error:
         raise SetupError(
             f"A partition needs MPI, through mpi4py and mpi4jax, but one of them can't be loaded here ({error}). "
@@ -41,6 +46,46 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             "workers in one process."
         ) from error
     return open_mpi_world(comm)
+
+
+def close() -> None:
+    """Close all worlds of this process, and undo what opening them has done to it.
+
+    Collective: all workers call it, as if their programs ended there; each waits until the others have come to it.
+    Afterwards `sys.excepthook`, the methods of JAX's classes and the handlers of `atexit` are as before the first
+    partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world: a notebook can go on.
+    MPI stays up, for it can't be started twice in one process.
+
+    Partitions made before can't be used any more; they raise `SetupError`. In `dj.simulate`, whose worlds end with its
+    programs, nothing is done.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition()
+    >>> dj.close()
+    >>> dj.Partition() == P
+    False
+    """
+    if _simulated() is not None:
+        return
+    if "distdl_jax.backends.mpi.world" in sys.modules:
+        from distdl_jax.backends.mpi.world import close_worlds
+
+        close_worlds()
+    if not simulations_run():
+        remove_jax_patches()
+
+
+@contextmanager
+def _starting_mpi() -> Iterator[None]:
+    """Inside, MPI is started, if it is not up; a supervisor keeps the clock, for no thread of Python's can run."""
+    mpi_is_up = "mpi4py.MPI" in sys.modules
+    if not mpi_is_up:
+        supervised.tell(supervised.STARTS_MPI)
+    try:
+        yield
+    finally:
+        if not mpi_is_up:
+            supervised.tell(supervised.HAS_MPI)
 
 
 @contextmanager

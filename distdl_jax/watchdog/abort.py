@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from distdl_jax.launch import supervised
+
 mpi_lock = threading.RLock()
 """Held by the watchdog's thread while it calls MPI: a process that ends in the middle of a call may crash instead."""
 
@@ -22,9 +24,6 @@ LAST_RESORT = 10.0
 
 say_elsewhere: list[Callable[[str], None]] = []
 """What has another worker write a text, once there are others to ask."""
-
-leave_at_once = os._exit
-"""Python's own, whatever the process has in its place."""
 
 _ending = threading.Lock()
 _process = os.getpid()
@@ -60,7 +59,7 @@ def end_the_job(text: str, status: int = 1) -> None:
     """Write `text`, and end all workers with exit status `status`. Does not return, but in a second thread."""
     if is_forked():
         say(text)
-        leave_at_once(status)  # a process that a worker has forked is no worker, and must not end the job
+        os._exit(status)  # a process that a worker has forked is no worker, and must not end the job
     if not _ending.acquire(blocking=False):
         time.sleep(60)  # another thread is about to end the process
         return
@@ -68,6 +67,7 @@ def end_the_job(text: str, status: int = 1) -> None:
         with contextlib.suppress(Exception):
             if not say(text) and say_elsewhere:
                 say_elsewhere[0](text)
+        supervised.tell(supervised.ENDS)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         time.sleep(0.2)  # for the launcher to pass it on
@@ -97,7 +97,7 @@ def _abort(status: int) -> None:
             remove_shared_memory()
             mpi.COMM_WORLD.Abort(status)
     finally:
-        leave_at_once(status)
+        os._exit(status)
 
 
 def remove_shared_memory() -> None:
@@ -112,4 +112,4 @@ def remove_shared_memory() -> None:
 
 def _leave_later(status: int) -> None:
     time.sleep(LAST_RESORT)
-    leave_at_once(status)
+    os._exit(status)

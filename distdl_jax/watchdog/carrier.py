@@ -94,7 +94,6 @@ class Carrier:
         self._run = Run()
         self._compiled = self._awake = 0.0
         self._left: int | None = None
-        self._left_at = ""
         self._end: tuple[str, float] | None = None
         self._worlds = Worlds()
         self._carriers, self._covered = 0, False
@@ -130,9 +129,9 @@ class Carrier:
 
     # --- at the end of the program ---
 
-    def leave(self, status: int, how: str = "") -> None:
-        """Tell the others that this worker's program has ended; `how`: what is to be said of it besides."""
-        self._left, self._left_at = status, how
+    def leave(self, status: int) -> None:
+        """Tell the others that this worker's program has ended, with an exit status where that is known."""
+        self._left = status
         with mpi_lock:
             self._mailbox.begin_barrier()
 
@@ -238,9 +237,7 @@ class Carrier:
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
         where = main_line() if asked and not run.where else run.where
-        where = where if self._left is None else self._left_at
-        if where and status.thread_error and self._left is None:
-            where = f"{where}, while {status.thread_error}"
+        where = where if self._left is None else ""
         compiles, covered = sample.compiles, self._covered
         return Facts(calls, agreement, sample.run, run.program, run.function, compiles, where, self._left, covered)
 

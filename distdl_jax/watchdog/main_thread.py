@@ -26,7 +26,7 @@ from distdl_jax.compat import activity
 from distdl_jax.watchdog.source_lines import is_library, is_of_python
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
-_JIT = str(Path(__file__).parents[1] / "jit.py")
+_JIT = str(Path(__file__).parents[1] / "checked_jit.py")
 _RUN = "_run"
 _OF_JAX = str(Path(jax.__file__).parent) + os.sep
 

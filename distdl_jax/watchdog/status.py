@@ -98,8 +98,6 @@ class WorkerStatus:
     - `worlds`: where somebody wants to know them, the worlds whose partitions this thread has used.
     - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
-    - `exit_status`: what the process ends with, once that is known; None before.
-    - `thread_error`: what has ended one of its threads, in words.
     """
 
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:
@@ -112,8 +110,6 @@ class WorkerStatus:
         self.mixed = False
         self.traces = Traces()
         self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
-        self.exit_status: int | None = None
-        self.thread_error = ""
         self._agreements = 0
         self._open: dict[int, Call] = {}
         self._here = _OfThread()

@@ -1,4 +1,7 @@
-"""The thread that gives every carrier of this process its turns, and what happens when the program ends."""
+"""The thread that gives every carrier of this process its turns, and what happens when the program ends.
+
+All that a world of several workers does to the process is here: a thread, a handler of `atexit`, and `sys.excepthook`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.launch import supervised
+from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.carrier import Carrier, Worlds
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
-from distdl_jax.watchdog.exit_hooks import has_raised, how_it_ended
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
-from distdl_jax.watchdog.os_exit import announce_os_exit
-from distdl_jax.watchdog.sigterm import handle_pending_signals
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 PAUSE = 0.05
@@ -27,14 +30,17 @@ PAUSE = 0.05
 
 
 class WatchdogThread:
-    """Watches the program of one worker, from the first world that is opened to the end."""
+    """Watches the program of one worker, from the first world that is opened to the end, or to `dj.close()`."""
 
     def __init__(self) -> None:
+        self._failed: set[str] = set()
+        self._limit = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
         self._worlds = Worlds()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._limit = 0.0
-        self._failed: set[str] = set()
         self._waits_since: tuple[int, float] = (0, 0.0)
 
     def add(self, carrier: Carrier) -> None:
@@ -45,39 +51,55 @@ class WatchdogThread:
     def begin(self, limit: float) -> None:
         """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
         self._limit = limit
-        if self._thread is None:
-            status = worker_status()
-            status.is_called_here()
-            prepare_to_write_stacks()
-            self._thread = threading.Thread(target=self._run, args=(status,), name="distdl_jax watchdog", daemon=True)
-            self._thread.start()
-            # After everything that others register later, before MPI is finalised.
-            atexit.register(self._leave, status)
-            announce_os_exit(lambda: self._leave(status))
+        if self._thread is not None:
+            return
+        status = worker_status()
+        status.is_called_here()
+        prepare_to_write_stacks()
+        excepthook.install()
+        self._thread = threading.Thread(
+            target=self._run, args=(status, self._stop), name="distdl_jax watchdog", daemon=True
+        )
+        self._thread.start()
+        # After everything that others register later, before MPI is finalised.
+        atexit.register(self._leave, status)
+        supervised.tell(supervised.IN_WORLD)
 
-    def _run(self, status: WorkerStatus) -> None:
+    def close(self) -> None:
+        """Undo what `begin` has done, once the workers of all worlds have come to it."""
+        if self._end():
+            atexit.unregister(self._leave)
+            excepthook.remove()
+            say_elsewhere.clear()
+            self._forget()
+
+    def _run(self, status: WorkerStatus, stop: threading.Event) -> None:
         sampler, clock = Sampler(status), AwakeClock(time.monotonic())
-        while not self._stop.wait(PAUSE) and not mpi_has_ended():
-            # Whatever fails, the next turn is taken: without its watch a worker is silent.
-            try:
-                self._turn(sampler, clock, status)
-            except Exception as error:
-                if repr(error) not in self._failed:
-                    self._failed.add(repr(error))
-                    with suppress(Exception):  # where the log goes may be closed
-                        log.exception("The watchdog failed; it goes on.")
+        while not stop.wait(PAUSE) and not mpi_has_ended():
+            self._turn(sampler, clock, status)
 
     def _turn(self, sampler: Sampler, clock: AwakeClock, status: WorkerStatus) -> None:
-        handle_pending_signals()
         now = clock.turn(time.monotonic())
-        self._look_at_the_clock(status, now)
+        with self._surviving():
+            self._look_at_the_clock(status, now)
         sample = Sample()
-        try:
+        with self._surviving():
             sample = sampler.look(now)
-        finally:
-            with mpi_lock:
-                for carrier in self._worlds.carriers:
+        with mpi_lock:
+            for carrier in self._worlds.carriers:
+                with self._surviving():
                     carrier.turn(sample, now, self._worlds)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Log what is raised inside, once, and go on: without its watchdog a worker is silent."""
+        try:
+            yield
+        except Exception as error:
+            if repr(error) not in self._failed:
+                self._failed.add(repr(error))
+                with suppress(Exception):  # where the log goes may be closed
+                    log.exception("The watchdog failed; it goes on.")
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
         """That of a worker that waits for others to open a world, and has none yet in which it could ask."""
@@ -100,21 +122,26 @@ class WatchdogThread:
             self._leave(worker_status())
 
     def _leave(self, status: WorkerStatus) -> None:
-        if is_forked() or mpi_has_ended() or self._stop.is_set():
-            return
+        if self._end():
+            with suppress(RuntimeError):
+                threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
+
+    def _end(self) -> bool:
+        """Wait for the ends of all programs, and stop; return False where there is nothing to stop."""
+        if is_forked() or mpi_has_ended() or self._stop.is_set() or self._thread is None:
+            return False
         try:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
         for carrier in self._worlds.carriers:
-            carrier.leave(status.exit_status or int(has_raised()), how_it_ended())
+            carrier.leave(supervised.exit_status or int(excepthook.has_raised()))
         while not all(carrier.all_have_left() for carrier in self._worlds.carriers):
             time.sleep(0.005)
+        supervised.tell(supervised.ENDS)
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        with suppress(RuntimeError):
-            threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
+        self._thread.join()
+        return True
 
 
 def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:

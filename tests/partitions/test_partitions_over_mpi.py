@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-import platform
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from launcher import mpiexec
 from launcher.settings import long_run
 from mpi4py import MPI
-from programs import patience, run
+from programs import run
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -200,79 +194,3 @@ def test_an_exception_that_nobody_catches_ends_the_job(waiting, tmp_path):
     assert status not in (0, -1) and "survived" not in output, output
     assert "ValueError: worker one has had enough" in output
     assert "Worker 1 of 3 raised; the job ends." in output
-
-
-HUGE_PAGES = """
-import numpy as np
-import distdl_jax as dj  # the import sets it up
-from distdl_jax.process.huge_pages import prefer_huge_pages
-from distdl_jax.settings import settings_at_import
-size = settings_at_import().huge_pages
-print(prefer_huge_pages(size), prefer_huge_pages(size))
-try:
-    dj.Partition()
-except dj.DistDLError as error:
-    print(type(error).__name__, error)
-assert np.ones(2**22).sum() == 2**22
-"""
-
-
-GLIBC = str(platform.libc_ver()[0] == "glibc")
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, f"{GLIBC} {GLIBC}"),
-        ({"DISTDL_JAX_HUGE_PAGES": "0"}, "False False\n"),
-        ({"DISTDL_JAX_HUGE_PAGES": "64"}, f"{GLIBC} {GLIBC}"),
-        ({"DISTDL_JAX_HUGE_PAGES": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, "True True"),
-        (
-            {"DISTDL_JAX_HUGE_PAGES": "yes"},
-            f"{GLIBC} {GLIBC}\nSetupError The environment variable DISTDL_JAX_HU",
-        ),
-    ],
-    ids=str,
-)
-def test_huge_pages_by_environment_variable(environment, expected):
-    """In a process of its own, since malloc is set up once; large arrays still work after it."""
-    done = _python(HUGE_PAGES, environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(expected)
-    assert "malloc has more than one heap" not in done.stderr
-
-
-HEAPS = """
-import threading, time
-# A thread that takes memory and stays, as those of some MPI libraries do.
-taken = threading.Event()
-threading.Thread(target=lambda: (bytes(10**5), taken.set(), time.sleep(10_000)), daemon=True).start()
-taken.wait()
-import distdl_jax
-"""
-
-
-@pytest.mark.parametrize(
-    ("environment", "warns"),
-    [({}, GLIBC == "True"), ({"MALLOC_ARENA_MAX": "1"}, False)],
-    ids=str,
-)
-def test_a_second_heap_is_warned_of(environment, warns):
-    """Where nobody has taken memory in a thread, nobody is warned: see above."""
-    done = _python(HEAPS, environment)
-    assert done.returncode == 0, done.stderr
-    assert ("RuntimeWarning: malloc has more than one heap" in done.stderr) == warns
-
-
-def _python(program, environment):
-    """`program`, run by a Python of its own that knows of no setting for malloc but those of `environment`."""
-    settings = ("DISTDL_JAX_HUGE_PAGES", "DISTDL_JAX_PROCESS", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX")
-    inherited = {k: v for k, v in mpiexec.clean(os.environ).items() if k not in settings}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**inherited, **environment, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=patience(60),
-        stdin=subprocess.DEVNULL,
-    )

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import sys
 import xml.etree.ElementTree as ET
 from functools import partial
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax import nn
+from distdl_jax import checked_jit, nn
 from distdl_jax.functional import all_sum_reduce, broadcast
 
 pytestmark = pytest.mark.world(4)
@@ -225,10 +224,9 @@ def test_a_report_of_a_mismatch_runs_nothing(P):
 
 
 def test_the_comparison_is_made_once_a_trace(P, monkeypatch):
-    module = sys.modules["distdl_jax.jit"]  # `distdl_jax.jit` is the function
     compared = []
-    compare = module._compare
-    monkeypatch.setattr(module, "_compare", lambda *arguments: (compared.append(1), compare(*arguments))[1])
+    compare = checked_jit._compare
+    monkeypatch.setattr(checked_jit, "_compare", lambda *arguments: (compared.append(1), compare(*arguments))[1])
     f = dj.jit(lambda x: all_sum_reduce(x, P, axes_keep=()))
     for _ in range(5):
         f(jnp.ones(3))

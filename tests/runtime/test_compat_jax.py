@@ -292,6 +292,7 @@ def test_a_value_that_is_read_after_a_token() -> None:
 @what_breaks(compat.count_constants_among_residuals)
 def test_residuals_of_second_derivatives_through_a_loop() -> None:
     """The function has a constant of its own, of the shape of its arguments."""
+    compat.install_jax_patches()
 
     @jax.custom_vjp
     def f(x: Any, y: Any) -> Any:

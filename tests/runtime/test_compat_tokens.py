@@ -45,12 +45,28 @@ def test_a_program_under_way_is_seen_from_another_thread() -> None:
     assert not look()
 
 
+@what_breaks(compat.install_jax_patches)
+@what_breaks(compat.remove_jax_patches)
+def test_patches_of_jax_are_removed() -> None:
+    from jax._src.dispatch import RuntimeTokenSet
+
+    compat.remove_jax_patches()
+    own = RuntimeTokenSet.get_token_input
+    compat.install_jax_patches()
+    compat.install_jax_patches()
+    patched: Any = RuntimeTokenSet.get_token_input
+    assert patched.__wrapped__ is own
+    compat.remove_jax_patches()
+    assert RuntimeTokenSet.get_token_input is own
+    compat.install_jax_patches()
+
+
 @what_breaks(compat.hand_tokens_back)
 def test_a_program_takes_the_token_of_the_one_before_it() -> None:
     """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
     from jax._src.dispatch import runtime_tokens
 
-    compat.hand_tokens_back()
+    compat.install_jax_patches()
     called: list[float] = []
 
     def note(x: Any) -> Any:
@@ -111,7 +127,7 @@ def test_a_program_comes_after_the_one_that_is_set() -> None:
 
 @what_breaks(compat.give_tokens_to_compiled_functions)
 def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
-    compat.give_tokens_to_compiled_functions()
+    compat.install_jax_patches()
     called: list[float] = []
 
     def note(x: Any) -> Any:

@@ -113,7 +113,7 @@ def test_the_watchdog_sees_that_it_runs(summed):
     checked(jnp.ones(3))
     watcher.join()
     (stack,) = seen
-    assert runs_its_call(stack) and Path(stack[0].file).name == "jit.py"
+    assert runs_its_call(stack) and Path(stack[0].file).name == "checked_jit.py"
 
 
 CONSTANT = np.arange(3.0, dtype=np.float32)

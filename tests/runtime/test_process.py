@@ -1,45 +1,124 @@
-"""What the import does to the process, and that it can be told to leave it alone."""
+"""What the import, the first partition and `dj.close()` do to the process."""
 
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from launcher import mpiexec
-from launcher.settings import long_run
-from programs import run
+from programs import patience, run
 
+import distdl_jax as dj
 from distdl_jax.watchdog import abort
 
-PROGRAM = """
-import ctypes, gc, signal, sys
+# All of a process that a library could change and another one rely on.
+LOOKS = """
+import ctypes, gc, os, signal, sys, threading
 
-def here():
-    hooks = sys.excepthook, sys.exit, signal.signal, signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd
-    return *hooks, gc.get_freeze_count()
+def handlers():
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
-before = here()
-import distdl_jax as dj
-assert gc.isenabled()
+def heap():  # whether malloc takes large buffers from the heap, which it does where it was told so
+    block = libc.malloc(2**26)
+    libc.free(ctypes.c_void_p(block))
+    return 0 < block - top < 2**40 if (top := libc.sbrk(0)) else None
 
-def changed():
-    return [a is not b and a != b for a, b in zip(here(), before)]
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_ssize_t]
 
-mpi = sys.modules.get("mpi4py.MPI")
-sys.stdout.write(f"after the import {changed()} {mpi is not None and mpi.Is_initialized()}\\n")  # in one piece
-P = dj.Partition()
-from distdl_jax.process import huge_pages
-sys.stdout.write(f"with a partition {changed()} {huge_pages._done}\\n")
-assert P.allgather_data(P.rank) == list(range(P.size))
+def look():
+    from jax._src.dispatch import RuntimeTokenSet
+    from jax._src.interpreters.partial_eval import JaxprTrace
+    from jax._src.interpreters.pxla import MeshExecutable
+    mpi = sys.modules.get("mpi4py.MPI")
+    monitoring = getattr(sys, "monitoring", None)
+    return {
+        "sys": (sys.excepthook, sys.exit, sys.unraisablehook, sys.displayhook),
+        "finders": (sys.meta_path[:], sys.path_hooks[:]),
+        "os": (os._exit, os.fork, os.execv, os.environ.copy(), os.getcwd()),
+        "signals": (signal.signal, signal.set_wakeup_fd, handlers()),
+        "threads": (threading.excepthook, [thread.name for thread in threading.enumerate()]),
+        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "tracing": (sys.gettrace(), monitoring and [monitoring.get_tool(tool) for tool in range(6)]),
+        "JAX": (
+            RuntimeTokenSet.get_token_input,
+            JaxprTrace.process_custom_vjp_call,
+            MeshExecutable.create_cpp_call,
+        ),
+        "malloc": heap(),
+        "MPI": mpi is not None and mpi.Is_initialized(),
+    }
+
+def changed(before):
+    return sorted(name for name, found in look().items() if found != before[name])
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")  # in one piece
+    sys.stdout.flush()
 """
 
+PROGRAM = (
+    LOOKS
+    + """
+import jax.numpy
+before = look()
+import distdl_jax as dj
+for name in dj.__all__:  # all of it, which is imported when it is first used
+    getattr(dj, name)
+say("import:", changed(before))
+P = dj.Partition()
+assert P.allgather_data(P.rank) == list(range(P.size))
+say("partition:", changed(before))
+dj.close()
+say("close:", changed(before))
+try:
+    P.allgather_data(0)
+except dj.SetupError as error:
+    say("then:", error)
+Q = dj.Partition()
+assert Q != P and Q.allgather_data(Q.rank) == list(range(P.size))
+say("again:", changed(before))
+"""
+)
+
+WITHOUT_MPI = (
+    LOOKS
+    + """
+import jax.numpy
+before = look()
+sys.modules["mpi4py"] = sys.modules["mpi4jax"] = None  # as if they were not installed
+import distdl_jax as dj
+for name in dj.__all__:
+    getattr(dj, name)
+say("import:", changed(before))
+say("simulated:", dj.simulate(2, lambda: dj.Partition().size))
+try:
+    dj.Partition()
+except dj.SetupError as error:
+    say("refuses:", str(error).split(",")[0])
+"""
+)
+
+IMPORT_TIME = """
+import sys, time
+import jax, jax.numpy
+began = time.process_time()
+import distdl_jax as dj
+for name in dj.__all__:
+    getattr(dj, name)
+print(time.process_time() - began)
+"""
 
 ABORTS = """
 import re
 from pathlib import Path
-import distdl_jax
+import distdl_jax as dj
 from mpi4py import MPI
+dj.Partition()
 if MPI.COMM_WORLD.rank == 1:
     for file in set(re.findall(r"/dev/shm/mpich_shm_\\w+", Path("/proc/self/maps").read_text())):
         print("shares", file, flush=True)
@@ -48,32 +127,70 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def lines(workers: int, settings: dict[str, str]) -> Counter[str]:
-    status, output = run(workers, "-c", PROGRAM, settings=settings, anew=True)
+def lines(workers: int, program: str, *by: str) -> Counter[str]:
+    status, output = run(workers, *by, "-c", program, anew=True)
     assert status == 0, output
-    return Counter(line for line in output.splitlines() if line.startswith(("after", "with")))
+    return Counter(line for line in output.splitlines() if re.match(r"(import|partition|close|then|again):", line))
 
 
-@pytest.mark.parametrize("workers", [1, 2] if long_run() else [2])
-def test_left_alone(workers):
-    """Not even MPI is started before it is needed."""
-    nothing = [False] * 6
-    assert lines(workers, {"DISTDL_JAX_PROCESS": "0"}) == {
-        f"after the import {nothing} False": workers,
-        f"with a partition {nothing} False": workers,
+USED = "then: This partition was made before dj.close(), which has closed its world. Make a new one."
+
+
+@pytest.mark.parametrize("by", [(), ("-m", "distdl_jax")], ids=["python", "supervised"])
+def test_several_workers(by):
+    """An excepthook, a thread, what is mended in JAX, and MPI with its finder; `dj.close()` leaves only these two."""
+    opened = ["JAX", "MPI", "finders", "sys", "threads"]
+    assert lines(2, PROGRAM, *by) == {
+        "import: []": 2,
+        f"partition: {opened}": 2,
+        "close: ['MPI', 'finders']": 2,
+        USED: 2,
+        f"again: {opened}": 2,
     }
 
 
-def test_several_workers_get_every_hook():
-    found = lines(2, {"DISTDL_JAX_HUGE_PAGES": "0"})
-    assert found == {f"after the import {[True] * 6} True": 2, f"with a partition {[True] * 6} False": 2}
+def test_one_worker():
+    """One worker alone makes nobody wait."""
+    opened = ["JAX", "MPI", "finders"]
+    found = lines(1, PROGRAM)
+    assert found == {
+        "import: []": 1,
+        f"partition: {opened}": 1,
+        "close: ['MPI', 'finders']": 1,
+        USED: 1,
+        f"again: {opened}": 1,
+    }
 
 
-def test_one_worker_gets_none():
-    """One worker alone makes nobody wait: MPI is started, no more."""
-    nothing = [False] * 6
-    found = lines(1, {"DISTDL_JAX_HUGE_PAGES": "0"})
-    assert found == {f"after the import {nothing} True": 1, f"with a partition {nothing} False": 1}
+def test_without_mpi():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MPI], capture_output=True, text=True, env=mpiexec.clean(os.environ)
+    )
+    assert done.stdout.splitlines() == [
+        "import: []",
+        "simulated: [2, 2]",
+        "refuses: A partition needs MPI",
+    ], done.stderr
+
+
+def test_import_time():
+    """At most 0.3 s of processor time beyond that of jax; the best of three, for others compute beside it."""
+    found = [subprocess.run([sys.executable, "-c", IMPORT_TIME], capture_output=True, text=True) for _ in range(3)]
+    assert min(float(done.stdout) for done in found) < patience(0.45), found
+
+
+def test_the_supervisor_does_not_import_jax():
+    program = "import sys, distdl_jax.__main__; print('jax' in sys.modules, 'mpi4py' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False False\n", done.stderr
+
+
+def test_every_public_name_is_listed_once():
+    for name in dj.__all__:
+        assert getattr(dj, name) is not None and name in dir(dj)
+    assert sorted(dj._MODULE_OF) == dj.__all__
+    with pytest.raises(AttributeError, match="module 'distdl_jax' has no attribute 'no_such_name'"):
+        _ = dj.no_such_name
 
 
 def test_what_mpich_leaves_behind_is_removed():
@@ -89,7 +206,7 @@ def test_no_job_that_is_ended_has_status_0(monkeypatch):
     """A shell sees eight bits of it: of 256, which os.system returns of a program that failed, none."""
     statuses = []
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
-    monkeypatch.setattr(abort, "leave_at_once", statuses.append)
+    monkeypatch.setattr(os, "_exit", statuses.append)
     for status in (1, 256, 259, -15):
         abort._abort(status)
     assert statuses == [1, 1, 3, 241]

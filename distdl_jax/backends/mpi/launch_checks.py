@@ -12,8 +12,8 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
+from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.onednn.compiled import version as onednn_version
-from distdl_jax.process.launcher import MPI_SIZES, told_size
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 
 _PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
@@ -23,9 +23,9 @@ def check_launch() -> None:
     """Refuse an MPI that JAX can't call from its threads, and one that was not started by its own launcher."""
     _check_thread_support()
     _check_one_library()
-    if (told := told_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
+    if (started := job_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise SetupError(
-            f"The launcher started {told} processes, but this one believes that it is alone: its MPI library "
+            f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "
             f"({_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library (for "
             "an MPI from PyPI it is in the environment's bin directory, beside python)."
         )

@@ -19,8 +19,7 @@ from distdl_jax.backends.mpi.launch_checks import check_devices, check_launch, c
 from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.backends.mpi.transport import MPITransport
 from distdl_jax.backends.nan_check import refuse_to_run_again
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.process.at_import import prepare_process
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
 from distdl_jax.watchdog.calls import CallLog
@@ -43,6 +42,7 @@ class MPIWorld:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.may_measure = True
+        self.is_closed = False
         self.members = _members(comm)
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
@@ -58,6 +58,8 @@ class MPIWorld:
     def agree(
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
+        if self.is_closed:
+            raise SetupError("This partition was made before dj.close(), which has closed its world. Make a new one.")
         worker_status().uses(self)
         if len(team) > 1:
             refuse_to_run_again(self.rank)
@@ -85,6 +87,14 @@ opened: list[MPIWorld] = []
 """The worlds of this process, in the order in which they were opened."""
 
 
+def close_worlds() -> None:
+    """Close them all; collective in each."""
+    watchdog_thread.close()
+    for world in opened:
+        world.is_closed = True
+    opened.clear()
+
+
 @cache
 def _world_attribute() -> int:
     """Under which key a communicator carries its world. MPI drops it when the communicator is freed, so that a new one
@@ -107,10 +117,9 @@ def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
         raise InvalidTypeError(f"`comm` (={comm!r}) must be an mpi4py intracommunicator, or None for COMM_WORLD.")
     comm = MPI.COMM_WORLD if comm is None else comm
     known = comm.Get_attr(_world_attribute())
-    if isinstance(known, MPIWorld):
+    if isinstance(known, MPIWorld) and not known.is_closed:
         return known
     check_launch()
-    prepare_process()
     limits = current_settings().timeout
     if comm.Get_size() > 1:
         watchdog_thread.begin(limits.waiting)

@@ -1,7 +1,9 @@
 """One worker fails before it makes a partition; the others wait for it there.
 
 workers: 2
-says: Worker 1 of 2 raised
+by: -m distdl_jax
+says: Worker 1 of 2 (process
+says: ended with exit status 1, before it had a partition with others; the job ends.
 says: ValueError: no such configuration
 """
 

@@ -1,14 +1,17 @@
-"""One worker ends by `os._exit(0)` while another one waits for it: MPICH's launcher ends the job, with status 0.
+"""One worker ends by `os._exit(0)`, which no code in the worker sees, while another one waits for it.
 
 workers: 2
-says: Worker 1 has ended its program, but worker 0 is about to run allgather_data
+by: -m distdl_jax
+says: Worker 1 of 2 (process
+says: ended with exit status 0, by os._exit, os.exec... or exit() in C
+says: (dj.close() and MPI.Finalize() come before such an end); the job ends.
 """
 
-import os
+from os import _exit
 
 import distdl_jax as dj
 
 P = dj.Partition()
 if P.rank == 1:
-    os._exit(0)
+    _exit(0)
 P.allgather_data(0)

@@ -2,6 +2,7 @@
 
 when: long
 workers: 3
+by: -m distdl_jax
 says: Worker 1 has ended its program with exit status 3
 """
 

@@ -2,7 +2,7 @@
 
 workers: 2
 says: Worker 1 of 2 (process
-says: failed before MPI was up; the job ends.
+says: ended with exit status 1, before it had a partition with others; the job ends.
 says: ValueError: invalid truth value 'lots' for environment 'JAX_ENABLE_X64'
 """
 
@@ -11,4 +11,4 @@ import sys
 
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     os.environ["JAX_ENABLE_X64"] = "lots"
-os.execv(sys.executable, [sys.executable, "-m", "distdl_jax", "-c", "pass"])
+os.execv(sys.executable, [sys.executable, "-m", "distdl_jax", "-c", "import distdl_jax as dj; dj.Partition()"])

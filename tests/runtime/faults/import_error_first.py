@@ -2,7 +2,7 @@
 
 workers: 2
 by: -m distdl_jax
-says: Worker 1 of 2 raised; the job ends.
+says: ended with exit status 1, before it had a partition with others; the job ends.
 says: No module named 'no_such_module'
 """
 

@@ -1,7 +1,9 @@
 """One worker is killed (SIGKILL), as by a system that has run out of memory.
 
 workers: 2
-says: 9
+by: -m distdl_jax
+says: Worker 1 of 2 (process
+says: was ended by SIGKILL: most often the system was out of memory; the job ends.
 """
 
 import os

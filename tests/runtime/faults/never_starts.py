@@ -12,4 +12,4 @@ import time
 
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     time.sleep(10_000)
-os.execv(sys.executable, [sys.executable, "-m", "distdl_jax", "-c", "pass"])
+os.execv(sys.executable, [sys.executable, "-m", "distdl_jax", "-c", "import distdl_jax as dj; dj.Partition()"])

@@ -2,6 +2,7 @@
 workers that end at different times, each in its own way.
 
 workers: 2
+by: -m distdl_jax
 status: 0
 says: worker 0 is done
 says: worker 1 is done
@@ -28,8 +29,9 @@ for line in ("1 / 0", "no_such_name"):
     console.runsource(line)
 time.sleep(3 - 3 * rank)
 print(f"worker {rank} is done", flush=rank == 1)
+dj.close()
+MPI.Finalize()
 if rank == 1:
     os._exit(0)
-MPI.Finalize()
 time.sleep(0.5)
 print("worker 0 has ended last")

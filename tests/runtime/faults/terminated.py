@@ -1,9 +1,12 @@
 """One worker gets SIGTERM while it waits in a compiled program, inside an event loop that listens to signals itself.
 
 workers: 2
+by: -m distdl_jax
 says: Worker 0 has heard of SIGUSR1
-says: Worker 0 got SIGTERM; the job ends. It was at:
-says: terminated.py
+says: (most recent call first)
+says: terminated.py", line
+says: Worker 0 of 2 (process
+says: was ended by SIGTERM; the job ends.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
 """A worker whose program has ended gets SIGTERM while it waits for the other's end.
 
 workers: 2
-says: Worker 1 got SIGTERM; the job ends. Its program had ended.
+by: -m distdl_jax
+says: Worker 1 of 2 (process
+says: was ended by SIGTERM; the job ends.
 """
 
 import os

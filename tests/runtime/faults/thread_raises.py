@@ -2,7 +2,9 @@
 
 workers: 2
 timeout: 5
-says: Worker 1 is at thread_raises.py:25 in <module>, while its loader raised OSError: no such file
+says: Exception in thread loader:
+says: OSError: no such file
+says: Worker 1 is at thread_raises.py:27 in <module>
 """
 
 import queue

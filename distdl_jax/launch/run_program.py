@@ -1,23 +1,54 @@
-"""`python -m distdl_jax program.py`: a program run as `python` runs it, but that whatever ends it is seen."""
+"""The worker of `python -m distdl_jax`: runs a program as `python` does, and knows its exit status in time."""
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from distdl_jax.watchdog.abort import end_the_job, is_forked
-from distdl_jax.watchdog.exit_hooks import exit_status
-from distdl_jax.watchdog.status import worker_status
+from distdl_jax.launch import supervised
+from distdl_jax.launch.launcher import job_size
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run `python *arguments` in this process."""
+    supervised.connect()
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG: no worker outlives its supervisor
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if job_size() > 1:
+        _show_stacks()
+    if arguments[0] in ("-m", "-c"):
+        run = run_module if arguments[0] == "-m" else run_code
+        run(arguments[1], arguments[2:])
+    else:
+        run_file(arguments[0], arguments[1:])
+
+
+def _show_stacks() -> None:
+    """Have Python write the stack where SIGTERM or a fatal signal ends this process; a program's own handler wins."""
+    with suppress(Exception):  # nothing to write to
+        faulthandler.enable()
+        faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
+        # A pool ends its processes by SIGTERM.
+        os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
 
 
 def run_file(path: str, arguments: Sequence[str] = ()) -> None:
-    """As `python path *arguments`."""
+    """Run `python path *arguments`.
+
+    **Raises:** `SystemExit`, with a sentence, where there is no such file.
+    """
+    if not Path(path).is_file():
+        raise SystemExit(f"{sys.executable}: there is no file {path!r}.")
     file = str(Path(path).absolute())
     _set_first_path(str(Path(path).resolve().parent))
     loader = SourceFileLoader("__main__", file)
@@ -25,13 +56,13 @@ def run_file(path: str, arguments: Sequence[str] = ()) -> None:
 
 
 def run_code(text: str, arguments: Sequence[str] = ()) -> None:
-    """As `python -c text *arguments`."""
+    """Run `python -c text *arguments`."""
     _set_first_path("")
     _run(lambda: compile(text, "<string>", "exec"), ["-c", *arguments])
 
 
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
-    """As `python -m name *arguments`.
+    """Run `python -m name *arguments`.
 
     **Raises:** `SystemExit`, with a sentence, where there is no such module.
     """
@@ -74,30 +105,32 @@ def _run(
     try:
         _execute(code(), main)
     except SystemExit as leaving:
-        if not is_forked():
-            worker_status().exit_status = exit_status(leaving.code)
+        supervised.program_has_ended(_exit_status(leaving.code))
+        raise
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if is_forked() or (isinstance(error, KeyboardInterrupt) and worker_status().size == 1):
-            raise
-        _end(error)
+        error.__traceback__ = trace = _of_the_program(error.__traceback__)
+        sys.excepthook(type(error), error, trace)
+        supervised.program_has_ended(1)
+        raise SystemExit(1) from None
 
 
 def _execute(code: CodeType, main: ModuleType) -> None:
     exec(code, main.__dict__)
 
 
-def _end(error: BaseException) -> None:
-    """Say what has ended the program, by the hook that is there now, and end the job, whatever hook that is."""
-    error.__traceback__ = trace = _of_the_program(error.__traceback__)
-    sys.excepthook(type(error), error, trace)
-    if (status := worker_status()).size > 1:
-        end_the_job(f"Worker {status.rank} of {status.size} raised {type(error).__name__}: {error}; the job ends.\n")
-    raise SystemExit(1)
+def _exit_status(code: object) -> int:
+    """Return the exit status that Python makes of what `SystemExit` was given."""
+    return code if isinstance(code, int) else int(code is not None)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback outside this file; all of it where that is nothing (a syntax error)."""
+    """Return the part of a traceback outside this file; all of it where that is nothing (a syntax error)."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""What launchers (mpiexec, mpirun, srun) tell a process in its environment, and what a process tells them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import socket
+
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it."""
+
+_SIZES = (*MPI_SIZES, "SLURM_STEP_NUM_TASKS")
+_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+_LOCAL_SIZES = (
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",  # "4(x2),3": on the first host; the others have as many, or one less
+)
+
+
+def job_size(names: tuple[str, ...] = _SIZES) -> int:
+    """Return how many processes were started together; 1 where no launcher says so."""
+    return _number(names) or 1
+
+
+def job_rank() -> int | None:
+    """Return this process's number among them; None where no launcher says so."""
+    return _number(_RANKS)
+
+
+def local_size() -> int:
+    """Return how many of them run on this host; 1 where no launcher says so."""
+    return _number(_LOCAL_SIZES) or 1
+
+
+def _number(names: tuple[str, ...]) -> int | None:
+    found = (re.match(r"\d+", os.environ.get(name, "")) for name in names)
+    return next((int(number[0]) for number in found if number), None)
+
+
+def worker_text(process: int) -> str:
+    """Name the worker of this launch that runs as `process`, also before MPI is up."""
+    rank, size = job_rank(), job_size()
+    where = f"process {process} on {socket.gethostname()}"
+    return where[0].upper() + where[1:] if rank is None else f"Worker {rank} of {size} ({where})"
+
+
+def abort_job(status: int) -> None:
+    """Have MPICH's launcher, or Slurm, end all workers with `status`; nothing happens under other launchers.
+
+    MPICH's launcher lets the others wait for ever for a process that ends before it has started MPI, whatever its exit
+    status. Under other launchers the exit status of this process, which must not be 0, ends the job.
+    """
+    _say_to_launcher(f"cmd=abort exitcode={status}\n")
+
+
+def report_normal_end() -> None:
+    """Tell MPICH's launcher that this worker is done with MPI, where the worker itself did not.
+
+    Without that the launcher ends all others.
+    """
+    if "HYDI_CONTROL_FD" in os.environ and (connection := _say_to_launcher("cmd=finalize\n")) is not None:
+        select.select([connection], [], [], _LONGEST_ANSWER)
+
+
+def _say_to_launcher(command: str) -> int | None:
+    """Say something by the protocol PMI 1, which MPICH talks unless told otherwise; return the descriptor."""
+    if os.environ.get("MPIR_CVAR_PMI_VERSION", "1") == "1":
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            connection = int(os.environ["PMI_FD"])
+            os.write(connection, command.encode())
+            return connection
+    return None
+
+
+_LONGEST_ANSWER = 10.0
+"""Seconds that a launcher is given to take notice."""

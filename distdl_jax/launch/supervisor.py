@@ -1,0 +1,178 @@
+"""The supervisor: starts one worker as its child, stays outside MPI, and ends the job where the worker ends badly.
+
+It sees what no code inside the worker can: a segmentation fault, the system's out-of-memory killer, `os._exit`, an end
+before MPI is up. Launchers differ in what they make of these; here each of them ends the whole job, in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from distdl_jax.launch.launcher import abort_job, job_size, local_size, report_normal_end, worker_text
+from distdl_jax.launch.supervised import CHANNEL, ENDS, FAILED, IN_WORLD, STARTS_MPI
+from distdl_jax.launch.worker_environment import usable_cores, worker_environment
+from distdl_jax.settings import current_settings
+
+LONGEST_TURN = 1.0
+"""Seconds between two looks at the clock; a longer pause (of a suspended job) counts as so many."""
+
+GRACE = 1.0
+"""Seconds in which other workers can end as one has that did it with status 0, but without a word to them."""
+
+_FROM_A_TERMINAL = {signal.SIGINT, signal.SIGQUIT}
+_PASSED_ON = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH}
+_WATCHED = {signal.SIGCHLD, *_FROM_A_TERMINAL, *_PASSED_ON}
+
+
+def supervise(command: Sequence[str]) -> NoReturn:
+    """Run `command` as one worker, and end as it ends."""
+    hears, tells = os.pipe()
+    os.set_blocking(hears, False)
+    os.set_inheritable(tells, True)
+    workers_here = local_size()
+    environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here))}
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored never wakes a process that waits for signals
+    # Descriptors of the launcher's (PMI's) go on to the worker.
+    worker = subprocess.Popen(command, env={**environment, CHANNEL: str(tells)}, close_fds=False)
+    os.close(tells)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    _end_as(worker, _watch(worker, hears))
+
+
+def _watch(worker: subprocess.Popen[bytes], hears: int) -> list[str]:
+    """Wait until the worker has ended; return the events that it has told."""
+    events: list[str] = []
+    limit, waited = current_settings().timeout.waiting, 0.0
+    while worker.poll() is None:
+        began, in_world = time.monotonic(), IN_WORLD in events
+        _pass_on(_next_signal(None if in_world else LONGEST_TURN), worker)  # in a world its own watchdog watches
+        events += _read(hears)
+        if in_world:
+            continue
+        if (status := _failed(events)) and not _is_over(worker, LONGEST_TURN):
+            _abort(worker, f"{worker_text(worker.pid)} {_ended_before(status)}; the job ends.\n", status)
+        if limit and events[-1:] == [STARTS_MPI]:
+            waited += min(time.monotonic() - began, LONGEST_TURN)
+            if waited > limit:
+                _abort(worker, _never_started(worker.pid, limit), 1)
+    return events + _read(hears)
+
+
+def _read(hears: int) -> list[str]:
+    with contextlib.suppress(BlockingIOError):
+        return os.read(hears, 4096).decode().split()
+    return []
+
+
+def _failed(events: list[str]) -> int:
+    return next((int(event.removeprefix(FAILED)) for event in events if event.startswith(FAILED)), 0)
+
+
+def _is_over(worker: subprocess.Popen[bytes], seconds: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.wait(seconds)
+        return True
+    return False
+
+
+def _abort(worker: subprocess.Popen[bytes], text: str, status: int) -> NoReturn:
+    """End a job whose worker lives on."""
+    _say(text)
+    abort_job(status & 0xFF)
+    worker.kill()
+    worker.wait()
+    os._exit(status & 0xFF)
+
+
+def _next_signal(seconds: float | None) -> signal.struct_siginfo | int | None:
+    """Wait for the next signal, so many seconds at most."""
+    if hasattr(signal, "sigtimedwait"):
+        return signal.sigwaitinfo(_WATCHED) if seconds is None else signal.sigtimedwait(_WATCHED, seconds)
+    time.sleep(0.1)  # macOS
+    return int(signal.sigwait(_WATCHED)) if signal.sigpending() & _WATCHED else None
+
+
+def _pass_on(came: signal.struct_siginfo | int | None, worker: subprocess.Popen[bytes]) -> None:
+    """Pass a signal on to the worker, unless it has got the signal itself.
+
+    A terminal sends its signals to all processes in the foreground, and launchers theirs to the process group that they
+    have made for the worker, which this process leads.
+    """
+    number = came if isinstance(came, int) or came is None else came.si_signo
+    if number is None or number == signal.SIGCHLD:
+        return
+    if not isinstance(came, int) and came is not None:
+        by_kernel = came.si_pid == 0
+        by_launcher = came.si_pid == os.getppid() and os.getpgrp() == os.getpid() and job_size() > 1
+        if by_kernel or by_launcher:
+            return
+    elif number in _FROM_A_TERMINAL:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        worker.send_signal(number)
+
+
+def _end_as(worker: subprocess.Popen[bytes], events: list[str]) -> NoReturn:
+    """End with the worker's exit status, or signal; end the whole job where the others may wait for the worker."""
+    status, in_world = worker.returncode, IN_WORLD in events
+    if job_size() > 1 and ENDS not in events and (status or in_world):
+        if not status:
+            time.sleep(GRACE)
+        _say(f"{worker_text(worker.pid)} {_how_it_ended(status, in_world)}; the job ends.\n")
+        status = status or 1
+        abort_job(status if status > 0 else 128 - status)
+    elif not status and in_world:
+        report_normal_end()
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError):  # SIGKILL can't be set
+            signal.signal(-status, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        os.kill(os.getpid(), -status)
+        time.sleep(1)
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def _how_it_ended(status: int, in_world: bool) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+        return f"was ended by {name}{': most often the system was out of memory' if status == -signal.SIGKILL else ''}"
+    if not in_world:
+        return _ended_before(status)
+    cure = "" if status else " (dj.close() and MPI.Finalize() come before such an end)"
+    return f"ended with exit status {status}, by os._exit, os.exec... or exit() in C{cure}"
+
+
+def _ended_before(status: int) -> str:
+    return f"ended with exit status {status}, before it had a partition with others"
+
+
+def _never_started(process: int, limit: float) -> str:
+    return (
+        f"distdl_jax ends the job. {worker_text(process)} has waited for {limit:g} s (DISTDL_JAX_TIMEOUT, in seconds; "
+        "0 turns it off) for MPI to start, which takes all workers: one of them has not come to it. Look above for "
+        "what another worker says, and on its host for a process that hangs; all need the same Python, the same "
+        "packages and environment.\n"
+    )
+
+
+def _say(text: str) -> None:
+    """Write to stderr in one piece, and let the launcher pass it on: what it has not read when a job ends is lost."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
+        time.sleep(0.2)
+
+
+def worker_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs a worker's program as `python *arguments` does, with this Python's options."""
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    del options[-1 if options[-1] == "-mdistdl_jax" else -2 :]
+    return [sys.executable, *options, "-m", "distdl_jax.launch.run_program", *arguments]
