@@ -55,7 +55,7 @@ venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: wi
 
 .PHONY: demo
 demo: $(READY) ## Train LeNet-5 on WORKERS (4) MPI workers, and on one, and compare them
-	$(RUN) -n $(WORKERS) $(PY) examples/lenet5.py $(ARGS)
+	$(RUN) -n $(WORKERS) $(PY) -m distdl_jax examples/lenet5.py $(ARGS)
 
 .PHONY: test
 test: $(READY) ## Run the whole test suite
@@ -84,7 +84,7 @@ format: $(READY) ## Put the code into the house style
 bench: $(READY) ## Run every benchmark on 2 and on 4 workers
 	@set -e; for file in benchmarks/*.py; do for workers in 2 4; do \
 		echo "== $$file, $$workers workers"; \
-		$(RUN) -n $$workers $(PY) $$file $(ARGS); \
+		$(RUN) -n $$workers $(PY) -m distdl_jax $$file $(ARGS); \
 	done; done
 
 # PyTorch has an environment of its own: nothing here needs it, and it brings much along.
@@ -97,7 +97,7 @@ $(PEERS)/bin/torchrun:
 .PHONY: bench-peers
 bench-peers: $(READY) $(PEERS)/bin/torchrun ## Time the steps of whole networks beside JAX's sharding and PyTorch
 	@set -e; for workers in 1 2 4; do echo "== $$workers workers"; \
-		BENCH_PYTORCH=$(CURDIR)/$(PEERS)/bin/python $(RUN) -n $$workers $(PY) benchmarks/networks.py $(ARGS); \
+		BENCH_PYTORCH=$(CURDIR)/$(PEERS)/bin/python $(RUN) -n $$workers $(PY) -m distdl_jax benchmarks/networks.py $(ARGS); \
 	done
 
 .PHONY: clean

@@ -1,6 +1,6 @@
 """All-gather: every worker gets the blocks of all workers along some dimensions; the adjoint is reduce-scatter.
 
-mpirun -n 4 python examples/all_gather.py
+mpirun -n 4 python -m distdl_jax examples/all_gather.py
 python examples/all_gather.py --simulate 4
 """
 

@@ -1,6 +1,6 @@
 """All-sum-reduce: the workers that agree in every other index add up, and all of them get the sum.
 
-mpirun -n 4 python examples/all_sum_reduce.py
+mpirun -n 4 python -m distdl_jax examples/all_sum_reduce.py
 python examples/all_sum_reduce.py --simulate 4
 """
 

@@ -1,6 +1,6 @@
 """Broadcast: copies of each subtensor go to every worker along the dimensions in which the source has one worker.
 
-mpirun -n 4 python examples/broadcast.py
+mpirun -n 4 python -m distdl_jax examples/broadcast.py
 python examples/broadcast.py --simulate 4
 """
 

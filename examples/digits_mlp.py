@@ -1,7 +1,7 @@
 """Train a model-parallel network on real handwritten digits, and the same network sequentially, and compare the two.
 
-    mpirun -n 4 python examples/digits_mlp.py
-    mpirun -n 4 python examples/digits_mlp.py --partition 2x2
+    mpirun -n 4 python -m distdl_jax examples/digits_mlp.py
+    mpirun -n 4 python -m distdl_jax examples/digits_mlp.py --partition 2x2
     python examples/digits_mlp.py --simulate 4
     python examples/digits_mlp.py
 

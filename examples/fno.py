@@ -1,8 +1,8 @@
 """A Fourier neural operator on a grid that is split over the workers: it learns to solve Darcy's equation.
 
-    mpirun -n 4 python examples/fno.py
-    mpirun -n 4 python examples/fno.py --partition 2x1x2x1
-    mpirun -n 2 python examples/fno.py --dims 3
+    mpirun -n 4 python -m distdl_jax examples/fno.py
+    mpirun -n 4 python -m distdl_jax examples/fno.py --partition 2x1x2x1
+    mpirun -n 2 python -m distdl_jax examples/fno.py --dims 3
     python examples/fno.py --simulate 4
 
 Water flows through rock of permeability a: -div(a grad u) = 1 in the unit square (or cube), u = 0 on its border. The

@@ -1,6 +1,6 @@
 """What a plate conducts, from how heat has spread in it: a least-squares problem on a grid that is split over workers.
 
-    mpirun -n 4 python examples/gauss_newton.py
+    mpirun -n 4 python -m distdl_jax examples/gauss_newton.py
     python examples/gauss_newton.py --simulate 4
     python examples/gauss_newton.py
 

@@ -1,6 +1,6 @@
 """Halo exchange: every block with what its neighbours hold around it, corners too.
 
-mpirun -n 4 python examples/halo_exchange.py
+mpirun -n 4 python -m distdl_jax examples/halo_exchange.py
 python examples/halo_exchange.py --simulate 4
 """
 

@@ -1,7 +1,7 @@
 """LeNet-5 on partitioned images, as in the paper that DistDL comes from, beside the same network on one worker.
 
-    mpirun -n 4 python examples/lenet5.py
-    mpirun -n 4 python examples/lenet5.py --mnist FOLDER_WITH_THE_IDX_FILES
+    mpirun -n 4 python -m distdl_jax examples/lenet5.py
+    mpirun -n 4 python -m distdl_jax examples/lenet5.py --mnist FOLDER_WITH_THE_IDX_FILES
     python examples/lenet5.py --simulate 4
     srun --mpi=pmi2 --kill-on-bad-exit=1 python -m distdl_jax examples/lenet5.py    # on a cluster
 

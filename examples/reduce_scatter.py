@@ -1,6 +1,6 @@
 """Reduce-scatter: workers add up their terms, and each keeps its block of the sum; the adjoint is all-gather.
 
-mpirun -n 4 python examples/reduce_scatter.py
+mpirun -n 4 python -m distdl_jax examples/reduce_scatter.py
 python examples/reduce_scatter.py --simulate 4
 """
 

@@ -1,6 +1,6 @@
 """Repartition: the same tensor, cut in another way, on other workers.
 
-mpirun -n 4 python examples/repartition.py
+mpirun -n 4 python -m distdl_jax examples/repartition.py
 python examples/repartition.py --simulate 4
 """
 

@@ -1,8 +1,8 @@
 """ResNet-18 on images that are split over the workers: in rows and columns, along the batch, or both.
 
-    mpirun -n 4 python examples/resnet.py
-    mpirun -n 4 python examples/resnet.py --partition 4x1x1x1
-    mpirun -n 4 python examples/resnet.py --partition 2x1x2x1
+    mpirun -n 4 python -m distdl_jax examples/resnet.py
+    mpirun -n 4 python -m distdl_jax examples/resnet.py --partition 4x1x1x1
+    mpirun -n 4 python -m distdl_jax examples/resnet.py --partition 2x1x2x1
     python examples/resnet.py --simulate 4
 
 Batch normalisation takes mean and variance over all workers, whichever way the images are cut, so that the network is

@@ -1,7 +1,7 @@
 """Training that can be killed at any moment, and goes on where it was: on as many workers as there are then.
 
-    mpirun -n 4 python examples/resume.py --steps 200     # kill it, with Ctrl-C or worse
-    mpirun -n 3 python examples/resume.py --steps 200     # it goes on from its last checkpoint
+    mpirun -n 4 python -m distdl_jax examples/resume.py --steps 200     # kill it, with Ctrl-C or worse
+    mpirun -n 3 python -m distdl_jax examples/resume.py --steps 200     # it goes on from its last checkpoint
     python examples/resume.py --steps 200 --simulate 2
 
 LeNet-5 of examples/lenet5.py. A checkpoint holds the parameters, the optimiser's state, the random key that the order

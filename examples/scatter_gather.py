@@ -1,7 +1,7 @@
 """Read an array on one worker, spread it, compute on the blocks, and write the result from one worker.
 
-    mpirun -n 4 python examples/scatter_gather.py
-    mpirun -n 4 python examples/scatter_gather.py --input mine.npy --output standardised.npy
+    mpirun -n 4 python -m distdl_jax examples/scatter_gather.py
+    mpirun -n 4 python -m distdl_jax examples/scatter_gather.py --input mine.npy --output standardised.npy
     python examples/scatter_gather.py --simulate 4
 
 The result is the array with mean 0 and standard deviation 1. It takes as many workers as there are, and an array of any

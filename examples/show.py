@@ -22,7 +22,8 @@ def world(at_least: int) -> dj.Partition:
     if P_world.size < at_least:
         say(
             P_world,
-            f"This needs {at_least} workers: mpirun -n {at_least} python {sys.argv[0]}, or --simulate {at_least}",
+            f"This needs {at_least} workers: mpirun -n {at_least} python -m distdl_jax {sys.argv[0]}, "
+            f"or --simulate {at_least}",
         )
         sys.exit(2)
     return P_world

@@ -1,6 +1,6 @@
 """Sum-reduce: the adjoint of broadcast; subtensors add up along the dimensions in which the target has one worker.
 
-mpirun -n 4 python examples/sum_reduce.py
+mpirun -n 4 python -m distdl_jax examples/sum_reduce.py
 python examples/sum_reduce.py --simulate 4
 """
 

@@ -1,7 +1,7 @@
 """Super-resolution on photographs that are split over the workers: a network that doubles their resolution.
 
-    mpirun -n 4 python examples/super_resolution.py
-    mpirun -n 4 python examples/super_resolution.py --partition 2x1x2x1
+    mpirun -n 4 python -m distdl_jax examples/super_resolution.py
+    mpirun -n 4 python -m distdl_jax examples/super_resolution.py --partition 2x1x2x1
     python examples/super_resolution.py --simulate 4
 
 Patches of two photographs (those that scikit-learn carries) are made half as large, by means over 2 x 2 pixels, and the

@@ -1,7 +1,7 @@
 """A U-Net on a volume that is split over the workers: it learns how waves go on.
 
-    mpirun -n 4 python examples/unet3d.py
-    mpirun -n 4 python examples/unet3d.py --check --dtype float64 --steps 20
+    mpirun -n 4 python -m distdl_jax examples/unet3d.py
+    mpirun -n 4 python -m distdl_jax examples/unet3d.py --check --dtype float64 --steps 20
     python examples/unet3d.py --simulate 4
 
 In three dimensions a network's weights are small and its activations are large, and one sample may not fit on one

@@ -1,7 +1,7 @@
 """VGG-11 whose layers are on alternating teams: half of the workers have the odd layers, the others the even ones.
 
-    mpirun -n 4 python examples/vgg.py
-    mpirun -n 4 python examples/vgg.py --partition 2x1x1x1
+    mpirun -n 4 python -m distdl_jax examples/vgg.py
+    mpirun -n 4 python -m distdl_jax examples/vgg.py --partition 2x1x1x1
     python examples/vgg.py --simulate 4
 
 Layers need not share their workers: behind each convolution a repartition takes the images to the other team. So the

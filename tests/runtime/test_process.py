@@ -157,7 +157,6 @@ def test_one_worker():
         "import: []": 1,
         f"partition: {opened}": 1,
         "close: ['MPI', 'finders']": 1,
-        USED: 1,
         f"again: {opened}": 1,
     }
 
