@@ -18,7 +18,6 @@ from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
-from distdl_jax.watchdog.agreed import OthersArePast
 from distdl_jax.watchdog.calls import CallLog
 from distdl_jax.watchdog.clock import PATIENCE
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
@@ -44,6 +43,7 @@ from distdl_jax.watchdog.messages import (
     SurveyResult,
     ToCoordinator,
 )
+from distdl_jax.watchdog.replay import OthersArePast
 from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
 from distdl_jax.watchdog.survey import Compiled, Doing, Known, Relay, Survey, merged
