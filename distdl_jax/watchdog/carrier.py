@@ -238,7 +238,7 @@ class Carrier:
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
         where = main_line() if asked and not run.where else run.where
         where = where if self._left is None else ""
-        compiles, covered = sample.compiles, self._covered
+        compiles, covered = sample.compiles > 0, self._covered
         return Facts(calls, agreement, sample.run, run.program, run.function, compiles, where, self._left, covered)
 
     def _agreement(self) -> Agreement | None:

@@ -197,8 +197,7 @@ class WorkerStatus:
 
     def tokens_pending(self) -> bool:
         """Whether a program that communicates goes on beside the threads that call."""
-        buffers = (buffer for tokens in list(self.callers.values()) for buffer in tokens())
-        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in buffers)
+        return any(is_pending(buffer) for tokens in list(self.callers.values()) for buffer in tokens())
 
     @contextmanager
     def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
@@ -286,6 +285,17 @@ class WorkerStatus:
         traced before. `meet` is told whether it was, and was not like this; `fail` makes all workers raise."""
         agreements = self.agreements or Agreements()
         return agreements.agree(team, purpose, contribution, meet, fail)
+
+
+def is_pending(token: Any) -> bool:
+    """Return whether the program that gives this token goes on; so it is taken, too, where JAX can't say.
+
+    To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
+    """
+    try:
+        return not token.is_deleted() and not token.is_ready()
+    except Exception:
+        return True
 
 
 _of_process = WorkerStatus()

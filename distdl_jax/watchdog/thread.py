@@ -29,6 +29,10 @@ PAUSE = 0.05
 """Seconds between two turns."""
 
 
+COMPILATION = 8
+"""For how many times the limit of the clock one compilation does not count as waiting for others."""
+
+
 class WatchdogThread:
     """Watches the program of one worker, from the first world that is opened to the end, or to `dj.close()`."""
 
@@ -74,7 +78,7 @@ class WatchdogThread:
             self._forget()
 
     def _run(self, status: WorkerStatus, stop: threading.Event) -> None:
-        sampler, clock = Sampler(status), AwakeClock(time.monotonic())
+        sampler, clock = Sampler(status, COMPILATION * self._limit), AwakeClock(time.monotonic())
         while not stop.wait(PAUSE) and not mpi_has_ended():
             self._turn(sampler, clock, status)
 
