@@ -30,10 +30,10 @@ from distdl_jax.plans.trees import gathered  # noqa: E402
 from distdl_jax.programs.ir import Operation  # noqa: E402
 from distdl_jax.programs.matching import find_mismatch  # noqa: E402
 from distdl_jax.settings import TimeLimits  # noqa: E402
-from distdl_jax.watchdog.calls import CallLog  # noqa: E402
+from distdl_jax.watchdog.call_log import CallLog  # noqa: E402
 from distdl_jax.watchdog.coordinator import Coordinator  # noqa: E402
+from distdl_jax.watchdog.dependencies import takes_all  # noqa: E402
 from distdl_jax.watchdog.messages import Detail  # noqa: E402
-from distdl_jax.watchdog.needs import takes_all  # noqa: E402
 from distdl_jax.watchdog.reporter import Facts, Reporter  # noqa: E402
 from distdl_jax.watchdog.thread import watchdog_thread  # noqa: E402
 
@@ -113,7 +113,7 @@ class Played:
                     self.post(rank, answer, to)
             else:
                 worker.reporter, _ = worker.reporter.hear(message, self.now)
-        calls = replace(worker.log.told(0), passed=worker.log.number)
+        calls = replace(worker.log.summary(), passed=worker.log.number)
         worker.reporter, posts, orders = worker.reporter.look(
             replace(facts, calls=calls), self.now, lambda in_full: Detail(compiled=compiled, awake=self.now)
         )
@@ -204,7 +204,7 @@ def agreement(size: int) -> dict[str, float]:
         return (worker, *(other for child in gathered(everyone, worker)[1] for other in below(child)))
 
     def letter(worker: int) -> bytes:
-        calls = CallLog().told(0)
+        calls = CallLog().summary()
         return pickle.dumps(Envelope(0, "the plan", everyone, "benchmark", {packed: below(worker)}, calls))
 
     channel = ControlChannel(Letters([(child, letter(child)) for child in children]), 0, Nobody())

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog.confirmation import Inquiry
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock
-from distdl_jax.watchdog.inquiry import Inquiry
+from distdl_jax.watchdog.dependencies import Dependencies, Plans, dependencies_of_all, equal_plans
 from distdl_jax.watchdog.messages import (
     Allowance,
     Answer,
@@ -36,8 +37,8 @@ from distdl_jax.watchdog.messages import (
     ToCoordinator,
     ToWorker,
 )
-from distdl_jax.watchdog.needs import Needs, Plans, equal_plans, needs_of_all
-from distdl_jax.watchdog.roll import (
+from distdl_jax.watchdog.survey import Poll, Survey, again, at_fault, lines_of, merged
+from distdl_jax.watchdog.timeout import (
     LISTED,
     RUNNING,
     Limits,
@@ -47,7 +48,6 @@ from distdl_jax.watchdog.roll import (
     time_is_up,
     was_not_heard_from,
 )
-from distdl_jax.watchdog.survey import Poll, Survey, again, at_fault, lines_of, merged
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -115,10 +115,10 @@ class Coordinator:
             return replace(self, programs={**self.programs, name: programs})
         known = (*known, programs)
         # Of too many, nothing is certain but whom they talk to.
-        part = needs_of_all(known, self.size)
+        part = dependencies_of_all(known, self.size)
         if len(known) > VERSIONS:
-            nothing = Needs(fixed=False)
-            part = {worker: replace(nothing, talks=needs.talks) for worker, needs in part.items()}
+            nothing = Dependencies(fixed=False)
+            part = {worker: replace(nothing, partners=needs.partners) for worker, needs in part.items()}
             known = known[1:]
         return replace(
             self,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM, one_program
-from distdl_jax.watchdog.calls import Calls, CallWindow, Earlier
-from distdl_jax.watchdog.needs import Needs, Plans
+from distdl_jax.watchdog.call_log import Calls, CallWindow, Earlier
+from distdl_jax.watchdog.dependencies import Dependencies, Plans
 
 Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "left"]
 
@@ -307,7 +307,7 @@ def _held_up_by(view: View, waiting: int, stuck: set[int], never_comes: _NeverCo
         candidates = (w for w in state.waits_for if w in stuck)
         return (w for w in candidates if not view.coming(w, waiting) and not _has_told(view.states[w], waiting, state))
     if name := state.plan:
-        return view.plans.get(name, {}).get(waiting, Needs()).needs & never_comes.to(state) - {waiting}
+        return view.plans.get(name, {}).get(waiting, Dependencies()).required & never_comes.to(state) - {waiting}
     return ()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from distdl_jax.watchdog.calls import CallWindow
+from distdl_jax.watchdog.call_log import CallWindow
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.survey import Known, Survey
 

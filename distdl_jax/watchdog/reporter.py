@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from distdl_jax.watchdog.calls import Calls
+from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.clock import FIRST_LINE, LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait, seconds_text
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.messages import (

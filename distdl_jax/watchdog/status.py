@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from distdl_jax.compat import dispatched_by_this_thread
 from distdl_jax.watchdog.agreed import Agreements, Traces
-from distdl_jax.watchdog.calls import REMEMBERED, CallLog
+from distdl_jax.watchdog.call_log import REMEMBERED, CallLog
 
 RUNS_REMEMBERED = 8
 """Of how many programs that were dispatched the calls are remembered."""

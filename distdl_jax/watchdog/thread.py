@@ -1,4 +1,4 @@
-"""The thread that gives every carrier of this process its turns, and what happens when the program ends.
+"""The thread that gives every agent of this process its turns, and what happens when the program ends.
 
 All that a world of several workers does to the process is here: a thread, a handler of `atexit`, and `sys.excepthook`.
 """
@@ -19,7 +19,7 @@ from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.launch import supervised
 from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
-from distdl_jax.watchdog.carrier import Carrier, Worlds
+from distdl_jax.watchdog.agent import Agent, Worlds
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
@@ -43,10 +43,10 @@ class WatchdogThread:
         self._thread: threading.Thread | None = None
         self._waits_since: tuple[int, float] = (0, 0.0)
 
-    def add(self, carrier: Carrier) -> None:
-        """Give one more carrier its turns, from now on."""
-        self._worlds.carriers = [*self._worlds.carriers, carrier]
-        say_elsewhere.append(carrier.say_elsewhere)
+    def add(self, agent: Agent) -> None:
+        """Give one more agent its turns, from now on."""
+        self._worlds.agents = [*self._worlds.agents, agent]
+        say_elsewhere.append(agent.say_elsewhere)
 
     def begin(self, limit: float) -> None:
         """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
@@ -86,9 +86,9 @@ class WatchdogThread:
         with self._surviving():
             sample = sampler.look(now)
         with mpi_lock:
-            for carrier in self._worlds.carriers:
+            for agent in self._worlds.agents:
                 with self._surviving():
-                    carrier.turn(sample, now, self._worlds)
+                    agent.turn(sample, now, self._worlds)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -134,9 +134,9 @@ class WatchdogThread:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
-        for carrier in self._worlds.carriers:
-            carrier.leave(supervised.exit_status or int(excepthook.has_raised()))
-        while not all(carrier.all_have_left() for carrier in self._worlds.carriers):
+        for agent in self._worlds.agents:
+            agent.leave(supervised.exit_status or int(excepthook.has_raised()))
+        while not all(agent.all_have_left() for agent in self._worlds.agents):
             time.sleep(0.005)
         supervised.tell(supervised.ENDS)
         self._stop.set()

@@ -8,8 +8,8 @@ from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
 from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog import needs
-from distdl_jax.watchdog.calls import CallWindow
+from distdl_jax.watchdog import dependencies
+from distdl_jax.watchdog.call_log import CallWindow
 from distdl_jax.watchdog.coordinator import PAUSES, Coordinator
 from distdl_jax.watchdog.messages import (
     Allowance,
@@ -228,11 +228,11 @@ def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
     coordinator = Coordinator((0, 1), LIMITS)
     for _ in range(3):
         coordinator = coordinator.remember("f", all_reduce(0, 1))
-    assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].needs >= {1}
+    assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].required >= {1}
     for count in range(40):
         operation = Operation("allreduce", (0, 1), count=count)
         coordinator = coordinator.remember("f", {0: (operation,), 1: (operation,)})
-    assert not coordinator.plans["f"][0].needs and not coordinator.plans["f"][0].fixed
+    assert not coordinator.plans["f"][0].required and not coordinator.plans["f"][0].fixed
 
 
 def test_who_has_ended_says_now_and_then_who_is_waited_for():
@@ -331,17 +331,17 @@ def test_of_those_that_have_left_one_is_enough_to_say_so():
 
 def test_equal_programs_cost_what_one_costs(monkeypatch):
     """Of a thousand workers with one and the same program, one is looked at."""
-    looked_at, walk = [], needs.needs_of
-    monkeypatch.setattr(needs, "needs_of", lambda *of: looked_at.append(of) or walk(*of))
+    looked_at, walk = [], dependencies.dependencies_of
+    monkeypatch.setattr(dependencies, "dependencies_of", lambda *of: looked_at.append(of) or walk(*of))
     workers = tuple(range(1000))
     program = (Operation("allreduce", workers), Operation("bcast", workers, root=3))
     programs = dict.fromkeys(workers, program)
     coordinator = Coordinator(tuple(range(1000)), LIMITS).remember("f", programs)
-    assert len(looked_at) == 1 and coordinator.plans["f"][7].needs == set(workers)
-    assert needs.takes_all(programs) and find_mismatch(programs) is None
+    assert len(looked_at) == 1 and coordinator.plans["f"][7].required == set(workers)
+    assert dependencies.takes_all(programs) and find_mismatch(programs) is None
     reduction = (Operation("reduce", workers, root=3),)
     reduced = Coordinator(tuple(range(1000)), LIMITS).remember("f", dict.fromkeys(workers, reduction)).plans["f"]
-    assert len(looked_at) == 3 and reduced[3].needs == set(workers) and not reduced[4].needs
+    assert len(looked_at) == 3 and reduced[3].required == set(workers) and not reduced[4].required
 
 
 @pytest.mark.parametrize(
@@ -358,5 +358,5 @@ def test_whom_a_plan_binds_together(teams, all_must):
     """Found by way of others, too, and not by what the data decide."""
     size = 1 + max(map(max, teams)) if len(teams) > 1 else 3
     programs = {w: tuple(Operation("allreduce", team) for team in teams if w in team) for w in range(size)}
-    assert needs.takes_all(programs) == all_must
-    assert not needs.takes_all({w: (Loop(None, program),) for w, program in programs.items()})
+    assert dependencies.takes_all(programs) == all_must
+    assert not dependencies.takes_all({w: (Loop(None, program),) for w, program in programs.items()})

@@ -3,7 +3,7 @@
 import pytest
 
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.carrier import Carrier, Worlds
+from distdl_jax.watchdog.agent import Agent, Worlds
 from distdl_jax.watchdog.main_thread import Sample
 from distdl_jax.watchdog.messages import Answer, Detail, Question, StateChanged, StillWaiting
 from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
@@ -64,22 +64,22 @@ class Letters:
 class Talk:
     """The channel of an agreement."""
 
-    def __init__(self, carrier):
-        self.monitor, self.sent, self.received = carrier, {}, {}
+    def __init__(self, agent):
+        self.monitor, self.sent, self.received = agent, {}, {}
 
 
 def test_an_agreement_of_some_is_seen_in_the_world_of_all():
     with acting_as(WorkerStatus(1, 4)):
         everyone, some, others = (
-            Carrier(Letters(), rank, members, TimeLimits(LIMIT, LIMIT))
+            Agent(Letters(), rank, members, TimeLimits(LIMIT, LIMIT))
             for rank, members in ((3, (0, 1, 2, 3)), (1, (2, 3)), (1, (2, 3)))
         )
-        carriers = [some, everyone, others]
+        agents = [some, everyone, others]
         with worker_status().agreeing(Talk(some), "a sum", "a.py:1", (0,)):
             for now in range(15):
-                for carrier in carriers:
-                    carrier.turn(Sample(), float(now), Worlds(carriers))
+                for agent in agents:
+                    agent.turn(Sample(), float(now), Worlds(agents))
     state = next(message.state for message in everyone._mailbox.posted if isinstance(message, StateChanged))
     assert (state.kind, state.waits_for) == ("elsewhere", (2,))
-    asking = [any(isinstance(message, StillWaiting) for message in c._mailbox.posted) for c in carriers]
+    asking = [any(isinstance(message, StillWaiting) for message in c._mailbox.posted) for c in agents]
     assert asking == [False, True, False]

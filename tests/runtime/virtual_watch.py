@@ -6,9 +6,10 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distdl_jax.watchdog.calls import CallLog, Calls
+from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.deadlock import different_earlier_calls
+from distdl_jax.watchdog.dependencies import takes_all
 from distdl_jax.watchdog.messages import (
     Allowance,
     Detail,
@@ -23,7 +24,6 @@ from distdl_jax.watchdog.messages import (
     SurveyQuestion,
     SurveyResult,
 )
-from distdl_jax.watchdog.needs import takes_all
 from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
 from distdl_jax.watchdog.survey import Compiled, Doing, Known, Survey, merged
 
@@ -85,7 +85,7 @@ class Watch:
         if not worker.busy:
             self._done = max(self._done, self.log.passed)
         program = worker.program if worker.program_of is self.log else 0
-        calls = self.log.told(self._done)
+        calls = self.log.summary(self._done)
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
         compiles, covered = worker.compiling_since is not None, self.is_covered()
         return Facts(calls, self._agreement(), worker.run, program, worker.function, compiles, "", worker.left, covered)
@@ -213,7 +213,7 @@ class Watch:
     def tell(self, worker: int, purpose: str) -> None:
         """A message of an agreement."""
         self.sent[worker] += 1
-        job, other, message = self.world.job, self.world.watches[worker], (self.rank, purpose, self.log.told(0))
+        job, other, message = self.world.job, self.world.watches[worker], (self.rank, purpose, self.log.summary())
 
         def arrive() -> None:
             other.arrived.append(message)

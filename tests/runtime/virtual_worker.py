@@ -10,7 +10,7 @@ from virtual_watch import FOREVER, Watch, World
 
 from distdl_jax.plans.trees import gathered
 from distdl_jax.programs.ir import Loop, Operation, Program
-from distdl_jax.watchdog.calls import CallLog, Calls
+from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.clock import LONGEST_TURN
 from distdl_jax.watchdog.coordinator import COORDINATOR
 from distdl_jax.watchdog.messages import CannotAgree
@@ -262,14 +262,14 @@ def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
         watch.received[source] += 1
         watch.unread[source].append((purpose, calls))
     watch.arrived.clear()
-    mine = watch.log.told(0)
+    mine = watch.log.summary()
     for source in sources:
         watch.unread[source] = [told for told in watch.unread[source] if not mine.has_passed(told[1])]
     return any(_next(watch, source) for source in sources)
 
 
 def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
-    mine, unread = watch.log.told(0), watch.unread[source]
+    mine, unread = watch.log.summary(), watch.unread[source]
     return unread[0] if unread and not unread[0][1].has_passed(mine) else None
 
 

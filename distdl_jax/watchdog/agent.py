@@ -19,7 +19,7 @@ from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.agreed import OthersArePast
-from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.clock import PATIENCE
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.flight_recorder import last_operations
@@ -69,7 +69,7 @@ class Run:
     program: int = 0
 
 
-class Carrier:
+class Agent:
     """One worker's in one world. `turn` runs in the watchdog's thread, the rest in the program's.
 
     - `members`: the workers of its world, by their ranks in COMM_WORLD.
@@ -96,7 +96,7 @@ class Carrier:
         self._left: int | None = None
         self._end: tuple[str, float] | None = None
         self._worlds = Worlds()
-        self._carriers, self._covered = 0, False
+        self._agents, self._covered = 0, False
 
     # --- in the program's thread ---
 
@@ -155,8 +155,8 @@ class Carrier:
     def turn(self, sample: Sample, now: float, worlds: Worlds) -> None:
         """Hear the others, tell them what changed; `now` in seconds in which the watch was awake."""
         self._awake, self._worlds = now, worlds
-        if len(worlds.carriers) != self._carriers:
-            self._carriers, self._covered = len(worlds.carriers), self._is_covered(worlds.carriers)
+        if len(worlds.agents) != self._agents:
+            self._agents, self._covered = len(worlds.agents), self._is_covered(worlds.agents)
         while (received := self._mailbox.next()) is not None:
             self._hear(received[1], now)
         told = self._survey_answers()
@@ -192,7 +192,7 @@ class Carrier:
                 self._reporter, orders = self._reporter.hear(message, now)
                 self._obey(orders)
             case SurveyQuestion(survey):
-                others = {carrier.members: carrier for carrier in self._beyond()}
+                others = {agent.members: agent for agent in self._beyond()}
                 self._worlds.relay, asked = self._worlds.relay.asked(survey, self.members, others)
                 for world in asked:
                     others[world]._post(SurveyAsked(others[world]._rank, survey), COORDINATOR)
@@ -212,16 +212,16 @@ class Carrier:
         """Whether some worker of this world has not left; this one, if no other."""
         return self._left is None or not self.all_have_left()
 
-    def _beyond(self) -> list[Carrier]:
+    def _beyond(self) -> list[Agent]:
         """The other worlds of the worker, but for those of which all workers belong to a larger one."""
-        return [other for other in self._worlds.carriers if other is not self and not other._covered and other._goes_on]
+        return [other for other in self._worlds.agents if other is not self and not other._covered and other._goes_on]
 
     def _survey_answers(self) -> list[tuple[Survey, Known, bool]]:
         """Those that are due in this world: of worlds with the same workers, in the first."""
         worlds = self._worlds
-        if next(carrier for carrier in worlds.carriers if carrier.members == self.members) is not self:
+        if next(agent for agent in worlds.agents if agent.members == self.members) is not self:
             return []
-        going_on = {carrier.members for carrier in worlds.carriers if carrier._goes_on}
+        going_on = {agent.members for agent in worlds.agents if agent._goes_on}
         worlds.relay, answers = worlds.relay.answers(self.members, going_on)
         return answers
 
@@ -233,7 +233,7 @@ class Carrier:
         if not sample.run and not status.tokens_pending():
             self._done = max(self._done, passed)
         run = self._look_into(sample) if sample.run else Run()
-        calls = self.calls.told(self._done)
+        calls = self.calls.summary(self._done)
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
         where = main_line() if asked and not run.where else run.where
@@ -251,7 +251,7 @@ class Carrier:
         if channel is None:  # they open a world
             beyond = waits_for if self is self._worlds.clock_for(waits_for) and not self.has_all(waits_for) else ()
             waits_for = tuple(map(self.members.index, waits_for)) if self.has_all(waits_for) else ()
-        elif not isinstance(theirs := channel.monitor, Carrier):
+        elif not isinstance(theirs := channel.monitor, Agent):
             return None
         elif elsewhere := theirs is not self:
             waited_for = tuple(theirs.members[worker] for worker in waits_for)
@@ -262,12 +262,12 @@ class Carrier:
         """Whether these, by their ranks in COMM_WORLD, are all of this world."""
         return set(self.members) >= set(workers)
 
-    def _is_covered(self, carriers: Sequence[Carrier]) -> bool:
+    def _is_covered(self, agents: Sequence[Agent]) -> bool:
         """Whether another world has all workers of this one; of equal ones the first covers the others."""
-        place, mine = carriers.index(self), set(self.members)
+        place, mine = agents.index(self), set(self.members)
         return any(
             mine < set(other.members) or (mine == set(other.members) and before < place)
-            for before, other in enumerate(carriers)
+            for before, other in enumerate(agents)
         )
 
     def _look_into(self, sample: Sample) -> Run:
@@ -322,14 +322,14 @@ class Carrier:
 
 @dataclass
 class Worlds:
-    """Those of one worker: their carriers, in the order in which they were opened, and its part in surveys."""
+    """Those of one worker: their agents, in the order in which they were opened, and its part in surveys."""
 
-    carriers: list[Carrier] = field(default_factory=list)
+    agents: list[Agent] = field(default_factory=list)
     relay: Relay = field(default_factory=Relay)
 
-    def clock_for(self, workers: Workers) -> Carrier | None:
-        """The carrier in whose world it is asked how long the worker may wait for these, by their ranks in COMM_WORLD:
+    def clock_for(self, workers: Workers) -> Agent | None:
+        """The agent in whose world it is asked how long the worker may wait for these, by their ranks in COMM_WORLD:
         one that has them all, or the first from which others are reached; None where there is none."""
-        carriers = [carrier for carrier in self.carriers if not carrier._covered and carrier._goes_on]
-        having_all = (carrier for carrier in carriers if carrier.has_all(workers))
-        return next(having_all, next(iter(carriers), None))
+        agents = [agent for agent in self.agents if not agent._covered and agent._goes_on]
+        having_all = (agent for agent in agents if agent.has_all(workers))
+        return next(having_all, next(iter(agents), None))

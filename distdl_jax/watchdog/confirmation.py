@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distdl_jax.watchdog.deadlock import State, View
+from distdl_jax.watchdog.dependencies import Plans
 from distdl_jax.watchdog.messages import Answer
-from distdl_jax.watchdog.needs import Plans
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_stops
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.calls import Calls
+from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.clock import seconds_text
 from distdl_jax.watchdog.deadlock import Kind, State, workers_text
+from distdl_jax.watchdog.dependencies import Dependencies, Plans, dependencies_of
 from distdl_jax.watchdog.messages import Answer, StillWaiting
-from distdl_jax.watchdog.needs import Needs, Plans, needs_of
 from distdl_jax.watchdog.survey import NOT_HEARD_FROM, Compiled, Doing, Known
 
 UNHEARD = 12.0
@@ -165,7 +165,7 @@ class Limits:
         state = self._states.get(worker, RUNNING)
         if state.plan not in self._plans:
             return limits.program if self._all_are_in_programs and len(self._states) > worker else limits.waiting
-        part = self._plans[state.plan].get(worker, Needs())
+        part = self._plans[state.plan].get(worker, Dependencies())
         key = (id(part), state.program, state.calls.number, state.calls.digests)
         if key not in self._known:
             self._known[key] = missing_of(part, state, self._states)
@@ -179,9 +179,9 @@ class Limits:
         return all(state.kind in ("executing", "left") for state in self._states.values())
 
 
-def missing_of(part: Needs, state: State, states: Mapping[int, State]) -> Missing:
+def missing_of(part: Dependencies, state: State, states: Mapping[int, State]) -> Missing:
     """For a worker that is in a program, in which it has that part."""
-    others = sorted(part.talks)
+    others = sorted(part.partners)
     absent = tuple(w for w in others if not _has_passed(states.get(w, RUNNING).calls, state))
     gone = set(absent)
     pending = tuple(w for w in others if w in gone or not _has_ended(states.get(w, RUNNING), state.program))
@@ -237,7 +237,11 @@ def _in_the_plan(
     busy = busy or [(s.calls.number, s.calls.name) for s in executing if s.calls.number and s.calls.inside]
     if not busy:
         names = {state.function for state in executing if state.function in programs}
-        return [_by_the_data(name) for name in sorted(names) if not needs_of(0, sum(programs[name].values(), ())).fixed]
+        return [
+            _by_the_data(name)
+            for name in sorted(names)
+            if not dependencies_of(0, sum(programs[name].values(), ())).fixed
+        ]
     call, name = max(busy)
     plan = programs.get(name)
     absent = frozenset(w for w in range(size) if states.get(w, RUNNING).calls.number < call or w in unheard)
@@ -320,9 +324,9 @@ def _doing(worker: int, members: Workers, states: Mapping[int, State], plans: Pl
         waits_for = state.waits_for or (tuple(unheard) if state.kind == "elsewhere" else ())
         return Doing(waits=True, waits_for=frozenset(members[other] for other in waits_for).union(state.beyond))
     if state.plan in plans and not state.calls.mixed:
-        part = plans[state.plan].get(worker, Needs())
+        part = plans[state.plan].get(worker, Dependencies())
         missing = missing_of(part, state, states)
-        found = (missing.absent, missing.pending, tuple(part.talks))
+        found = (missing.absent, missing.pending, tuple(part.partners))
         waits_for = next((others for others in found if _besides(worker, others)), ())
         return Doing(waits=True, waits_for=frozenset(members[other] for other in waits_for))
     # It may wait for anybody, or be in a program of its own that does not end.
