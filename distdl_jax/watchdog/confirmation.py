@@ -1,9 +1,9 @@
-"""What the coordinator asks those whom a deadlock is about before it concludes anything."""
+"""Questions to several workers at once, and what their answers confirm."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from distdl_jax.watchdog.deadlock import State, View
 from distdl_jax.watchdog.dependencies import Plans
@@ -12,33 +12,56 @@ from distdl_jax.watchdog.messages import Answer
 
 @dataclass(frozen=True)
 class Inquiry:
-    """The question to those whom a deadlock is about, whether they still wait as they had said.
+    """A question to some workers, by its number, and the answers so far. Without a number nobody is asked."""
 
-    All who say that they do were waiting at one time: when the first of them was asked.
-    """
+    number: int = 0
+    workers: Collection[int] = ()
+    answers: Mapping[int, Answer] = field(default_factory=dict)
 
-    number: int
-    said: Mapping[int, State]
-    answers: Mapping[int, Answer]
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The workers that have not answered."""
+        return tuple(worker for worker in self.workers if worker not in self.answers)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have answered."""
-        return len(self.answers) == len(self.said)
+        """Whether a question was asked, and all have answered it."""
+        return self.number > 0 and len(self.answers) == len(self.workers)
+
+    def with_answer(self, answer: Answer) -> Inquiry:
+        """Take in an answer, if it is one to this question."""
+        if not self.number or answer.question != self.number:
+            return self
+        return replace(self, answers={**self.answers, answer.worker: answer})
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The question to the workers that a deadlock is about, whether they still wait as they had `said`.
+
+    All who say so were waiting at one time: when the first of them was asked. After answers that confirm nothing, a
+    message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
+    """
+
+    inquiry: Inquiry
+    said: Mapping[int, State]
+    pause: float
+    again_at: float = float("inf")
 
     def is_about(self, said: Mapping[int, State]) -> bool:
-        """Whether these workers, as they are, are asked."""
+        """Return whether these workers, as they are, are asked."""
         return self.said.keys() == said.keys() and all(s.is_as(self.said[worker]) for worker, s in said.items())
 
     def view(self, plans: Plans) -> View:
-        """What is certain by now: of those who have moved, nothing."""
+        """Return what is certain by now; nothing is of workers that have moved."""
+        answers = self.inquiry.answers
         states = {
             worker: answer.state if answer.state.is_as(self.said[worker]) else replace(answer.state, kind="running")
-            for worker, answer in self.answers.items()
+            for worker, answer in answers.items()
         }
 
         def coming(sender: int, receiver: int) -> bool:
-            a, b = self.answers.get(sender), self.answers.get(receiver)
+            a, b = answers.get(sender), answers.get(receiver)
             return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
 
-        return View(states, plans, {worker: a.detail.window for worker, a in self.answers.items()}, coming)
+        return View(states, plans, {worker: a.detail.window for worker, a in answers.items()}, coming)

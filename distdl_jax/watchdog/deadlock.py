@@ -30,7 +30,6 @@ class State:
     - `where`: its source line.
     - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and of which
       function; 0 and "" where that is not known.
-    - `beyond`: for whom it waits elsewhere, by rank in COMM_WORLD, where no other world has a clock for that.
     """
 
     kind: Kind
@@ -42,7 +41,6 @@ class State:
     program: int = 0
     function: str = ""
     status: int = 0
-    beyond: tuple[int, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -66,8 +64,6 @@ class State:
             case "agreeing" | "elsewhere":
                 where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
                 others = f", and waits for {workers_text(self.waits_for)}" if self.waits_for else ""
-                if self.beyond:
-                    others = f", and waits for {workers_text(self.beyond)} of MPI.COMM_WORLD"
                 return f"is about to run {self.purpose} ({where}){others}"
             case "executing":
                 return f"is in {self._describe_call()}"

@@ -19,7 +19,7 @@ from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.launch import supervised
 from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
-from distdl_jax.watchdog.agent import Agent, Worlds
+from distdl_jax.watchdog.agent import Agent
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
@@ -38,14 +38,14 @@ class WatchdogThread:
         self._forget()
 
     def _forget(self) -> None:
-        self._worlds = Worlds()
+        self._agents: list[Agent] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._waits_since: tuple[int, float] = (0, 0.0)
 
     def add(self, agent: Agent) -> None:
         """Give one more agent its turns, from now on."""
-        self._worlds.agents = [*self._worlds.agents, agent]
+        self._agents = [*self._agents, agent]
         say_elsewhere.append(agent.say_elsewhere)
 
     def begin(self, limit: float) -> None:
@@ -86,9 +86,9 @@ class WatchdogThread:
         with self._surviving():
             sample = sampler.look(now)
         with mpi_lock:
-            for agent in self._worlds.agents:
+            for agent in self._agents:
                 with self._surviving():
-                    agent.turn(sample, now, self._worlds)
+                    agent.turn(sample, now, self._agents)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -102,11 +102,11 @@ class WatchdogThread:
                     log.exception("The watchdog failed; it goes on.")
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """That of a worker that waits for others to open a world, and has none yet in which it could ask."""
+        """End the job where the worker waits for too long to open a world whose workers no other one has all of."""
         waiting = status.waiting
         if not self._limit or waiting is None or waiting.channel is not None:
             return
-        if self._worlds.clock_for(waiting.waits_for) is not None:
+        if any(agent.watches(waiting.waits_for, self._agents) for agent in self._agents):
             return
         if self._waits_since[0] != waiting.number:
             self._waits_since = (waiting.number, now)
@@ -134,9 +134,9 @@ class WatchdogThread:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
-        for agent in self._worlds.agents:
+        for agent in self._agents:
             agent.leave(supervised.exit_status or int(excepthook.has_raised()))
-        while not all(agent.all_have_left() for agent in self._worlds.agents):
+        while not all(agent.all_have_left() for agent in self._agents):
             time.sleep(0.005)
         supervised.tell(supervised.ENDS)
         self._stop.set()
