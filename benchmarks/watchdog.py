@@ -30,10 +30,10 @@ from distdl_jax.plans.trees import gathered  # noqa: E402
 from distdl_jax.programs.ir import Operation  # noqa: E402
 from distdl_jax.programs.matching import find_mismatch  # noqa: E402
 from distdl_jax.settings import TimeLimits  # noqa: E402
-from distdl_jax.watchdog.calls import CallLog  # noqa: E402
+from distdl_jax.watchdog.call_log import CallLog  # noqa: E402
 from distdl_jax.watchdog.coordinator import Coordinator  # noqa: E402
-from distdl_jax.watchdog.messages import Detail  # noqa: E402
-from distdl_jax.watchdog.needs import takes_all  # noqa: E402
+from distdl_jax.watchdog.dependencies import takes_all  # noqa: E402
+from distdl_jax.watchdog.messages import Answer, Detail  # noqa: E402
 from distdl_jax.watchdog.reporter import Facts, Reporter  # noqa: E402
 from distdl_jax.watchdog.thread import watchdog_thread  # noqa: E402
 
@@ -72,8 +72,8 @@ def in_this_job() -> dict[str, float]:
             step(jnp.ones(8)).block_until_ready()
             time.sleep(0.1)
         spent["watch's thread, per second"] = (time.clock_gettime(clock) - seconds) / (time.monotonic() - begun)
-    told = world.allgather_data(spent)
-    return {name: max(theirs[name] for theirs in told) for name in spent}
+    spent_by_all = world.allgather_data(spent)
+    return {name: max(one[name] for one in spent_by_all) for name in spent}
 
 
 # --- worlds that are played ---
@@ -97,7 +97,7 @@ class Played:
         self.workers = [Worker(Reporter(rank, LIMITS.waiting), CallLog(), deque()) for rank in range(size)]
         everyone = tuple(range(size))
         programs = dict.fromkeys(everyone, tuple(Operation("allreduce", everyone, count=n) for n in range(OPERATIONS)))
-        self.coordinator = Coordinator(tuple(range(size)), LIMITS).remember("step", programs)
+        self.coordinator = Coordinator.new(tuple(range(size)), LIMITS).remember("step", programs)
         self.spent, self.most = [0.0] * size, [0.0] * size
 
     def post(self, source: int, message: object, to: int) -> None:
@@ -107,15 +107,15 @@ class Played:
         worker, begun = self.workers[rank], time.thread_time()
         while worker.inbox:
             message = pickle.loads(worker.inbox.popleft())
-            if type(message).__name__ in ("StateChanged", "Answer", "CannotAgree", "StillWaiting"):
+            if isinstance(message, Answer):
                 self.coordinator, posts = self.coordinator.hear(message, self.now)
                 for to, answer in posts:
                     self.post(rank, answer, to)
             else:
                 worker.reporter, _ = worker.reporter.hear(message, self.now)
-        calls = replace(worker.log.told(0), passed=worker.log.number)
+        calls = replace(worker.log.summary(), passed=worker.log.number)
         worker.reporter, posts, orders = worker.reporter.look(
-            replace(facts, calls=calls), self.now, lambda in_full: Detail(compiled=compiled, awake=self.now)
+            replace(facts, calls=calls), self.now, lambda in_full: Detail(compiled, self.now)
         )
         assert orders.finish is None and worker.reporter.end is None
         for message in posts:
@@ -204,7 +204,7 @@ def agreement(size: int) -> dict[str, float]:
         return (worker, *(other for child in gathered(everyone, worker)[1] for other in below(child)))
 
     def letter(worker: int) -> bytes:
-        calls = CallLog().told(0)
+        calls = CallLog().summary()
         return pickle.dumps(Envelope(0, "the plan", everyone, "benchmark", {packed: below(worker)}, calls))
 
     channel = ControlChannel(Letters([(child, letter(child)) for child in children]), 0, Nobody())
@@ -213,7 +213,7 @@ def agreement(size: int) -> dict[str, float]:
     def decide(programs: dict[int, object]) -> None:
         begun = time.thread_time()
         assert find_mismatch(programs) is None and takes_all(programs)
-        Coordinator(tuple(range(size)), LIMITS).remember("step", programs)
+        Coordinator.new(tuple(range(size)), LIMITS).remember("step", programs)
         spent["deciding"] = time.thread_time() - begun
 
     begun = time.thread_time()

@@ -30,10 +30,10 @@ from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
-from distdl_jax.watchdog.calls import CallLog, Earlier
+from distdl_jax.watchdog.call_log import CallLog, Earlier
 from distdl_jax.watchdog.deadlock import different_earlier_calls
+from distdl_jax.watchdog.dependencies import takes_all
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.needs import takes_all
 from distdl_jax.watchdog.replay import Agreed
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 

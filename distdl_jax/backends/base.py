@@ -13,7 +13,7 @@ from jax import Array
 from distdl_jax.plans.decomposition import Workers as Workers
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Operation, Program
-from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.call_log import CallLog
 
 Reduction = Literal["sum", "max"]
 

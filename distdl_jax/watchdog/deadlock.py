@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM, one_program
-from distdl_jax.watchdog.calls import Calls, CallWindow, Earlier
-from distdl_jax.watchdog.needs import Needs, Plans
+from distdl_jax.watchdog.call_log import Calls, CallWindow, Earlier
+from distdl_jax.watchdog.dependencies import Dependencies, Plans
 
 Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "left"]
 
@@ -30,7 +30,6 @@ class State:
     - `where`: its source line.
     - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and of which
       function; 0 and "" where that is not known.
-    - `beyond`: for whom it waits elsewhere, by rank in COMM_WORLD, where no other world has a clock for that.
     """
 
     kind: Kind
@@ -42,7 +41,6 @@ class State:
     program: int = 0
     function: str = ""
     status: int = 0
-    beyond: tuple[int, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -66,8 +64,6 @@ class State:
             case "agreeing" | "elsewhere":
                 where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
                 others = f", and waits for {workers_text(self.waits_for)}" if self.waits_for else ""
-                if self.beyond:
-                    others = f", and waits for {workers_text(self.beyond)} of MPI.COMM_WORLD"
                 return f"is about to run {self.purpose} ({where}){others}"
             case "executing":
                 return f"is in {self._describe_call()}"
@@ -307,7 +303,7 @@ def _held_up_by(view: View, waiting: int, stuck: set[int], never_comes: _NeverCo
         candidates = (w for w in state.waits_for if w in stuck)
         return (w for w in candidates if not view.coming(w, waiting) and not _has_told(view.states[w], waiting, state))
     if name := state.plan:
-        return view.plans.get(name, {}).get(waiting, Needs()).needs & never_comes.to(state) - {waiting}
+        return view.plans.get(name, {}).get(waiting, Dependencies()).required & never_comes.to(state) - {waiting}
     return ()
 
 

@@ -1,5 +1,4 @@
-"""What one worker's reporter does: pure. It is told what can be seen of the worker, and what the coordinator says; it
-returns what it knows from then on, the messages to the coordinator, and orders to whoever carries them.
+"""One worker's reporter: what it tells the coordinator. Pure: facts and messages go in, messages and orders come out.
 
 A reporter decides nothing about other workers; that is the coordinator's part.
 """
@@ -8,35 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from distdl_jax.watchdog.calls import Calls
-from distdl_jax.watchdog.clock import FIRST_LINE, LAST_QUESTION, LONGEST_PATIENCE, PATIENCE, Wait, seconds_text
-from distdl_jax.watchdog.deadlock import Kind, State
-from distdl_jax.watchdog.messages import (
-    Allowance,
-    Answer,
-    Detail,
-    EndJob,
-    Fail,
-    Noted,
-    Question,
-    Replay,
-    Say,
-    StateChanged,
-    StillWaiting,
-    ToCoordinator,
-    ToReporter,
+from distdl_jax.watchdog.call_log import Calls
+from distdl_jax.watchdog.clock import (
+    ANNOUNCED,
+    FIRST_LINE,
+    GIVEN_UP,
+    LONGEST_PATIENCE,
+    PATIENCE,
+    pause_after,
+    seconds_text,
 )
+from distdl_jax.watchdog.deadlock import Kind, State
+from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Replay, Say, ToWorker, Wait
 
 _SILENT = "Worker 0, which knows of all others, was not heard from for as long as it was asked."
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One that the worker is in: its number, for what purpose, from which source line, for whom it still waits, and
-    whether it is another world's: then it waits for nobody here, unless all of that world are here.
+    """An agreement that the worker is in: its number, purpose, source line, and the workers still waited for.
 
-    `beyond`: for whom it waits, by rank in COMM_WORLD, in one that no world has a clock for but this one.
+    `elsewhere`: it is one of another world. Then the worker waits for nobody here, unless all of that world are here.
     """
 
     number: int
@@ -44,24 +37,23 @@ class Agreement:
     where: str
     waits_for: tuple[int, ...]
     elsewhere: bool = False
-    beyond: tuple[int, ...] = ()
 
     @property
     def kind(self) -> Kind:
-        """What whoever is in it does."""
+        """The kind of state of a worker that is in it."""
         return "elsewhere" if self.elsewhere else "agreeing"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What can be seen of the worker.
+    """Facts that can be seen of the worker.
 
     - `calls`: those of checked functions. `agreement`: the one that it is in.
-    - `run`: the number of the run of a compiled program that goes on, 0 where there is none; `program`,
-      `function`: the call whose program that is, 0 where that is not known, and of which function.
+    - `run`: the number of the run of a compiled program that goes on, 0 where there is none. `program`, `function`: the
+      call whose program that is, 0 where that is not known, and of which function.
     - `compiles`: whether it compiles now. `where`: its line, if known.
-    - `left`: its exit status, once its program has ended; then `where` says how else.
-    - `covered`: whether another world has all workers of this one, so that its clock is enough.
+    - `left`: its exit status, once its program has ended.
+    - `covered`: whether another world has all workers of this one, so that its timeout is enough.
     """
 
     calls: Calls = field(default=Calls())
@@ -75,18 +67,31 @@ class Facts:
     covered: bool = False
 
     def state(self) -> State:
-        """What the worker is doing."""
+        """Return the state that they are."""
         if self.left is not None:
             return State("left", self.where, calls=self.calls, status=self.left)
-        if (agreement := self.agreement) is not None:
-            told = State(agreement.kind, agreement.where, agreement.purpose, agreement.waits_for, agreement.number)
-            return replace(told, calls=self.calls, beyond=agreement.beyond)
+        if (one := self.agreement) is not None:
+            return State(one.kind, one.where, one.purpose, one.waits_for, one.number, self.calls)
         if self.run:
-            run, program, function = self.run, self.program, self.function
-            return State("executing", self.where, "", (), run, self.calls, program, function)
-        if self.compiles:
-            return State("compiling", self.where, calls=self.calls)
-        return State("running", self.where, calls=self.calls)
+            return State("executing", self.where, "", (), self.run, self.calls, self.program, self.function)
+        return State("compiling" if self.compiles else "running", self.where, calls=self.calls)
+
+    def episodes(self) -> list[tuple[Kind, int]]:
+        """Return the waits that go on, by kind and number."""
+        if self.left is not None:
+            return [("left", 0)]
+        agreement: list[tuple[Kind, int]] = (
+            [] if self.agreement is None else [(self.agreement.kind, self.agreement.number)]
+        )
+        return [*agreement, ("executing", self.run)] if self.run else agreement
+
+
+class Begun(NamedTuple):
+    """A wait that goes on: its kind and number, and when it began."""
+
+    kind: Kind
+    episode: int
+    began: float
 
 
 @dataclass(frozen=True)
@@ -100,130 +105,135 @@ class Orders:
 
 @dataclass(frozen=True)
 class Reporter:
-    """What one worker's reporter knows in one world.
+    """The knowledge of one worker's reporter in one world.
 
-    - `told`: the state that it told last, at `told_at`. `waits`: the waits that go on. `longest`: the longest run of a
-      program so far. `questions`: those to be answered. `failures`: what all workers raise, by epoch. `replay`: up to
-      which call agreements are taken as before. `end`: what the job ends with, and whom it is about.
+    - `reported`: the state that it told last, at `reported_at`. `waits`: the waits that go on. `announced`: those that
+      the timeout looks at. `longest`: the longest run of a program so far.
+    - `questions`: those to be answered. `asked_at`: when the last one came.
+    - `failures`: what all workers raise, by epoch. `replay`: up to which call agreements are replayed. `end`: how the
+      job ends.
     """
 
     rank: int
     limit: float
-    told: State = field(default=State("running"))
-    told_at: float = 0.0
-    waits: tuple[Wait, ...] = ()
+    reported: State = field(default=State("running"))
+    reported_at: float = 0.0
+    waits: tuple[Begun, ...] = ()
+    announced: frozenset[tuple[Kind, int]] = frozenset()
     longest: float = 0.0
     questions: tuple[Question, ...] = ()
+    asked_at: float = 0.0
     failures: tuple[Fail, ...] = ()
     replay: int = 0
     end: EndJob | None = None
 
     def failure(self, epoch: int) -> Fail | None:
-        """What is to be raised in this epoch."""
+        """Return what is to be raised in this epoch."""
         return next((fail for fail in self.failures if fail.epoch == epoch), None)
 
     def wakes_at(self, now: float) -> float:
-        """When it will have something to say, if nothing happens before."""
-        due = (time for wait in self.waits for time in (wait.began + self._patience(wait.kind), *wait.wakes_at()))
+        """Return when it will have something to say, if nothing happens before."""
+        due = (
+            time
+            for wait in self.waits
+            for time in (wait.began + self._patience(wait.kind), self._announced_at(wait), self._given_up_at(wait))
+        )
         return min((time for time in due if time > now), default=float("inf"))
 
-    def hear(self, message: ToReporter, now: float) -> tuple[Reporter, Orders]:
+    def hear(self, message: ToWorker, now: float) -> tuple[Reporter, Orders]:
         """Take in what the coordinator says."""
         match message:
             case Question():
-                return replace(self, questions=(*self.questions, message)), Orders()
+                return replace(self, questions=(*self.questions, message), asked_at=now), Orders()
             case Fail(epoch):
                 known = self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
                 return known, Orders()
-            case Noted(kind, episode):
-                return self._with_wait(kind, episode, lambda wait: wait.noted(now)), Orders()
-            case Allowance(kind, episode, seconds, limit):
-                return self._with_wait(kind, episode, lambda wait: wait.allow(seconds, limit, now)), Orders()
-            case Say(text):
-                return self, Orders(say=text)
             case Replay(call):
                 return replace(self, replay=max(self.replay, call)), Orders()
+            case Say(text):
+                return self, Orders(say=text)
             case EndJob():
                 return (replace(self, end=message), Orders(report=True)) if self.end is None else (self, Orders())
 
-    def look(
-        self, facts: Facts, now: float, detail: Callable[[bool], Detail]
-    ) -> tuple[Reporter, list[ToCoordinator], Orders]:
+    def look(self, facts: Facts, now: float, detail: Callable[[bool], Detail]) -> tuple[Reporter, list[Answer], Orders]:
         """Take in what can be seen now. `detail(in_full)` is asked for where the coordinator wants to know more."""
         if self.end is not None:
             return self, [], Orders()
         known = self._with_waits(facts, now)
-        posts: list[ToCoordinator] = []
-        actual = facts.state()
-        state = actual if known._is_worth_telling(actual, now) else replace(State("running"), calls=facts.calls)
-        if known._is_news(state, now):
-            posts.append(StateChanged(self.rank, state))
-            known = replace(known, told=state, told_at=now)
+        waits = known._long_waits(facts, now)
+        keys = frozenset((wait.kind, wait.episode) for wait in waits)
+        is_new = not keys <= self.announced
+        state = actual = facts.state()
+        posts: list[Answer] = []
         if known.questions:
-            posts += [Answer(self.rank, q.number, actual, detail(q.in_full)) for q in known.questions]
-            known = replace(known, questions=(), told=actual, told_at=now)
-        return known._ask(posts, facts, now)
+            posts = [Answer(self.rank, actual, waits, q.number, detail(q.in_full)) for q in known.questions]
+        else:
+            if not (is_new or known._is_worth_telling(actual, now)):
+                state = replace(State("running"), calls=facts.calls)
+            if is_new or known._is_news(state, now):
+                posts = [Answer(self.rank, state, waits)]
+        known = replace(known, announced=keys)
+        if posts:
+            known = replace(known, reported=state, reported_at=now, questions=())
+        known, orders = known._give_up(now)
+        return known, posts, orders
 
     def _with_waits(self, facts: Facts, now: float) -> Reporter:
-        """With the waits that go on now; those that are over are forgotten."""
-        episodes: list[tuple[Kind, int]] = []
-        if facts.agreement is not None and facts.left is None:
-            episodes.append((facts.agreement.kind, facts.agreement.number))
-        if facts.run and facts.left is None:
-            episodes.append(("executing", facts.run))
-        if facts.left is not None:
-            episodes.append(("left", 0))
+        """Begin and end waits as the facts are now."""
+        episodes = facts.episodes()
         if [(wait.kind, wait.episode) for wait in self.waits] == episodes:
             return self
         before = {(wait.kind, wait.episode): wait for wait in self.waits}
-        waits = tuple(before.pop(key) if key in before else self._new_wait(*key, now) for key in episodes)
-        over = (wait.seconds(now) for wait in before.values() if wait.kind == "executing")
+        waits = tuple(before.pop(key, Begun(*key, now)) for key in episodes)
+        over = (now - wait.began for wait in before.values() if wait.kind == "executing")
         return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
 
-    def _new_wait(self, kind: Kind, episode: int, now: float) -> Wait:
-        if kind == "left":  # ends nothing, so it is told whatever the limit is
-            return Wait(kind, episode, began=now, limit=min(FIRST_LINE, self.limit or FIRST_LINE), asked=LAST_QUESTION)
-        return Wait(kind, episode, began=now, limit=self.limit)
+    def _long_waits(self, facts: Facts, now: float) -> tuple[Wait, ...]:
+        """Return the waits that the timeout of this world looks at; some are another world's."""
+        if facts.covered:
+            return ()
+        elsewhere = facts.agreement is not None and not facts.agreement.waits_for
+        return tuple(
+            Wait(wait.kind, wait.episode, now - wait.began)
+            for wait in self.waits
+            if now >= self._announced_at(wait) and not (wait.kind == "elsewhere" and elsewhere)
+        )
 
-    def _with_wait(self, kind: Kind, episode: int, change: Callable[[Wait], Wait]) -> Reporter:
-        waits = (change(w) if (w.kind, w.episode) == (kind, episode) else w for w in self.waits)
-        return replace(self, waits=tuple(waits))
+    def _announced_at(self, wait: Begun) -> float:
+        """Return when it is announced. The end of a program is in any case: it ends no job."""
+        if wait.kind == "left":
+            return wait.began + min(FIRST_LINE, self.limit or FIRST_LINE)
+        return wait.began + (ANNOUNCED * self.limit or float("inf"))
+
+    def _given_up_at(self, wait: Begun) -> float:
+        """Return when the coordinator has been silent for too long."""
+        since = max(self.asked_at, self._announced_at(wait))
+        pause = self.limit if wait.kind != "left" else max(self.limit, pause_after(since - wait.began))
+        return since + GIVEN_UP * pause
 
     def _patience(self, kind: Kind) -> float:
         # Where steps take seconds, there is no need to tell of each.
         return PATIENCE if kind != "executing" else min(max(PATIENCE, 2 * self.longest), LONGEST_PATIENCE)
 
     def _is_worth_telling(self, state: State, now: float) -> bool:
-        if state.kind == "left" or state.is_as(self.told):
+        if state.kind == "left" or state.is_as(self.reported):
             return True
-        return any(w.kind == state.kind and w.seconds(now) >= self._patience(w.kind) for w in self.waits)
+        return any(wait.kind == state.kind and now - wait.began >= self._patience(wait.kind) for wait in self.waits)
 
     def _is_news(self, state: State, now: float) -> bool:
-        before = self.told
+        before = self.reported
         if state.kind == before.kind == "running" or state == before:
             return False
-        return state.kind != before.kind or state.episode != before.episode or now - self.told_at >= PATIENCE
+        return state.kind != before.kind or state.episode != before.episode or now - self.reported_at >= PATIENCE
 
-    def _ask(
-        self, posts: list[ToCoordinator], facts: Facts, now: float
-    ) -> tuple[Reporter, list[ToCoordinator], Orders]:
-        known, orders = self, Orders()
-        for place, wait in enumerate(self.waits):
-            # Of some waits another world has the clock.
-            agreement = facts.agreement
-            is_here = agreement is None or bool(agreement.waits_for or agreement.beyond)
-            if facts.covered or (wait.kind == "elsewhere" and not is_here):
+    def _give_up(self, now: float) -> tuple[Reporter, Orders]:
+        """End the job, or say so after the end of the program, where the coordinator is silent."""
+        for wait in self.waits:
+            if (wait.kind, wait.episode) not in self.announced or now < self._given_up_at(wait):
                 continue
-            match wait.look(now):
-                case "ask":
-                    posts.append(StillWaiting(self.rank, wait.kind, wait.episode, wait.seconds(now)))
-                    waits = (*known.waits[:place], wait.after_asking(now), *known.waits[place + 1 :])
-                    known = replace(known, waits=waits)
-                case "give up" if wait.kind == "left":
-                    text = f"distdl_jax: Worker {self.rank} ended {seconds_text(wait.seconds(now))} ago; {_SILENT}\n"
-                    waits = (*known.waits[:place], wait.noted(now), *known.waits[place + 1 :])
-                    known, orders = replace(known, waits=waits), Orders(say=text)
-                case "give up":
-                    text = f"Worker {self.rank} has waited for {seconds_text(wait.seconds(now))}. {_SILENT}"
-                    return known, posts, Orders(finish=text, report=True)
-        return known, posts, orders
+            seconds = seconds_text(now - wait.began)
+            if wait.kind == "left":
+                text = f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n"
+                return replace(self, asked_at=now), Orders(say=text)
+            return self, Orders(finish=f"Worker {self.rank} has waited for {seconds}. {_SILENT}", report=True)
+        return self, Orders()

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from distdl_jax.compat import dispatched_by_this_thread
-from distdl_jax.watchdog.calls import REMEMBERED, CallLog
+from distdl_jax.watchdog.call_log import REMEMBERED, CallLog
 from distdl_jax.watchdog.replay import Agreed, Agreements
 
 RUNS_REMEMBERED = 8

@@ -1,4 +1,4 @@
-"""The thread that gives every carrier of this process its turns, and what happens when the program ends.
+"""The thread that gives every agent of this process its turns, and what happens when the program ends.
 
 All that a world of several workers does to the process is here: a thread, a handler of `atexit`, and `sys.excepthook`.
 """
@@ -19,7 +19,7 @@ from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.launch import supervised
 from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
-from distdl_jax.watchdog.carrier import Carrier, Worlds
+from distdl_jax.watchdog.agent import Agent
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
@@ -45,16 +45,16 @@ class WatchdogThread:
         self._forget()
 
     def _forget(self) -> None:
-        self._worlds = Worlds()
+        self._agents: list[Agent] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._waits_since: tuple[int, float] = (0, 0.0)
         self._speaks_after = 0.0
 
-    def add(self, carrier: Carrier) -> None:
-        """Give one more carrier its turns, from now on."""
-        self._worlds.carriers = [*self._worlds.carriers, carrier]
-        say_elsewhere.append(carrier.say_elsewhere)
+    def add(self, agent: Agent) -> None:
+        """Give one more agent its turns, from now on."""
+        self._agents = [*self._agents, agent]
+        say_elsewhere.append(agent.say_elsewhere)
 
     def begin(self, limit: float) -> None:
         """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
@@ -95,9 +95,9 @@ class WatchdogThread:
             sample = sampler.look(now)
             self._speak_of_compilation(status, sample.compiles)
         with mpi_lock:
-            for carrier in self._worlds.carriers:
+            for agent in self._agents:
                 with self._surviving():
-                    carrier.turn(sample, now, self._worlds)
+                    agent.turn(sample, now, self._agents)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -122,11 +122,11 @@ class WatchdogThread:
             )
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """That of a worker that waits for others to open a world, and has none yet in which it could ask."""
+        """End the job where the worker waits for too long to open a world whose workers no other one has all of."""
         waiting = status.waiting
         if not self._limit or waiting is None or waiting.channel is not None:
             return
-        if self._worlds.clock_for(waiting.waits_for) is not None:
+        if any(agent.watches(waiting.waits_for, self._agents) for agent in self._agents):
             return
         if self._waits_since[0] != waiting.number:
             self._waits_since = (waiting.number, now)
@@ -154,9 +154,9 @@ class WatchdogThread:
             jax.effects_barrier()  # what is still under way may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
-        for carrier in self._worlds.carriers:
-            carrier.leave(supervised.exit_status or int(excepthook.has_raised()))
-        while not all(carrier.all_have_left() for carrier in self._worlds.carriers):
+        for agent in self._agents:
+            agent.leave(supervised.exit_status or int(excepthook.has_raised()))
+        while not all(agent.all_have_left() for agent in self._agents):
             time.sleep(0.005)
         supervised.tell(supervised.ENDS)
         self._stop.set()

@@ -31,9 +31,6 @@ FAULTS = (
 STOPS = ("hangs", "is killed", "is stopped", "fails")
 """Those with which a worker just does nothing more."""
 
-SILENT = ("is killed", "is stopped")
-"""Those with which its watch says nothing any more."""
-
 
 @dataclass
 class Step:
@@ -70,7 +67,7 @@ class Step:
 class Draw:
     """Everything that a job does: drawn from a seed, with the fault and the worker that has it, if any.
 
-    - `worlds`: who has which communicator, all workers the first; but if they are `overlapping`, none has all.
+    - `worlds`: who has which communicator, all workers the first; but in a job that is `apart`, none has all.
     - `longer`: how many times as long as the clock's limit workers may be in programs together.
     - `still_seconds`: for how long a watch or a worker stands still, at most; `slowest`: how long a message takes.
     """
@@ -80,7 +77,7 @@ class Draw:
     limit: float
     steps: list[Step]
     worlds: list[tuple[int, ...]]
-    overlapping: bool = False
+    apart: bool = False
     fault: str | None = None
     faulty: int = 0
     at: int = 0
@@ -160,7 +157,7 @@ def function_of(random: Random, world: int, size: int, name: str, longest: float
 
 def drawn(seed: int, faulty: bool) -> Draw:
     """The job of this seed."""
-    random, other = Random(seed), Random(seed + 0.5)
+    random, other, apart = Random(seed), Random(seed + 0.5), False
     size = random.choice((2, 2, 3, 3, 4, 5, random.randint(2, 9), random.randint(2, 9)))
     if random.random() < 0.08:
         size = random.choice((random.randint(10, 16), random.randint(10, 24), random.randint(25, 64)))
@@ -170,6 +167,8 @@ def drawn(seed: int, faulty: bool) -> Draw:
         worlds.append(team_of(random, size))
     if overlapping := size > 2 and random.random() < 0.15:
         worlds = overlapping_worlds(random, size)
+    if overlapping and not (apart := other.random() < 0.3):
+        worlds.insert(0, tuple(range(size)))
     functions = [
         function_of(random, world := random.randrange(len(worlds)), len(worlds[world]), f"f{n}", longest)
         for n in range(random.randint(1, 3))
@@ -194,15 +193,16 @@ def drawn(seed: int, faulty: bool) -> Draw:
         elif kind == "agree" and overlapping and other.random() < 0.4:
             step.kind, step.team = "open", team_across(other, worlds, world)
         steps.append(step)
-    draw = Draw(seed, size, 0.0, steps, worlds, overlapping, longer=random.choice((1.0, 1.0, 8.0)))
+    draw = Draw(seed, size, 0.0, steps, worlds, apart, longer=random.choice((1.0, 1.0, 8.0)))
     draw.slowest = random.choice((1e-4, 1e-2, 1.0, longest))
     draw.compile_seconds = sum(sum(step.compiles.values()) for step in steps)
     draw.still_seconds = random.choice((0.0, longest))
     waits = sum(sum(step.before.values()) + 8 * sum(step.pauses.values()) for step in steps)
     # Before a program waits that goes on beside others.
     waits += len(steps) * sum(step.computes() for step in steps)
-    # No wait of a healthy job is longer than all it computes, sends and stands still for; compilation doesn't count.
-    waits += 6 * size * len(steps) * draw.slowest + 3 * draw.still_seconds
+    # No wait of a healthy job is longer than all it computes, sends and stands still for. Compilation counts only where
+    # no communicator has all workers.
+    waits += 6 * size * len(steps) * draw.slowest + 3 * draw.still_seconds + draw.compile_seconds * apart
     if faulty:
         choose_fault(random, draw)
         draw.limit = max(10 + 2 * waits, draw.compile_seconds * size / 100)

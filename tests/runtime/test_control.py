@@ -8,7 +8,7 @@ import pytest
 
 from distdl_jax.backends.mpi.control import ControlChannel
 from distdl_jax.plans.trees import BRANCHES, gathered
-from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
 
 

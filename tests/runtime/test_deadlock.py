@@ -5,16 +5,16 @@ from zlib import crc32
 
 import pytest
 
-from distdl_jax.watchdog.calls import CallLog, Calls, CallWindow, Earlier
+from distdl_jax.watchdog.call_log import CallLog, Calls, CallWindow, Earlier
 from distdl_jax.watchdog.deadlock import State, View, different_earlier_calls, find_deadlock, workers_text
-from distdl_jax.watchdog.needs import Needs
+from distdl_jax.watchdog.dependencies import Dependencies
 
 
 def calls(names, inside=False, tracing=False, passed=None):
     log = CallLog()
     for name in names:
         log.begin(name)
-    told = log.told(0)
+    told = log.summary()
     passed = len(names) - inside if passed is None else passed
     return replace(told, inside=inside, tracing=tracing, passed=passed)
 
@@ -26,7 +26,7 @@ IN_CALL = State("executing", calls=INSIDE, program=3)
 AGREEING = State("agreeing", "a.py:1 in f", "broadcast", (1,), 1, calls("fff", inside=True))
 TRACING = replace(AGREEING, calls=calls("fff", inside=True, tracing=True))
 LEFT = State("left", calls=THREE)
-EVERYBODY = {name: {0: Needs(frozenset({1})), 1: Needs(frozenset({0}))} for name in "fgh"}
+EVERYBODY = {name: {0: Dependencies(frozenset({1})), 1: Dependencies(frozenset({0}))} for name in "fgh"}
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_a_call_that_raised_is_compared_with_nothing_until_all_agree_again():
     log.end(completed=False)
     log.begin("f")
     log.end(completed=True)
-    assert log.told(0).digests == () and log.window() == CallWindow()
+    assert log.summary().digests == () and log.window() == CallWindow()
     log.agree(7, "g")
     log.end(completed=True)
-    assert log.told(0).digests == (crc32(b"7 g"),) and log.window() == CallWindow(7, ("g",))
-    assert (log.told(0).number, log.told(0).passed) == (7, 7)
+    assert log.summary().digests == (crc32(b"7 g"),) and log.window() == CallWindow(7, ("g",))
+    assert (log.summary().number, log.summary().passed) == (7, 7)
 
 
 def test_workers_are_listed():
@@ -174,10 +174,10 @@ def test_a_call_that_raised_before_it_told_anybody_anything_was_none():
     log = CallLog()
     log.begin("f")
     log.end(True)
-    before = log.told(0), log.window(), log.earlier()
+    before = log.summary(), log.window(), log.earlier()
     log.begin("g")
     log.undo()
-    assert (log.told(0), log.window(), log.earlier()) == before
+    assert (log.summary(), log.window(), log.earlier()) == before
     log.begin("g")
     log.end(False)
     assert log.earlier().digest is None

@@ -3,27 +3,28 @@
 import pytest
 
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.carrier import Carrier, Worlds
+from distdl_jax.watchdog.agent import Agent
 from distdl_jax.watchdog.main_thread import Sample
-from distdl_jax.watchdog.messages import Answer, Detail, Question, StateChanged, StillWaiting
-from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
+from distdl_jax.watchdog.messages import Answer, Detail, Question, Wait
+from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
 
 LIMIT = 16.0
 
 
-def told(facts):
-    """What it tells in a wait that lasts past the limit."""
+def answers(facts):
+    """What it tells in a wait that lasts past the limit, while the coordinator asks."""
     reporter, messages = Reporter(0, LIMIT), []
-    for now in range(15):
-        reporter, posts, orders = reporter.look(facts, float(now), lambda in_full: Detail())
+    for now in range(20):
+        reporter, _ = reporter.hear(Question(now), float(now))
+        reporter, posts, orders = reporter.look(facts, now + 0.5, lambda in_full: Detail())
         messages += posts
         assert orders.finish is None
     return messages
 
 
 @pytest.mark.parametrize(
-    ("facts", "asks"),
+    ("facts", "counts"),
     [
         (Facts(agreement=Agreement(1, "a sum", "", (1,))), True),
         (Facts(agreement=Agreement(1, "a sum", "", (1,)), covered=True), False),
@@ -32,20 +33,60 @@ def told(facts):
         (Facts(run=1, covered=True), False),
     ],
 )
-def test_one_clock_for_each_wait(facts, asks):
+def test_one_timeout_for_each_wait(facts, counts):
     """That of the world that has all whom the worker waits for, and all who may compile meanwhile."""
-    messages = told(facts)
-    assert any(isinstance(message, StillWaiting) for message in messages) == asks
-    states = [message.state.kind for message in messages if isinstance(message, StateChanged)]
-    assert states == [facts.state().kind]
+    messages = answers(facts)
+    kind = facts.state().kind
+    assert messages[-1].waits == ((Wait(kind, 1, 19.0),) if counts else ())
+    assert {message.state.kind for message in messages} == {kind}
 
 
 def test_only_who_is_asked_in_full_tells_its_calls():
     reporter, details = Reporter(0, LIMIT), {True: Detail(compiled=1.0), False: Detail(compiled=2.0)}
-    for question in (Question(1), Question(2, in_full=False)):
+    for question in (Question(1, in_full=True), Question(2)):
         reporter, _ = reporter.hear(question, 0.0)
     _, posts, _ = reporter.look(Facts(), 0.0, lambda in_full: details[in_full])
-    assert [post.detail for post in posts if isinstance(post, Answer)] == [details[True], details[False]]
+    assert [post.detail for post in posts] == [details[True], details[False]]
+
+
+def alone(facts, *times):
+    """What it does at these times, if the coordinator is silent: its answers, and the last orders."""
+    reporter, messages = Reporter(0, LIMIT), []
+    for now in times:
+        reporter, posts, orders = reporter.look(facts, now, lambda in_full: Detail())
+        messages.append(posts)
+    return messages, orders
+
+
+def test_a_wait_is_announced_once_after_a_part_of_the_limit():
+    facts = Facts(run=3, function="step")
+    messages, _ = alone(facts, 0.0, 0.9, 1.0, 1.1)
+    state = facts.state()
+    assert messages == [[], [Answer(0, state)], [Answer(0, state, (Wait("executing", 3, 1.0),))], []]
+
+
+def test_without_a_limit_nothing_is_announced():
+    reporter = Reporter(0, 0.0)
+    for now in range(0, 10_000, 100):
+        reporter, posts, orders = reporter.look(Facts(run=3), now, lambda in_full: Detail())
+        assert orders == Orders() and not any(post.waits for post in posts)
+
+
+def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_limit():
+    """Not sooner: a coordinator may be in code that does not let Python run."""
+    facts = Facts(agreement=Agreement(1, "a sum", "", (1,)))
+    assert alone(facts, 0.0, 1.0, 17.9)[1] == Orders()
+    _, orders = alone(facts, 0.0, 1.0, 18.0)
+    assert orders.report and "Worker 0 has waited for 18 s. Worker 0, which knows of all" in orders.finish
+    reporter, _ = Reporter(0, LIMIT).look(facts, 0.0, Detail)[0].hear(Question(1), 9.0)
+    for now, gives_up in ((25.9, False), (26.0, True)):
+        reporter, _, orders = reporter.look(facts, now, lambda in_full: Detail())
+        assert bool(orders.finish) == gives_up
+
+
+def test_after_the_end_of_its_program_it_only_says_that_the_coordinator_is_silent():
+    _, orders = alone(Facts(left=0), 0.0, 16.0, 80.0)
+    assert orders.finish is None and "Worker 0 ended 80 s ago; Worker 0, which knows" in orders.say
 
 
 class Letters:
@@ -64,22 +105,22 @@ class Letters:
 class Talk:
     """The channel of an agreement."""
 
-    def __init__(self, carrier):
-        self.monitor, self.sent, self.received = carrier, {}, {}
+    def __init__(self, agent):
+        self.monitor, self.sent, self.received = agent, {}, {}
 
 
 def test_an_agreement_of_some_is_seen_in_the_world_of_all():
     with acting_as(WorkerStatus(1, 4)):
         everyone, some, others = (
-            Carrier(Letters(), rank, members, TimeLimits(LIMIT, LIMIT))
+            Agent(Letters(), rank, members, TimeLimits(LIMIT, LIMIT))
             for rank, members in ((3, (0, 1, 2, 3)), (1, (2, 3)), (1, (2, 3)))
         )
-        carriers = [some, everyone, others]
+        agents = [some, everyone, others]
         with worker_status().agreeing(Talk(some), "a sum", "a.py:1", (0,)):
             for now in range(15):
-                for carrier in carriers:
-                    carrier.turn(Sample(), float(now), Worlds(carriers))
-    state = next(message.state for message in everyone._mailbox.posted if isinstance(message, StateChanged))
+                for agent in agents:
+                    agent.turn(Sample(), float(now), agents)
+    messages = [agent._mailbox.posted for agent in agents]
+    (state, *_) = (message.state for message in messages[1])
     assert (state.kind, state.waits_for) == ("elsewhere", (2,))
-    asking = [any(isinstance(message, StillWaiting) for message in c._mailbox.posted) for c in carriers]
-    assert asking == [False, True, False]
+    assert [any(message.waits for message in posted) for posted in messages] == [False, True, False]

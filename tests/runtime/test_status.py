@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from programs import ROOT
 
-from distdl_jax.watchdog.calls import CallLog
+from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
 

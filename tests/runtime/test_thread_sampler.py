@@ -121,7 +121,7 @@ def test_a_turn_survives_what_each_of_its_parts_raises(part, caplog):
             return now
 
     agents = [Fails() if part in ("first", "all") else Agent(), Agent()]
-    thread._worlds.agents = thread._worlds.carriers = agents
+    thread._agents = agents
     status = Fails() if part in ("clock", "all") else WorkerStatus(0, 2)
     thread._limit = 1.0
     for _ in range(3):

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distdl_jax.watchdog.calls import CallLog, Calls
+from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.deadlock import different_earlier_calls
-from distdl_jax.watchdog.messages import (
-    Allowance,
-    Detail,
-    EndJob,
-    Fail,
-    Noted,
-    Question,
-    Replay,
-    Say,
-    SurveyAnswer,
-    SurveyAsked,
-    SurveyQuestion,
-    SurveyResult,
-)
-from distdl_jax.watchdog.needs import takes_all
+from distdl_jax.watchdog.dependencies import takes_all
+from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail
 from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
-from distdl_jax.watchdog.survey import Compiled, Doing, Known, Survey, merged
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -40,7 +27,7 @@ class World:
 
     def __init__(self, job: Job, members: tuple[int, ...]) -> None:
         self.job, self.members = job, members
-        self.coordinator = Coordinator(members, job.limits)
+        self.coordinator = Coordinator.new(members, job.limits)
         self.watches = [Watch(self, job.workers[member], rank) for rank, member in enumerate(members)]
         self.counted: set[str] = set()  # the functions whose calls count
         self._agreed = 0
@@ -85,7 +72,7 @@ class Watch:
         if not worker.busy:
             self._done = max(self._done, self.log.passed)
         program = worker.program if worker.program_of is self.log else 0
-        calls = self.log.told(self._done)
+        calls = self.log.summary(self._done)
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
         compiles, covered = worker.compiling_since is not None, self.is_covered()
         return Facts(calls, self._agreement(), worker.run, program, worker.function, compiles, "", worker.left, covered)
@@ -99,38 +86,32 @@ class Watch:
             for before, other in enumerate(worlds)
         )
 
-    def _beyond(self) -> dict[tuple[int, ...], Watch]:
-        others = ((world.members, watch) for world, watch in self.worker.watches.items() if world is not self.world)
-        return {members: watch for members, watch in others if not watch.is_covered()}
+    def watches(self, team: Sequence[int]) -> bool:
+        """Whether this world's timeout counts for a wait of these workers of the job."""
+        return not self.is_covered() and set(self.world.members) >= set(team)
 
     def _agreement(self) -> Agreement | None:
         """Of another world's, one sees more that has all workers of it."""
         if self.agreement is not None:
             return self.agreement
-        here = {member: worker for worker, member in enumerate(self.world.members)}
         for world, watch in self.worker.watches.items():
-            if (theirs := watch.agreement) is not None:
-                has_all = here.keys() >= set(world.members)
-                waits_for = tuple(here[world.members[worker]] for worker in theirs.waits_for) if has_all else ()
-                return replace(theirs, waits_for=waits_for, elsewhere=True)
+            if (other := watch.agreement) is not None:
+                waits_for = self._here(world.members, [world.members[worker] for worker in other.waits_for])
+                return replace(other, waits_for=waits_for, elsewhere=True)
         if self.worker.opening is None:
             return None
         number, others = self.worker.opening
-        has_all = here.keys() >= set(others)
-        beyond = others if self is self._clock_for(others) and not has_all else ()
-        waits_for = tuple(here[other] for other in others) if has_all else ()
-        return Agreement(number, "the first partition", "", waits_for, elsewhere=True, beyond=beyond)
+        return Agreement(number, "the first partition", "", self._here(others, others), elsewhere=True)
 
-    def _clock_for(self, workers: tuple[int, ...]) -> Watch | None:
-        watches = [watch for watch in self.worker.watches.values() if not watch.is_covered()]
-        having_all = (watch for watch in watches if set(watch.world.members) >= set(workers))
-        return next(having_all, next(iter(watches), None))
+    def _here(self, team: Sequence[int], workers: Sequence[int]) -> tuple[int, ...]:
+        members = self.world.members
+        return tuple(map(members.index, workers)) if set(members) >= set(team) else ()
 
     def _detail(self, in_full: bool) -> Detail:
-        worker = self.worker
+        detail = Detail(self.worker.compiled_so_far(), self.worker.awake())
         if not in_full:
-            return Detail(compiled=worker.compiled_so_far(), awake=worker.awake(), beyond=bool(self._beyond()))
-        return Detail(self.log.window(), dict(self.sent), dict(self.received), worker.compiled_so_far(), worker.awake())
+            return detail
+        return replace(detail, window=self.log.window(), sent=dict(self.sent), received=dict(self.received))
 
     # --- turns: only those in which there is something to do ---
 
@@ -144,7 +125,7 @@ class Watch:
             self.world.job.at(time, lambda: self._turn() if self._turn_at == time else None, watch=True)
 
     def _turn(self) -> None:
-        """As a carrier's: hear all that has arrived, look at the worker, then let the coordinator decide."""
+        """As an agent's: hear all that has arrived, look at the worker, then let the coordinator decide."""
         self._turn_at = FOREVER
         job, worker, world = self.world.job, self.worker, self.world
         if job.now >= worker.dead_at:
@@ -159,12 +140,6 @@ class Watch:
         self.reporter, posts, orders = self.reporter.look(facts, now, self._detail)
         for message in posts:
             self.post(message, COORDINATOR)
-        answers: list[tuple[Survey, Known, bool]] = []
-        if next(watch for other, watch in worker.watches.items() if other.members == world.members) is self:
-            worker.relay, answers = worker.relay.answers(world.members, {other.members for other in worker.watches})
-        mine = {worker.rank: Doing(Compiled(worker.compiled_so_far(), now))}
-        for survey, known, is_last in answers:
-            self.post(SurveyAnswer(self.rank, survey, facts.state(), merged(known, mine), is_last), COORDINATOR)
         if orders.finish is not None:
             job.end(orders.finish, (world.members[COORDINATOR],))
         wakes = self.reporter.wakes_at(now)
@@ -176,22 +151,12 @@ class Watch:
             self._look_at(job.now + max(wakes - now, 0.0) + TURN * job.random.random())
 
     def _hear(self, message: Any, now: float) -> None:
-        match message:
-            case Question() | Fail() | Noted() | Allowance() | Say() | Replay() | EndJob():
-                self.reporter, _ = self.reporter.hear(message, now)
-                self.world.job.poke(self.worker, watch=True)  # it may be told to go on
-            case SurveyQuestion(survey):
-                others = self._beyond()
-                self.worker.relay, asked = self.worker.relay.asked(survey, self.world.members, others)
-                for members in asked:
-                    others[members].post(SurveyAsked(others[members].rank, survey), COORDINATOR)
-            case SurveyResult(survey, known, is_last):
-                self.worker.relay = self.worker.relay.told(survey, self.world.members, known, is_last)
-                for watch in self.worker.watches.values():  # they take turns all the time
-                    watch.look_soon()
-            case _:
-                self.world.coordinator, posts = self.world.coordinator.hear(message, now)
-                self._post_all(posts)
+        if isinstance(message, Answer | CannotAgree):
+            self.world.coordinator, posts = self.world.coordinator.hear(message, now)
+            self._post_all(posts)
+        else:
+            self.reporter, _ = self.reporter.hear(message, now)
+            self.world.job.poke(self.worker, watch=True)  # it may be told to go on
 
     # --- messages ---
 
@@ -213,7 +178,7 @@ class Watch:
     def tell(self, worker: int, purpose: str) -> None:
         """A message of an agreement."""
         self.sent[worker] += 1
-        job, other, message = self.world.job, self.world.watches[worker], (self.rank, purpose, self.log.told(0))
+        job, other, message = self.world.job, self.world.watches[worker], (self.rank, purpose, self.log.summary())
 
         def arrive() -> None:
             other.arrived.append(message)

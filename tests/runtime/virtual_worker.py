@@ -6,16 +6,15 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from virtual_watch import FOREVER, Watch, World
+from virtual_watch import FOREVER, TURN, Watch, World
 
 from distdl_jax.plans.trees import gathered
 from distdl_jax.programs.ir import Loop, Operation, Program
-from distdl_jax.watchdog.calls import CallLog, Calls
+from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.clock import LONGEST_TURN
 from distdl_jax.watchdog.coordinator import COORDINATOR
 from distdl_jax.watchdog.messages import CannotAgree
 from distdl_jax.watchdog.reporter import Agreement
-from distdl_jax.watchdog.survey import Relay
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -77,7 +76,6 @@ class Worker:
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
         self.watches: dict[World, Watch] = {}
-        self.relay = Relay()
         self.episodes = self.runs = self.run = self.program = 0
         self.program_of: CallLog | None = None
         self.function = ""
@@ -150,9 +148,20 @@ class Worker:
         self.episodes += 1
         self.opening = (self.episodes, tuple(worker for worker in team if worker != self.rank))
         self._look_soon()
+        if not any(watch.watches(team) for watch in self.watches.values()):
+            self._time_opening(self.episodes, self.awake())
         yield self.job.meet(self, team)
         self.opening = None
         self._look_soon()
+
+    def _time_opening(self, number: int, began: float) -> None:
+        """The clock over one that no world watches: as that of the watchdog's thread."""
+        limit, job = self.job.limits.waiting, self.job
+        if not limit or self.opening is None or self.opening[0] != number or job.now >= self.dead_at:
+            return
+        if (left := began + limit - self.awake()) <= 0:
+            job.end("A worker has waited for others to come to the first partition", ())
+        job.at(job.now + max(left, TURN), lambda: self._time_opening(number, began), watch=True)
 
     def _gather(self, watch: Watch, purpose: str, sources: Iterable[int]) -> Steps:
         """A message of each of `sources`, unless the agreement is replayed."""
@@ -262,14 +271,14 @@ def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
         watch.received[source] += 1
         watch.unread[source].append((purpose, calls))
     watch.arrived.clear()
-    mine = watch.log.told(0)
+    mine = watch.log.summary()
     for source in sources:
         watch.unread[source] = [told for told in watch.unread[source] if not mine.has_passed(told[1])]
     return any(_next(watch, source) for source in sources)
 
 
 def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
-    mine, unread = watch.log.told(0), watch.unread[source]
+    mine, unread = watch.log.summary(), watch.unread[source]
     return unread[0] if unread and not unread[0][1].has_passed(mine) else None
 
 

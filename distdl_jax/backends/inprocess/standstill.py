@@ -13,7 +13,7 @@ from distdl_jax.errors import ONE_PROGRAM, one_program
 from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import Stop
-from distdl_jax.watchdog.calls import Calls
+from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.deadlock import State, View, different_functions, find_deadlock
 from distdl_jax.watchdog.source_lines import line_of
 

@@ -21,7 +21,7 @@ from distdl_jax.backends.base import Workers
 from distdl_jax.backends.mpi.mailbox import Mailbox
 from distdl_jax.errors import one_program
 from distdl_jax.plans.trees import gathered
-from distdl_jax.watchdog.calls import CallLog, Calls
+from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.source_lines import user_line
 from distdl_jax.watchdog.status import worker_status
@@ -114,7 +114,7 @@ class ControlChannel:
         parent, children = gathered(team, self._rank)
         log.debug("the team %s agrees on %s, at %s", team, purpose, where)
         self.monitor.raise_if_failed()
-        mine = Envelope(self.monitor.epoch, purpose, team, where, None, self.monitor.calls.told(0))
+        mine = Envelope(self.monitor.epoch, purpose, team, where, None, self.monitor.calls.summary())
         # By what is said: what many say alike is sent, and read, once.
         said: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
         with worker_status().agreeing(self, purpose, where, children if parent is None else children or (parent,)):
@@ -161,7 +161,7 @@ class ControlChannel:
             epoch = self.monitor.epoch
             self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
             if self._unread:
-                calls = self.monitor.calls.told(0)
+                calls = self.monitor.calls.summary()
                 # What its sender agrees on alone, in a call that this worker has passed; and what waits until this one
                 # is through with a call that its sender has passed.
                 self._unread = [unread for unread in self._unread if not calls.has_passed(unread[1].calls)]

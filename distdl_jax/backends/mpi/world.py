@@ -22,8 +22,8 @@ from distdl_jax.backends.nan_check import refuse_to_run_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
-from distdl_jax.watchdog.calls import CallLog
-from distdl_jax.watchdog.carrier import Carrier
+from distdl_jax.watchdog.agent import Agent
+from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.source_lines import user_line
 from distdl_jax.watchdog.status import worker_status
@@ -46,14 +46,14 @@ class MPIWorld:
         self.members = _members(comm)
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
-        self._carrier = Carrier(Mailbox(comm.Dup()), self.rank, self.members, current_settings().timeout)
-        self._control = self._carrier.channel = ControlChannel(Mailbox(comm.Dup()), self.rank, self._carrier)
+        self._agent = Agent(Mailbox(comm.Dup()), self.rank, self.members, current_settings().timeout)
+        self._control = self._agent.channel = ControlChannel(Mailbox(comm.Dup()), self.rank, self._agent)
         if self.size > 1:
-            watchdog_thread.add(self._carrier)
+            watchdog_thread.add(self._agent)
 
     @property
     def calls(self) -> CallLog:
-        return self._carrier.calls
+        return self._agent.calls
 
     def agree(
         self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
@@ -69,10 +69,10 @@ class MPIWorld:
         def meet(changed: bool) -> Any:
             return self._control.agree(team, purpose, contribution, decide, CHANGED if changed else "")
 
-        return worker_status().agree(team, purpose, contribution, meet, self._carrier.fail)
+        return worker_status().agree(team, purpose, contribution, meet, self._agent.fail)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        self._carrier.remember(name, programs)
+        self._agent.remember(name, programs)
 
     def check_devices(self) -> None:
         check_devices()

@@ -1,6 +1,7 @@
 """Nothing is wrong: three communicators that overlap in one worker each, a compilation longer than the clock's limit at
 the far end, and workers that wait for it in one communicator while others wait for them in the next. Two of them wait
 at the first partition of one more communicator: the neighbour, and the one at the other end, which has none in common.
+The first partition of all is one of COMM_WORLD, whose timeout sees all of that.
 
 workers: 4
 timeout: 2
@@ -19,6 +20,7 @@ from mpi4py import MPI
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce
 
+dj.Partition()
 limit = float(os.environ["DISTDL_JAX_TIMEOUT"])
 rank, group = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.group
 pairs = [(first, first + 1) for first in range(3)]

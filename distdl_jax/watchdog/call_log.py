@@ -157,7 +157,7 @@ class CallLog:
             known = self._comparable and len(self._digests) >= -place
             return Earlier(self.number - self.inside, self._digests[place] if known else None)
 
-    def told(self, done: int) -> Calls:
+    def summary(self, done: int = 0) -> Calls:
         """What to tell of them; up to call `done` all programs have ended."""
         with self._lock:
             name = self._names[-1] if self._names else ""

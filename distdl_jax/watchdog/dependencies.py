@@ -1,4 +1,4 @@
-"""What a worker's part in a plan needs of others: which of them must take part for it to end, and whom it talks to."""
+"""Dependencies of a worker's part in a plan: who must take part for it to end, and who has an operation with it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _ALL_NEED_ALL = frozenset({"allreduce", "allgather", "alltoall", "barrier"})
 
 
 @dataclass(frozen=True)
-class Needs:
-    """One worker's part in the plan of a function.
+class Dependencies:
+    """The workers that one worker's part in the plan of a function depends on.
 
-    - `needs`: the workers without which it can't end, itself perhaps among them. MPI may keep a message that is sent,
-      and let a root go.
-    - `talks`: the workers that it has any operation with.
+    - `required`: the workers without which the part can't end, perhaps the worker itself among them. MPI may keep a
+      message that is sent, and let a root go.
+    - `partners`: the workers that it has any operation with.
     - `fixed`: whether its operations, and with whom, are the same whatever the data say.
     """
 
-    needs: frozenset[int] = _NOBODY
-    talks: frozenset[int] = _NOBODY
+    required: frozenset[int] = _NOBODY
+    partners: frozenset[int] = _NOBODY
     fixed: bool = True
 
 
-def needs_of(worker: int, program: Program) -> Needs:
-    """Those of the worker (world rank) with this program."""
-    needs: set[int] = set()
-    talks: set[int] = set()
+def dependencies_of(worker: int, program: Program) -> Dependencies:
+    """Return those of the worker (world rank) with this program."""
+    required: set[int] = set()
+    partners: set[int] = set()
     fixed = True
 
     def walk(items: Program, happens: bool) -> None:
@@ -37,10 +37,10 @@ def needs_of(worker: int, program: Program) -> Needs:
         for item in items:
             match item:
                 case Operation():
-                    talks.update(item.team if item.from_any else _partners(item))
+                    partners.update(item.team if item.from_any else _partners(item))
                     fixed = fixed and not item.from_any
                     if happens:
-                        needs.update(_needed(worker, item))
+                        required.update(_required(worker, item))
                 case Loop(length, body):
                     fixed = fixed and (length is not None or not body)
                     walk(body, happens and bool(length))
@@ -50,43 +50,45 @@ def needs_of(worker: int, program: Program) -> Needs:
                         walk(branch, False)
 
     walk(program, True)
-    return Needs(frozenset(needs), frozenset(talks), fixed)
+    return Dependencies(frozenset(required), frozenset(partners), fixed)
 
 
-def needs_of_all(versions: Sequence[Mapping[int, Program]], size: int) -> dict[int, Needs]:
-    """What holds for each worker in each of several versions of a plan: the workers' programs.
+def dependencies_of_all(versions: Sequence[Mapping[int, Program]], size: int) -> dict[int, Dependencies]:
+    """Return what holds for each worker in each of several versions of a plan: the workers' programs.
 
-    Workers with one and the same program share what is worked out; so each is among its own needs.
+    Workers with one and the same program share one result; so each is among its own dependencies.
     """
-    known: dict[object, Needs] = {}
-    roots: dict[int, set[int]] = {}
+    known: dict[object, Dependencies] = {}
+    roots: dict[int, set[int | None]] = {}
 
-    def of(worker: int, program: Program) -> Needs:
+    def of(worker: int, program: Program) -> Dependencies:
+        # A reduction treats its root in another way, so each root has a result of its own.
         if id(program) not in roots:
-            roots[id(program)] = {
-                op.root for op, _ in operations(program) if op.kind == "reduce" and op.root is not None
-            }
+            roots[id(program)] = {op.root for op, _ in operations(program) if op.kind == "reduce"}
         key = (id(program), worker if worker in roots[id(program)] else None)
         if key not in known:
-            known[key] = needs_of(worker, program)
+            known[key] = dependencies_of(worker, program)
         return known[key]
 
-    def in_every(worker: int) -> Needs:
-        first, *others = (of(worker, version.get(worker, ())) for version in versions)
-        key = tuple(map(id, (first, *others)))
+    def in_every(worker: int) -> Dependencies:
+        found = [of(worker, version.get(worker, ())) for version in versions]
+        key = tuple(map(id, found))
         if key not in known:
-            needs, talks, fixed = first.needs, first.talks, first.fixed
-            for other in others:
-                needs, talks, fixed = needs & other.needs, talks | other.talks, fixed and other.fixed
-            known[key] = Needs(needs, talks, fixed)
+            known[key] = Dependencies(
+                frozenset.intersection(*(one.required for one in found)),
+                frozenset.union(*(one.partners for one in found)),
+                all(one.fixed for one in found),
+            )
         return known[key]
 
     return {worker: in_every(worker) for worker in range(size)}
 
 
 def takes_all(programs: Mapping[int, Program]) -> bool:
-    """Whether a function must be called by all workers or by none: each is bound to every other one, by operations of
-    the two or of others in between, whatever the data say. What some workers do among themselves the others may skip.
+    """Return whether a function must be called by all workers or by none.
+
+    Then each worker is bound to every other one, by operations of the two or of others in between, whatever the data
+    say. What some workers do among themselves the others may skip.
     """
     partners: dict[int, frozenset[int]] = {}
     bound: dict[int, int] = {worker: worker for worker in programs}
@@ -109,14 +111,14 @@ def takes_all(programs: Mapping[int, Program]) -> bool:
 
 
 def equal_plans(one: Mapping[int, Program], other: Mapping[int, Program]) -> bool:
-    """Whether the workers' programs are the same; of those with one and the same program one is compared."""
+    """Return whether the workers' programs are the same; of those with one and the same program one is compared."""
     if one.keys() != other.keys():
         return False
     pairs = {(id(one[worker]), id(other[worker])): worker for worker in one}
     return all(one[worker] == other[worker] for worker in pairs.values())
 
 
-Plans = Mapping[str, Mapping[int, Needs]]
+Plans = Mapping[str, Mapping[int, Dependencies]]
 """By the function's name and the worker."""
 
 
@@ -135,7 +137,7 @@ def _partners(operation: Operation) -> Iterable[int]:
     return operation.team
 
 
-def _needed(worker: int, operation: Operation) -> Iterable[int]:
+def _required(worker: int, operation: Operation) -> Iterable[int]:
     if operation.is_message:
         return [] if operation.source is None else [operation.source]
     if operation.kind in _ALL_NEED_ALL:

@@ -1,0 +1,287 @@
+"""One worker's agent in one world: it hands facts to the reporter, messages to the coordinator, and obeys both.
+
+It decides nothing. The program's thread asks it for failures; the watchdog's thread gives it its turns.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import NoReturn
+
+from distdl_jax.errors import PlanError
+from distdl_jax.plans.decomposition import Workers
+from distdl_jax.programs.ir import Program
+from distdl_jax.settings import TimeLimits, current_settings
+from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
+from distdl_jax.watchdog.call_log import CallLog
+from distdl_jax.watchdog.clock import PATIENCE
+from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.flight_recorder import last_operations
+from distdl_jax.watchdog.main_thread import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
+from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, Mailbox, Message, Posts, Say
+from distdl_jax.watchdog.replay import OthersArePast
+from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
+from distdl_jax.watchdog.status import Channel, worker_status
+
+TO_REPORT = (1.0, 10.0)
+"""Seconds from the order to end the job to the end, at most: so long worker 0 waits for those who have yet to say where
+they are; if it can't end the job, each does."""
+
+MOST_ELSEWHERE = 8000
+"""Of how many characters a text is that another worker writes: so few that it need not be fetched."""
+
+REPORTED_OPERATIONS = 12
+"""How many of a worker's last operations its report lists."""
+
+REPORTED_EVENTS = 12
+"""How many of the coordinator's last transitions worker 0's report lists."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run of a program: its number, where it is, the function whose program it is, and the call, where known."""
+
+    number: int = 0
+    where: str = ""
+    function: str = ""
+    program: int = 0
+
+
+class Agent:
+    """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the program's.
+
+    - `members`: the workers of its world, by their ranks in COMM_WORLD.
+    - `epoch`: how many agreements have failed so far.
+    - `calls`: those that count in this world. `channel`: that of its agreements.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int, members: Workers, limits: TimeLimits) -> None:
+        self.members = members
+        self.epoch = 0
+        self.calls = CallLog()
+        self.channel: Channel | None = None
+        self._mailbox = mailbox
+        self._rank = rank
+        self._size = len(members)
+        self._status = worker_status()
+        self._reporter = Reporter(rank, limits.waiting)
+        self._coordinator = Coordinator.new(members, limits) if rank == COORDINATOR else None
+        self._coordinating = threading.Lock()
+        self._done = 0
+        self._run = Run()
+        self._seen = Facts()
+        self._left: int | None = None
+        self._end: tuple[str, float] | None = None
+        self._agents, self._covered = 0, False
+
+    # --- in the program's thread ---
+
+    def raise_if_failed(self) -> None:
+        """Raise what all workers raise, where the coordinator has said so."""
+        if (failure := self._reporter.failure(self.epoch)) is not None:
+            self.epoch += 1
+            raise PlanError(failure.text)
+
+    def fail(self, text: str, about: tuple[int, ...] = ()) -> NoReturn:
+        """Make all workers raise `text`; the first that any worker says is the one that counts."""
+        self._post(CannotAgree(self.epoch, text, about), COORDINATOR)
+        while True:  # the wait for the agreement goes on; so does its clock
+            self.raise_if_failed()
+            time.sleep(0.01)
+
+    def raise_if_past(self) -> None:
+        """Leave the wait for an agreement that this worker alone makes again: the coordinator has found that the others
+        are past the call."""
+        calls = self.calls
+        alone = calls.inside and calls.tracing and calls.agreed_before and calls.passed < calls.number
+        if alone and self._reporter.replay >= calls.number:
+            raise OthersArePast
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
+        """Keep the workers' programs of the function `name`."""
+        if self._coordinator is not None:
+            with self._coordinating:
+                self._coordinator = self._coordinator.remember(name, programs)
+
+    # --- at the end of the program ---
+
+    def leave(self, status: int) -> None:
+        """Tell the others that this worker's program has ended, with an exit status where that is known."""
+        self._left = status
+        with mpi_lock:
+            self._mailbox.begin_barrier()
+
+    def all_have_left(self) -> bool:
+        """Whether the programs of all workers have ended."""
+        with mpi_lock:
+            return self._mailbox.has_met()
+
+    # --- in any thread ---
+
+    def say_elsewhere(self, text: str) -> None:
+        """Have another worker write what this one can't; nothing is done where MPI is in use for long."""
+        if mpi_lock.acquire(timeout=2):
+            try:
+                self._mailbox.post(Say(text[:MOST_ELSEWHERE]), 1 if self._rank == COORDINATOR else COORDINATOR)
+            finally:
+                mpi_lock.release()
+
+    # --- in the watchdog's thread ---
+
+    def turn(self, sample: Sample, now: float, agents: Sequence[Agent]) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake.
+
+        `agents`: those of all worlds of this worker.
+        """
+        while (received := self._mailbox.next()) is not None:
+            self._hear(received[1], now)
+        try:
+            self._seen = self._facts(sample, now, agents)
+        finally:  # what can't be seen of the worker must not stop the clock
+            self._report_seen(sample, now)
+
+    def _report_seen(self, sample: Sample, now: float) -> None:
+        self._reporter, answers, orders = self._reporter.look(
+            self._seen, now, lambda in_full: self._detail(in_full, sample, now)
+        )
+        for message in answers:
+            self._post(message, COORDINATOR)
+        self._obey(orders)
+        self._coordinate(lambda coordinator: coordinator.tick(now))
+        if self._end is not None and (monotonic() > self._end[1] or self._have_all_reported()):
+            self._finish(self._end[0])
+
+    def _hear(self, message: Message, now: float) -> None:
+        if isinstance(message, Answer | CannotAgree):
+            self._coordinate(lambda coordinator: coordinator.hear(message, now))
+        else:
+            self._reporter, orders = self._reporter.hear(message, now)
+            self._obey(orders)
+
+    def _coordinate(self, step: Callable[[Coordinator], tuple[Coordinator, Posts]]) -> None:
+        """Take a step of the coordinator, where it is this worker, and send what it says."""
+        if self._coordinator is None:
+            return
+        with self._coordinating:
+            self._coordinator, posts = step(self._coordinator)
+        for worker, message in posts:
+            self._post(message, worker)
+
+    def _have_all_reported(self) -> bool:
+        return self._coordinator is not None and self._coordinator.end.is_complete
+
+    def _post(self, message: Message, to: int) -> None:
+        with mpi_lock:
+            self._mailbox.post(message, to)
+
+    # --- what is seen of the worker ---
+
+    def _facts(self, sample: Sample, now: float, agents: Sequence[Agent]) -> Facts:
+        status = self._status
+        agreement = self._agreement()
+        passed = self.calls.passed  # before the programs are looked at
+        if not sample.run and not status.tokens_pending():
+            self._done = max(self._done, passed)
+        run = self._look_into(sample) if sample.run else Run()
+        calls = self.calls.summary(self._done)
+        calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
+        # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
+        where = main_line() if self._reporter.questions and not run.where else run.where
+        where = where if self._left is None else ""
+        compiles, covered = sample.compiles > 0, self._is_covered(agents)
+        return Facts(calls, agreement, sample.run, run.program, run.function, compiles, where, self._left, covered)
+
+    def _agreement(self) -> Agreement | None:
+        """Return the agreement that the worker is in, of this world or another."""
+        waiting = self._status.waiting
+        if waiting is None:
+            return None
+        channel, waits_for = waiting.channel, waiting.waits_for
+        if channel is None:  # they open a world
+            waits_for = self._here(waits_for, waits_for)
+        elif not isinstance(agent := channel.monitor, Agent):
+            return None
+        elif agent is self:
+            return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for)
+        else:
+            waits_for = self._here(agent.members, tuple(agent.members[worker] for worker in waits_for))
+        return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for, elsewhere=True)
+
+    def _here(self, world: Workers, workers: Workers) -> Workers:
+        """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
+        return tuple(map(self.members.index, workers)) if set(self.members) >= set(world) else ()
+
+    def watches(self, workers: Workers, agents: Sequence[Agent]) -> bool:
+        """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
+        goes_on = self._left is None or not self.all_have_left()
+        return set(self.members) >= set(workers) and not self._is_covered(agents) and goes_on
+
+    def _is_covered(self, agents: Sequence[Agent]) -> bool:
+        """Return whether another world has all workers of this one; of equal ones the first covers the others."""
+        if len(agents) != self._agents:
+            self._agents, place, mine = len(agents), agents.index(self), set(self.members)
+            self._covered = any(
+                mine < set(other.members) or (mine == set(other.members) and before < place)
+                for before, other in enumerate(agents)
+            )
+        return self._covered
+
+    def _look_into(self, sample: Sample) -> Run:
+        """A run of a program, looked into when it has lasted for a while."""
+        if self._run.number == sample.run or sample.seconds < PATIENCE:
+            return self._run if self._run.number == sample.run else Run()
+        status = self._status
+        call, number = status.call_of(status.shown), self.calls.number
+        stack = main_stack()
+        lines = user_frames(stack)
+        run = Run(sample.run, str(lines[0]) if lines else "")
+        if sample.token is not None:
+            if (of := status.run_of(sample.token)) is not None:
+                run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
+        elif call is not None and runs_its_call(stack):
+            is_counted = call.log is self.calls and self.calls.inside and number == self.calls.number
+            run = replace(run, function=call.name, program=number if is_counted else 0)
+        self._run = run
+        return run
+
+    def _detail(self, in_full: bool, sample: Sample, now: float) -> Detail:
+        detail = Detail(sample.compiled, now)
+        if not in_full or self.channel is None:
+            return detail
+        sent, received = dict(self.channel.sent), dict(self.channel.received)
+        return replace(detail, window=self.calls.window(), sent=sent, received=received)
+
+    # --- the end ---
+
+    def _obey(self, orders: Orders) -> None:
+        if orders.say is not None:
+            say(orders.say)
+        if orders.report:
+            self._report()
+        if orders.finish is not None:
+            self._finish(orders.finish)
+        if self._end is None and self._reporter.end is not None:
+            self._end = (self._reporter.end.text, monotonic() + TO_REPORT[self._rank != COORDINATOR])
+
+    def _report(self) -> None:
+        """Write where this worker is; worker 0, what its coordinator saw last, too."""
+        who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
+        state = self._reporter.reported
+        lines = [f"{who}, {state.describe()}. Its Python stack:", stack_text(user_frames(main_stack())).rstrip("\n")]
+        if operations := last_operations():
+            lines += ["Its last operations:", *operations[-REPORTED_OPERATIONS:]]
+        if (coordinator := self._coordinator) is not None:
+            lines += ["What worker 0 was told last:", *coordinator.story()[-REPORTED_EVENTS:]]
+            if current_settings().debug:
+                lines += ["What worker 0 knows:", coordinator.dump()]
+        say("\n".join(lines) + "\n")
+        if (end := self._reporter.end) is not None:
+            self._post(Answer(self._rank, state, question=end.question), COORDINATOR)
+
+    def _finish(self, text: str) -> None:
+        end_the_job(f"distdl_jax ends the job. {text}\n")

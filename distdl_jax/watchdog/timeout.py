@@ -1,0 +1,208 @@
+"""The timeout: all workers say what they do, and then it is decided who waits, and has waited for too long.
+
+A worker announces a wait that has lasted for a part of the limit. From then on the coordinator asks all workers time
+and again. The answers say how long each wait has lasted, and how long each worker has compiled, which does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog.call_log import Calls
+from distdl_jax.watchdog.clock import ASKED
+from distdl_jax.watchdog.confirmation import Inquiry
+from distdl_jax.watchdog.deadlock import Kind, State
+from distdl_jax.watchdog.dependencies import Dependencies, Plans
+from distdl_jax.watchdog.messages import Answer, Detail, Wait
+
+UNHEARD = 12.0
+"""After how many seconds without an answer it is said that a worker was not heard from."""
+
+NEVER = float("inf")
+
+
+class Counted(NamedTuple):
+    """A wait of a worker, and the seconds of it that count."""
+
+    worker: int
+    wait: Wait
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timeout:
+    """The questions to all workers, and the accounts of what they compile.
+
+    - `inquiry`: the question that all are asked since `began_at`, if any. `due_at`: when they are asked next.
+    - `is_announced`: whether a wait was announced meanwhile.
+    - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
+      silence a line was said.
+    - `line_at`: when the next line about those that have ended is due.
+    - `details`: the last of each worker. `compiled`: in how many seconds so far some worker has compiled. `before`: how
+      many these were when each wait began, by worker, kind and number.
+    """
+
+    inquiry: Inquiry = field(default=Inquiry())
+    began_at: float = 0.0
+    due_at: float = NEVER
+    is_announced: bool = False
+    silent: Mapping[int, float] = field(default_factory=dict)
+    mentioned: frozenset[int] = frozenset()
+    line_at: float = 0.0
+    details: Mapping[int, Detail] = field(default_factory=dict)
+    compiled: float = 0.0
+    before: Mapping[tuple[int, Kind, int], float] = field(default_factory=dict)
+
+    def hear(self, answer: Answer, now: float) -> Timeout:
+        """Take in an answer, to whatever question: its worker is there. A wait that it announces is looked at soon."""
+        known = self
+        if answer.worker in self.silent or answer.worker in self.mentioned:
+            silent = {worker: since for worker, since in self.silent.items() if worker != answer.worker}
+            known = replace(known, silent=silent, mentioned=self.mentioned - {answer.worker})
+        inquiry = self.inquiry.with_answer(answer)
+        if inquiry is not self.inquiry:
+            return replace(known, inquiry=inquiry)
+        if answer.waits and self.inquiry.number:
+            return replace(known, is_announced=True)
+        return replace(known, due_at=now) if answer.waits and self.due_at == NEVER else known
+
+    def asked(self, number: int, size: int, now: float, limit: float) -> Timeout:
+        """Ask all workers now: by this number, or once more by that of the question that some have yet to answer."""
+        known = replace(self, due_at=now + (ASKED[1] * limit or NEVER))
+        if self.inquiry.number:
+            return known
+        return replace(known, inquiry=Inquiry(number, range(size)), began_at=now, is_announced=False)
+
+    @property
+    def missing(self) -> dict[int, float]:
+        """Since when each worker is silent that has yet to answer."""
+        return {worker: self.silent.get(worker, self.began_at) for worker in self.inquiry.missing}
+
+    def closes_at(self, limit: float) -> float:
+        """Return when it is decided, if nobody answers any more: a silent worker is waited for as long as the limit."""
+        if not self.inquiry.number:
+            return NEVER
+        return -NEVER if self.inquiry.is_complete else max(self.missing.values()) + (limit or NEVER)
+
+    @cached_property
+    def waiting(self) -> int | None:
+        """The first worker that has answered that it waits."""
+        return min((worker for worker, answer in self.inquiry.answers.items() if answer.waits), default=None)
+
+    @property
+    def speaks_at(self) -> float:
+        """When a line about a silent worker is due, if nobody answers any more; never where nobody waits."""
+        if self.waiting is None:
+            return NEVER
+        silent = (since for worker, since in self.missing.items() if worker not in self.mentioned)
+        return min(silent, default=NEVER) + UNHEARD
+
+    def closed(self) -> tuple[Timeout, list[Counted]]:
+        """Close the question, and return the waits with the seconds of each in which no worker has compiled."""
+        answers = self.inquiry.answers
+        before = {worker: self.details.get(worker, Detail()) for worker in answers}
+        new = sum(answer.detail.compiled - before[worker].compiled for worker, answer in answers.items())
+        # Of all together, no more than has passed: by their own clocks, for the coordinator's may have stood still, and
+        # its turns are not when they answered.
+        passed = max((answer.detail.awake - before[worker].awake for worker, answer in answers.items()), default=0.0)
+        compiled = self.compiled + min(passed, new)
+        # What was heard late may be from before a wait began. But no wait has more of it than it has lasted.
+        began = {key: seconds for key, seconds in self.before.items() if key[0] not in answers}
+        counted = []
+        for worker, answer in answers.items():
+            for wait in answer.waits:
+                key = (worker, wait.kind, wait.episode)
+                began[key] = max(compiled - wait.seconds, self.before.get(key, 0.0))
+                counted.append(Counted(worker, wait, wait.seconds - (compiled - began[key])))
+        details = {**self.details, **{worker: answer.detail for worker, answer in answers.items()}}
+        known = replace(self, inquiry=Inquiry(), silent=self.missing, details=details, compiled=compiled, before=began)
+        return replace(known, due_at=self.began_at if self.is_announced else NEVER), sorted(counted)
+
+
+class Missing(NamedTuple):
+    """The workers that a program waits for, perhaps the worker itself among them.
+
+    - `absent`: the partners that have not begun it. `pending`: those that have not ended it.
+    - `mixed`: whether some have run programs that were not compared.
+    """
+
+    absent: tuple[int, ...]
+    pending: tuple[int, ...]
+    mixed: bool
+
+
+def missing_of(part: Dependencies, state: State, states: Mapping[int, State]) -> Missing:
+    """Return whom a worker waits for that is in a program, in which it has that part."""
+    partners = sorted(part.partners)
+    absent = tuple(w for w in partners if not _has_begun(states[w].calls, state))
+    pending = tuple(w for w in partners if w in absent or not _has_ended(states[w], state.program))
+    return Missing(absent, pending, any(states[w].calls.mixed for w in partners))
+
+
+def _has_begun(calls: Calls, state: State) -> bool:
+    return calls.passed >= state.program and calls.agrees_with(state.calls)
+
+
+def _has_ended(state: State, call: int) -> bool:
+    return state.calls.done >= call or state.kind == "left"
+
+
+def _others(worker: int, workers: Collection[int]) -> tuple[int, ...]:
+    return tuple(other for other in workers if other != worker)
+
+
+class WaitLimits:
+    """The limits of waits, by what all workers do now."""
+
+    def __init__(self, states: Mapping[int, State], plans: Plans, limits: TimeLimits) -> None:
+        self._states, self._plans, self._limits = states, plans, limits
+        self._are_all_in_programs = all(state.kind in ("executing", "left") for state in states.values())
+        self._known: dict[object, Missing] = {}  # the same for all in one program, whose dependencies are the same
+
+    def of(self, worker: int, wait: Wait) -> float:
+        """Return the limit of a worker's wait, in seconds; for ever where its program is long and waits for nobody."""
+        limits = self._limits
+        if wait.kind in ("agreeing", "elsewhere"):
+            return limits.waiting
+        state = self._states[worker]
+        if state.plan not in self._plans:
+            return limits.program if self._are_all_in_programs else limits.waiting
+        part = self._plans[state.plan].get(worker, Dependencies())
+        key = (id(part), state.program, state.calls.number, state.calls.digests)
+        if key not in self._known:
+            self._known[key] = missing_of(part, state, self._states)
+        missing = self._known[key]
+        if part.fixed and not _others(worker, missing.pending) and not (missing.mixed or state.calls.mixed):
+            return NEVER
+        return limits.waiting if _others(worker, missing.absent) else limits.program
+
+
+def held_up_by(waiting: int, states: Mapping[int, State], plans: Plans, unheard: Collection[int]) -> tuple[int, ...]:
+    """Return who does not wait, of those that a worker waits for, or that these wait for.
+
+    All of them are returned where nobody is left, or where it is not certain whom one of them waits for.
+    """
+    seen: set[int] = set()
+    ahead, about, is_certain = [waiting], set[int](), True
+    while ahead:
+        if (worker := ahead.pop()) in seen:
+            continue
+        seen.add(worker)
+        state = states[worker]
+        if worker in unheard or not (state.waits or state.kind == "elsewhere"):
+            about.add(worker)
+        elif state.kind != "executing":
+            ahead += state.waits_for
+        elif state.plan in plans and not state.calls.mixed:
+            part = plans[state.plan].get(worker, Dependencies())
+            missing = missing_of(part, state, states)
+            found = (_others(worker, workers) for workers in (missing.absent, missing.pending, part.partners))
+            ahead += next(filter(None, found), ())
+        else:  # it may wait for anybody, or be in a program of its own that does not end
+            is_certain = False
+            ahead += states
+    return tuple(sorted(about if about and is_certain else seen))
