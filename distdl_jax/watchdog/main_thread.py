@@ -81,7 +81,6 @@ class Sampler:
         self._status = status
         self._most = most
         self._pending: dict[int, tuple[Any, int, float, int]] = {}
-        self._over: list[Any] = []
         self._runs = 0
         self._in_calls: dict[int, InCall] = {}
         self._compiles = self._compiled = 0.0
@@ -128,11 +127,10 @@ class Sampler:
         """Return a program that communicates and goes on beside a thread: its token, number, beginning and thread."""
         tokens = [(token, thread) for thread in list(self._status.callers) for token in self._tokens(thread)]
         for token, thread in tokens:
-            if id(token) not in self._pending and all(token is not over for over in self._over):
+            if id(token) not in self._pending:
                 self._runs += 1
                 self._pending[id(token)] = (token, self._runs, now, thread)
-        self._pending = {key: pending for key, pending in self._pending.items() if is_pending(pending[0])}
-        self._over = [token for token, _ in tokens if id(token) not in self._pending]  # so they stay, if JAX can't say
+        self._pending = {key: pending for key, pending in self._pending.items() if is_pending(pending[0], False)}
         return min(self._pending.values(), key=lambda pending: pending[1], default=None)
 
 

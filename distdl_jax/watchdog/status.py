@@ -197,7 +197,7 @@ class WorkerStatus:
 
     def tokens_pending(self) -> bool:
         """Whether a program that communicates goes on beside the threads that call."""
-        return any(is_pending(buffer) for tokens in list(self.callers.values()) for buffer in tokens())
+        return any(is_pending(buffer, True) for tokens in list(self.callers.values()) for buffer in tokens())
 
     @contextmanager
     def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
@@ -287,15 +287,15 @@ class WorkerStatus:
         return agreements.agree(team, purpose, contribution, meet, fail)
 
 
-def is_pending(token: Any) -> bool:
-    """Return whether the program that gives this token goes on; so it is taken, too, where JAX can't say.
+def is_pending(token: Any, unknown: bool) -> bool:
+    """Return whether the program that gives this token goes on, and `unknown` where JAX can't say.
 
     To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
     """
     try:
         return not token.is_deleted() and not token.is_ready()
     except Exception:
-        return True
+        return unknown
 
 
 _of_process = WorkerStatus()

@@ -82,7 +82,7 @@ def test_runs_are_told_apart_by_the_tokens_of_their_thread():
 
 
 @pytest.mark.parametrize("asks", ["is_deleted", "is_ready"])
-def test_where_jax_cannot_say_a_program_goes_on(asks):
+def test_where_jax_cannot_say_no_program_is_taken_for_done(asks):
     """jaxlib's random numbers need a file descriptor, of which a worker may have none left."""
 
     def fails() -> bool:
@@ -90,7 +90,7 @@ def test_where_jax_cannot_say_a_program_goes_on(asks):
 
     token = Token()
     setattr(token, asks, fails)
-    assert is_pending(token)
+    assert is_pending(token, True) and not is_pending(token, False)
     status = WorkerStatus(0, 2)
     status.callers[0] = lambda: [token]
     assert status.tokens_pending()
