@@ -91,7 +91,7 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Build an editable install that is a line in a .pth file: type checkers follow no import hook, setuptools' usual."""
+    """Build an editable install by a path in a .pth file: type checkers don't follow setuptools' usual import hook."""
     settings = {"editable_mode": "compat", **(config_settings or {})}
     return build_meta.build_editable(wheel_directory, settings, metadata_directory)
 
