@@ -6,8 +6,8 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -81,7 +81,7 @@ class Disk:
     def rename(self, path: str, to: str) -> None:
         """Give a file or a folder another name, which must be free."""
         if os.path.lexists(to):
-            raise FileExistsError(f"{to} is there already")
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), to)
         os.rename(path, to)
 
     def replace(self, path: str, to: str) -> None:
@@ -101,6 +101,17 @@ disk: ContextVar[Disk] = ContextVar("disk", default=Disk())  # noqa: B039  it ha
 """That of this thread's worker."""
 
 
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Name the file in the errors of operations on its descriptor, which don't say which file it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
+
+
 def write_all(its: Disk, descriptor: int, data: memoryview, offset: int) -> None:
     """Write all of `data`, in as many writes as it takes."""
     while data:
@@ -112,12 +123,13 @@ def write_all(its: Disk, descriptor: int, data: memoryview, offset: int) -> None
 
 def write_file(its: Disk, path: str, content: bytes) -> None:
     """Make a file with this content, and return when it is on disk (its name is not, yet)."""
-    descriptor = its.create(path)
-    try:
-        write_all(its, descriptor, memoryview(content), 0)
-        its.sync(descriptor)
-    finally:
-        its.close(descriptor)
+    with naming(path):
+        descriptor = its.create(path)
+        try:
+            write_all(its, descriptor, memoryview(content), 0)
+            its.sync(descriptor)
+        finally:
+            its.close(descriptor)
 
 
 def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:

@@ -1,19 +1,15 @@
-"""What a checkpoint is on disk: the names of its folders and files, and its manifest. Text and integers only.
+"""What is in the folder of a checkpoint: the names of its files, and its manifest. Text and integers only.
 
-path/
-  step-0000000100/            complete: it got this name when everything in it was on disk
-    manifest.json             which box of which leaf lies where, and checksums
-    worker-00000.safetensors  the blocks that worker 0 wrote
-  step-0000000100.1/          the same step, saved once more: it counts in place of the first
-  .step-0000000200.5f3a91/    being written, or left by a job that was killed
+step-0000000100/
+  manifest.json             which box of which leaf lies where, and checksums
+  worker-00000.safetensors  the blocks that worker 0 wrote
 """
 
 from __future__ import annotations
 
 import json
-import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -30,43 +26,6 @@ CHECKSUMS = "distdl_jax.crc32"
 
 CHUNKS = 2**13, 2**20
 """Bytes of a block that share a checksum, at least and at most."""
-
-_COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?")
-_UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+")
-
-
-class Folder(NamedTuple):
-    """A complete checkpoint: its step, and how often that step had been saved before."""
-
-    step: int
-    again: int
-
-    @property
-    def name(self) -> str:
-        """
-        >>> Folder(100, 0).name, Folder(7, 2).name
-        ('step-0000000100', 'step-0000000007.2')
-        """
-        return f"step-{self.step:010d}" + (f".{self.again}" if self.again else "")
-
-    def unfinished(self, token: str) -> str:
-        """What it is called as long as it is being written."""
-        return f".step-{self.step:010d}.{token}"
-
-
-def complete_folders(names: Iterable[str]) -> list[Folder]:
-    """The complete checkpoints among the names in a folder, in ascending order.
-
-    >>> complete_folders(["step-0000000012", "step-0000000003.1", ".step-0000000099.ab", "notes"])
-    [Folder(step=3, again=1), Folder(step=12, again=0)]
-    """
-    found = [match for name in names if (match := _COMPLETE.fullmatch(name))]
-    return sorted(Folder(int(match[1]), int(match[2] or 0)) for match in found)
-
-
-def unfinished_folders(names: Iterable[str]) -> dict[str, int]:
-    """The names of checkpoints that are not complete, with their steps."""
-    return {name: int(match[1]) for name in names if (match := _UNFINISHED.fullmatch(name))}
 
 
 def worker_file(worker: int) -> str:

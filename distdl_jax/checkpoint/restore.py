@@ -12,7 +12,8 @@ from jax import Array
 
 from distdl_jax.backends.opening import world_of
 from distdl_jax.checkpoint.block_reader import Files, read_part
-from distdl_jax.checkpoint.layout import MANIFEST, Folder, Leaf, Manifest, complete_folders
+from distdl_jax.checkpoint.folders import Folder, folders_in
+from distdl_jax.checkpoint.layout import MANIFEST, Leaf, Manifest
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
 from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
@@ -104,14 +105,6 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
     True
     """
     return max(steps(path), default=None)
-
-
-def folders_in(path: str) -> list[Folder]:
-    """The complete checkpoints in a folder, in ascending order."""
-    try:
-        return complete_folders(os.listdir(path))
-    except FileNotFoundError:
-        return []
 
 
 def _steps(path: str) -> list[int]:
