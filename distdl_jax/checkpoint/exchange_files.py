@@ -22,8 +22,8 @@ from distdl_jax.checkpoint.tensor_file import METADATA, Tensor, bytes_of, is_sto
 from distdl_jax.checkpoint.together import checked_path, this_host, together
 from distdl_jax.checkpoint.writing import PIECE, UNSYNCED
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.gathering import is_spec
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.spec_trees import is_spec, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
 
@@ -131,7 +131,7 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     """
     world = world_of_specs(specs)
     path = checked_path(path)
-    wanted = [(_name(place), spec) for place, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)]
+    wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
     def alike(told: dict[int, Any]) -> None:

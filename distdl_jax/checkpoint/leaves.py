@@ -15,9 +15,9 @@ from jax.core import Tracer
 from distdl_jax.checkpoint.layout import Form
 from distdl_jax.checkpoint.tensor_file import dtype_named, is_storable
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.gathering import leaves_with_specs
 from distdl_jax.plans.decomposition import Box
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.spec_trees import leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 
 _ALIGNED = 64
@@ -66,7 +66,7 @@ def held_leaves(tree: Any, specs: Any) -> list[Held]:
     **Raises:** `InvalidTypeError` for what can't be stored, `PlanError` where a block does not have the shape that its
     spec says.
     """
-    return [_held(name.removeprefix("tree"), spec, value) for name, spec, value in leaves_with_specs(tree, specs)]
+    return [_held(path, spec, value) for path, value, spec in leaves_with_specs(tree, specs) if spec is not None]
 
 
 def stored_box(box: Box | None, form: Form) -> Box | None:

@@ -19,8 +19,8 @@ from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
 from distdl_jax.checkpoint.together import checked_path, this_host, together
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.gathering import is_spec
 from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.spec_trees import is_spec, match, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
 
@@ -141,41 +141,37 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
 
     **Raises:** `PlanError` where that is not what was saved.
     """
-    wanted = [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)]
+    wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}
-    known = dict(wanted)
-    for path, spec in wanted:
-        if spec is None or path in saved:
-            continue
-        below = [other for other in saved if other.startswith(path)]
-        if below:
-            raise PlanError(
-                f"`specs{path}` is one spec, but {len(below)} leaves were saved below it, tree{below[0]} first: "
-                "restore needs a spec for each leaf."
-            )
+    of_leaf, without = match(saved, wanted)
+    if without:
         raise PlanError(
-            f"`specs{path}` has no leaf in the checkpoint of step {manifest.step}. It holds {_some(saved, known)}."
+            f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
+            f"{_some(saved, wanted)}."
         )
-    left = [path for path in saved if path not in known and not _is_left_out(path, known)]
-    if left:
+    if left := [path for path in saved if path not in of_leaf]:
         raise PlanError(
             f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
             "TensorSpec. None in its place leaves it out."
         )
-    for path, spec in wanted:
+    for path, above in of_leaf.items():
+        if path != above and wanted[above] is not None:
+            raise PlanError(
+                f"`specs{above}` is one spec, but {[*of_leaf.values()].count(above)} leaves were saved below it, "
+                f"tree{path} first: restore needs a spec for each leaf."
+            )
+    for path, spec in wanted.items():
         if spec is not None:
             _check_shape(path, spec, saved[path])
-    return [None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted]
+    return [
+        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted.items()
+    ]
 
 
 def _need(manifest: Manifest, name: str, spec: TensorSpec, leaf: Leaf) -> _Need:
     world = spec.partition.world
     saved = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
     return _Need(name, spec, leaf, spec.known_placeholder or saved or (0,))
-
-
-def _is_left_out(path: str, known: dict[str, Any]) -> bool:
-    return any(spec is None and path.startswith(above) for above, spec in known.items())
 
 
 def _some(paths: Any, known: Any) -> str:

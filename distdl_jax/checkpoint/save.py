@@ -12,9 +12,9 @@ from distdl_jax.checkpoint.long_work import together_for_long
 from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import DistDLError, InvalidArgumentError
-from distdl_jax.gathering import checked_spec, is_spec
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.spec_trees import specs_by_path
 
 
 def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> None:
@@ -75,10 +75,11 @@ def world_of_specs(specs: Any) -> World:
 
     **Raises:** `InvalidTypeError`, `InvalidArgumentError` where one is no spec, or there is none.
     """
-    partitions: dict[str, Any] = {}
-    for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec):
-        if checked_spec(path, spec) is not None:
-            partitions[f"the partition of specs{jax.tree_util.keystr(path)}"] = spec.partition
+    partitions = {
+        f"the partition of specs{jax.tree_util.keystr(path)}": spec.partition
+        for path, spec in specs_by_path(specs).items()
+        if spec is not None
+    }
     if not partitions:
         raise InvalidArgumentError(f"`specs` (={specs!r}) must hold a TensorSpec at least.")
     check_partitions(**partitions)
