@@ -6,10 +6,13 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+
+from distdl_jax.errors import CheckpointError
 
 
 def _fallocate() -> Any:
@@ -130,6 +133,23 @@ def write_file(its: Disk, path: str, content: bytes) -> None:
             its.sync(descriptor)
         finally:
             its.close(descriptor)
+
+
+def open_to_read(path: str, *, in_folder: bool = False) -> int:
+    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+
+    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
+    return descriptor
 
 
 def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:

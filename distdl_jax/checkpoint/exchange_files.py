@@ -198,7 +198,7 @@ def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpe
         raise PlanError(f"{path} has no tensor {name!r}, of which `specs` has a TensorSpec. It holds {some(arrays)}.")
     if array.shape != spec.global_shape:
         raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec says {spec.global_shape}.")
-    if not is_storable(array.dtype):
+    if not is_storable(array.dtype.name):
         raise PlanError(f"{name!r} is of dtype {array.dtype} in {path}, which JAX does not have.")
     return array
 

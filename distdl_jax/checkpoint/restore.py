@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from math import prod
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 
 from distdl_jax.backends.opening import world_of
-from distdl_jax.checkpoint.block_reader import Files, read_part
+from distdl_jax.checkpoint.block_reader import Files, read_leaf
+from distdl_jax.checkpoint.disk import open_to_read
 from distdl_jax.checkpoint.folders import Folder, folders_in
-from distdl_jax.checkpoint.layout import MANIFEST, Leaf, Manifest
+from distdl_jax.checkpoint.layout import MANIFEST, Form, Leaf, Manifest
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
 from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
@@ -58,7 +60,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
                     f"{theirs} on worker {worker}."
                 )
         folder = os.path.join(path, _chosen(path, step).name)
-        with open(os.path.join(folder, MANIFEST), "rb") as manifest:
+        with _read_from(folder), open(open_to_read(os.path.join(folder, MANIFEST), in_folder=True), "rb") as manifest:
             return folder, manifest.read()
 
     folder, text = together(world, "the choice of a checkpoint", lambda: (path, step), choose)
@@ -66,19 +68,33 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
     def prepared() -> None:
-        manifest = Manifest.from_json(text, os.path.join(folder, MANIFEST))
-        needs.extend(_needs(manifest, specs))
-        if not os.path.isdir(folder):
-            raise CheckpointError(
-                f"{folder}, which worker 0 sees, is not there on {this_host()}: `path` must be in a file system that "
-                "all workers see."
-            )
+        needs.extend(_needs(Manifest.from_json(text, os.path.join(folder, MANIFEST)), specs))
+        with _read_from(folder):
+            os.stat(folder)
+
+    def read(pause: Pause) -> None:
+        with _read_from(folder):
+            leaves.extend(_read(folder, needs, pause))
 
     purpose = f"the reading of {os.path.basename(folder)}"
     together(world, purpose, prepared)
     leaves: list[Array | None] = []
-    together_for_long(world, purpose, lambda pause: leaves.extend(_read(folder, needs, pause)))
+    together_for_long(world, purpose, read)
     return jax.tree.unflatten(structure, leaves)
+
+
+@contextmanager
+def _read_from(folder: str) -> Iterator[None]:
+    """Say in a sentence that a checkpoint is gone that is read."""
+    try:
+        yield
+    except FileNotFoundError:
+        if os.path.isdir(folder):
+            raise
+        raise CheckpointError(
+            f"{folder}, which worker 0 has found, is not there on {this_host()}: it was removed while it was read (a "
+            "Manager keeps fewer steps, say), or `path` is not in a file system that all workers see."
+        ) from None
 
 
 def steps(path: str | os.PathLike[str]) -> list[int]:
@@ -183,11 +199,24 @@ def _some(paths: Any, known: Any) -> str:
 
 def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
     form = leaf.form
-    of_element = 0 if form.key is None else 1
-    shape = form.shape[: len(form.shape) - of_element]
+    of_element = () if form.key is None else _key_data(path, form)
+    shape = form.shape[: len(form.shape) - len(of_element)]
     if shape != spec.global_shape:
         kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
         raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
+
+
+def _key_data(path: str, form: Form) -> tuple[int, ...]:
+    """Return the shape of the data of one of the random keys in a leaf."""
+    try:
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=form.key)))
+    except ValueError as error:
+        raise CheckpointError(
+            f"`specs{path}` holds random keys of {form.key!r}, unknown to this JAX: {error}"
+        ) from None
+    if (form.dtype, form.shape[-data.ndim :]) != (data.dtype.name, data.shape):
+        raise CheckpointError(f"`specs{path}` holds random keys of {form.key!r}, but not their data: it is damaged.")
+    return tuple(data.shape)
 
 
 def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[Array | None]:
@@ -199,11 +228,5 @@ def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[
                 continue
             form = need.leaf.form
             box = stored_box(need.spec.box, form)
-            block = empty_block(form, box, len(need.spec.global_shape), need.placeholder)
-            if box is not None:
-                found = sum(read_part(files, need.leaf.path, piece, box, block, pause) for piece in need.leaf.blocks)
-                if found != prod(block.shape):
-                    raise CheckpointError(
-                        f"{folder} is damaged: its blocks do not cover the leaf {need.leaf.path or 'tree'}."
-                    )
-            yield as_leaf(need.name, form, block)
+            make = partial(empty_block, form, box, len(need.spec.global_shape), need.placeholder)
+            yield as_leaf(need.name, form, make() if box is None else read_leaf(files, need.leaf, box, make, pause))

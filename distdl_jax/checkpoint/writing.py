@@ -176,7 +176,7 @@ class Writing:
                 continue
             files[said["file"]] = said["bytes"]
             for each in said["blocks"]:
-                blocks[each["leaf"]].append(block_of(each))
+                blocks[each.pop("leaf")].append(block_of(each))
             if (found := os.stat(os.path.join(self._folder, said["file"])).st_size) != said["bytes"]:
                 raise CheckpointError(f"{said['file']} should have {said['bytes']} bytes, and has {found}.")
         return Manifest(

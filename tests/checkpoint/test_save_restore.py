@@ -177,20 +177,6 @@ def test_placeholders_come_back(tmp_path: Path) -> None:
     assert dj.simulate(3, program) == [[(3, 2), (3,), (3, 2)], [(0,), (0,), (7, 0)], [(0,), (0,), (0,)]]
 
 
-def test_a_checkpoint_of_version_1() -> None:
-    """Written before checksums went into the workers' files."""
-
-    def program() -> None:
-        P = dj.Partition()
-        everywhere = TensorSpec((), P, replicated=True)
-        its = {"w": TensorSpec((4, 3), grid(P, [0, 1, 2], [1, 3])), "key": everywhere, "step": everywhere}
-        got = checkpoint.restore(Path(__file__).parent / "version_1", its)
-        assert got["w"].tolist() == [[3.0 * row + P.rank] for row in range(4)]
-        assert got["key"] == jax.random.key(3) and int(got["step"]) == 7
-
-    dj.simulate(3, program)
-
-
 def test_what_can_not_be_saved(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
