@@ -77,7 +77,8 @@ class Disk:
         """Return when the names in a folder are on disk."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with naming(path):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

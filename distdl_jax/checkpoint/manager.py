@@ -71,7 +71,6 @@ class Manager:
         if self._closed:
             raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
         world = world_of_specs(specs)
-        step = checked_integer("step", step, 0)
         self.wait()
         writing = begin(self.path, step, tree, specs, world, copied=True, tidy=self._world is None)
         if self._world is None and simulated_world.value is None:

@@ -48,22 +48,22 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     shapes are not what `specs` says.
     """
     world = world_of_specs(specs)
-    path = checked_path(path)
-    if step is not None:
-        step = checked_integer("step", step, 0)
+
+    def arguments() -> tuple[str, int | None]:
+        return checked_path(path), None if step is None else checked_integer("step", step, 0)
 
     def choose(told: dict[int, Any]) -> tuple[str, bytes]:
         for worker, theirs in sorted(told.items()):
-            if theirs != (path, step):
+            if theirs != told[0]:
                 raise PlanError(
-                    f"`path` and `step` must be the same on all workers, but are {(path, step)} on worker 0 and "
-                    f"{theirs} on worker {worker}."
+                    f"`path` and `step` must be the same on all workers, but are {told[0]} on worker 0 and {theirs} on "
+                    f"worker {worker}."
                 )
-        folder = os.path.join(path, _chosen(path, step).name)
+        folder = os.path.join(told[0][0], _chosen(*told[0]).name)
         with _read_from(folder), open(open_to_read(os.path.join(folder, MANIFEST), in_folder=True), "rb") as manifest:
             return folder, manifest.read()
 
-    folder, text = together(world, "the choice of a checkpoint", lambda: (path, step), choose)
+    folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
@@ -106,9 +106,9 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
     []
     """
     world = world_of(())
-    path = checked_path(path)
     assert world is not None
-    found: list[int] = together(world, "the steps of checkpoints", lambda: path, lambda told: _steps(path))
+    purpose = "the steps of checkpoints"
+    found: list[int] = together(world, purpose, lambda: checked_path(path), lambda told: _steps(told[0]))
     return found
 
 

@@ -9,11 +9,9 @@ import jax
 
 from distdl_jax.backends.base import World
 from distdl_jax.checkpoint.long_work import together_for_long
-from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import DistDLError, InvalidArgumentError
 from distdl_jax.partition import check_partitions
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.spec_trees import specs_by_path
 
 
@@ -50,7 +48,7 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     [0.0, 1.0, 2.0]
     """
     world = world_of_specs(specs)
-    finish(world, begin(checked_path(path), checked_integer("step", step, 0), tree, specs, world))
+    finish(world, begin(path, step, tree, specs, world))
 
 
 def finish(world: World, writing: Writing) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, NamedTuple
@@ -36,8 +36,9 @@ from distdl_jax.checkpoint.layout import (
 )
 from distdl_jax.checkpoint.long_work import Pause
 from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, laid_out
+from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.errors import CheckpointError
-from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.plans.decomposition import box_shape, checked_integer
 
 PIECE = 2**23
 """Bytes that are written in one go at most."""
@@ -47,10 +48,11 @@ UNSYNCED = 2**28
 
 
 class Plan(NamedTuple):
-    """What all workers have agreed on: the leaves, by path and form, the step, and the name of the folder as long as it
-    is written."""
+    """What all workers have agreed on: the leaves, by path and form, the folder of the run, the step, and the name of
+    the checkpoint's folder as long as it is written."""
 
     leaves: Leaves
+    path: str
     step: int
     unfinished: str
 
@@ -98,11 +100,11 @@ class _Unfinished:
 class Writing:
     """A checkpoint that this worker takes part in writing; made by `begin`."""
 
-    def __init__(self, world: World, path: str, plan: Plan, own: Sequence[Own], placeholders: Placeholders) -> None:
-        self._world, self._path, self._plan, self._own = world, path, plan, list(own)
+    def __init__(self, world: World, plan: Plan, own: Sequence[Own], placeholders: Placeholders) -> None:
+        self._world, self._plan, self._own = world, plan, list(own)
         self._placeholders = placeholders
         self.disk = disk.get()
-        self._folder = os.path.join(path, plan.unfinished)
+        self._folder = os.path.join(plan.path, plan.unfinished)
 
     @property
     def step(self) -> int:
@@ -159,7 +161,7 @@ class Writing:
                 self.disk.remove(os.path.join(self._folder, worker_note(worker)))
             write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest.to_json().encode())
             self.disk.sync_folder(self._folder)
-            complete_folder(self.disk, self._path, self._plan.unfinished, self.step)
+            complete_folder(self.disk, self._plan.path, self._plan.unfinished, self.step)
 
     def _manifest(self) -> Manifest:
         """Put the notes of all workers together."""
@@ -205,7 +207,7 @@ class Writing:
 
 
 def begin(
-    path: str, step: int, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
+    path: Any, step: Any, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
 ) -> Writing:
     """The beginning of a checkpoint: what it is to hold, and its folder. Collective in the world.
 
@@ -213,10 +215,13 @@ def begin(
     matter. `tidy`: what killed jobs have left in `path` is removed.
     """
 
-    def decide(leaves: Leaves) -> Plan:
-        return Plan(leaves, step, begin_folder(disk.get(), path, step, tidy))
+    def arguments() -> dict[str, Any]:
+        return {"path": checked_path(path), "step": checked_integer("step", step, 0)}
+
+    def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
+        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=tidy))
 
     plan, own, placeholders = agree_on_contents(
-        world, "the beginning of a checkpoint", tree, specs, {"path": path, "step": step}, decide, copied=copied
+        world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=copied
     )
-    return Writing(world, path, plan, own, placeholders)
+    return Writing(world, plan, own, placeholders)
