@@ -41,8 +41,9 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     copies the first is taken. Collective over the workers of all partitions in `specs` and the root. Differentiable;
     works inside jit.
 
-    **Raises:** `PlanError`, on every worker that takes part and before anything moves, where a leaf does not have the
-    shape that its spec says, or the trees of two workers differ.
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf does not have the
+    shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` where a leaf has no spec, or a
+    spec no leaf: None and empty containers in `tree` are none.
     """
     return _moved("gather", plan_gather, tree, specs, root)
 
@@ -59,8 +60,8 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Returns:** this worker's pytree of blocks, zero-volume where it holds none. All copies of a block are the same.
 
-    **Raises:** `PlanError`, on every worker that takes part and before anything moves, where a leaf on the root does
-    not have the shape that its spec says, or the trees of two workers differ.
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf on the root does not
+    have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
     """
     return _moved("scatter", plan_scatter, tree, specs, root)
 

@@ -20,7 +20,7 @@ from distdl_jax.checkpoint.long_work import Pause
 from distdl_jax.checkpoint.slabs import fill
 from distdl_jax.checkpoint.strict_json import integers
 from distdl_jax.checkpoint.tensor_file import dtype_named, read_header
-from distdl_jax.errors import CheckpointError, InvalidArgumentError
+from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box, box_shape
 
 _ZIP = b"PK\x03\x04"
@@ -94,14 +94,6 @@ def arrays_in(path: str) -> dict[str, ArrayInFile]:
         name: ArrayInFile(path, name, tensor.shape, dtype_named(tensor.dtype), tensor.offset)
         for name, tensor in read_header(path).items()
     }
-
-
-def array_named(path: str, name: str) -> ArrayInFile:
-    """One of them."""
-    found = arrays_in(path)
-    if name not in found:
-        raise InvalidArgumentError(f"`name` (={name!r}) is no array in {path}. It holds {some(found)}.")
-    return found[name]
 
 
 def some(names: Any) -> str:

@@ -37,7 +37,8 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     Collective over all workers of the world.
 
     **Raises,** on all workers: `PlanError` where a block does not have the shape that its spec says, or the workers'
-    trees differ; `CheckpointError` where any of them can't write (the disk is full, say).
+    trees differ; `InvalidArgumentError` where a leaf has no spec, or a spec no leaf; `CheckpointError` where any of
+    them can't write (the disk is full, say), or another job has removed what is being written.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
