@@ -7,7 +7,7 @@ timeout, whose time the user sets, asks all where one has waited for long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.clock import ASKED, pause_after, seconds_text
 from distdl_jax.watchdog.confirmation import Confirmation, Inquiry
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
-from distdl_jax.watchdog.dependencies import Dependencies, Plans, dependencies_of_all, equal_plans
+from distdl_jax.watchdog.dependencies import Plans, dependencies_of_all, in_both
 from distdl_jax.watchdog.messages import (
     Answer,
     CannotAgree,
@@ -39,9 +39,6 @@ COORDINATOR = 0
 
 PAUSES = (1.0, 60.0)
 """Seconds before those whom a suspicion is about are asked again: at first, and at most."""
-
-VERSIONS = 16
-"""How many plans of one function are kept: one for each way in which it was traced."""
 
 SEEKS_EVERY = 1e-3
 """Seconds, for each worker, from one look at the states to the next: the larger the world, the more a look costs."""
@@ -66,7 +63,7 @@ class Coordinator:
     """The coordinator of one world; `members`: its workers, by their ranks in COMM_WORLD.
 
     - `states`: the last known state of each worker. `plans`, `programs`: the dependencies of each worker's part in a
-      function, and what it communicates. `versions`: all plans of each function.
+      function, and what it communicated in the last plan.
     - `seeks_at`: when it looks at the states next. `rests_until`: when it may.
     - `questions`: how many it has asked. `confirmation`, `timeout`: the readers of the answers.
     - `concluded`: the waiting workers of the last deadlock that was told. `epoch`: how many failures all were told of.
@@ -79,7 +76,6 @@ class Coordinator:
     states: Mapping[int, State]
     plans: Plans = field(default_factory=dict)
     programs: Mapping[str, Mapping[int, Program]] = field(default_factory=dict)
-    versions: Mapping[str, tuple[Mapping[int, Program], ...]] = field(default_factory=dict)
     seeks_at: float = NEVER
     rests_until: float = 0.0
     questions: int = 0
@@ -101,22 +97,10 @@ class Coordinator:
         return len(self.members)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
-        """Keep a plan of the function `name`, which all workers have agreed on."""
-        known = self.versions.get(name, ())
-        if any(equal_plans(programs, earlier) for earlier in known):
-            return replace(self, programs={**self.programs, name: programs})
-        known = (*known, programs)
-        # Of too many, nothing is certain but whom they talk to.
-        part = dependencies_of_all(known, self.size)
-        if len(known) > VERSIONS:
-            part = {worker: Dependencies(partners=one.partners, fixed=False) for worker, one in part.items()}
-            known = known[1:]
-        return replace(
-            self,
-            plans={**self.plans, name: part},
-            programs={**self.programs, name: programs},
-            versions={**self.versions, name: known},
-        )
+        """Keep a plan of the function `name`, which all workers have agreed on; of several, what holds in all."""
+        part = dependencies_of_all(programs, self.size)
+        part = in_both(self.plans[name], part) if name in self.plans else part
+        return replace(self, plans={**self.plans, name: part}, programs={**self.programs, name: programs})
 
     def hear(self, message: ToCoordinator, now: float) -> tuple[Coordinator, Posts]:
         """Take in what a worker tells."""
@@ -134,25 +118,28 @@ class Coordinator:
     def tick(self, now: float) -> tuple[Coordinator, Posts]:
         """Do what is due now: ask workers, have all of them fail, or end the job."""
         known, posts = self, list[tuple[int, ToWorker]]()
-        for due_at, step in (
-            (Coordinator._speaks_at, Coordinator._speak_of_the_silent),
-            (Coordinator._closes_at, Coordinator._close),
-            (Coordinator._asks_at, Coordinator._ask_all),
-            (Coordinator._seeks_at, Coordinator._seek),
-        ):
-            if not known.end.number and now >= due_at(known):
-                known, more = step(known, now)
+        for place in range(len(self._steps())):
+            due_at, step = known._steps()[place]
+            if now >= due_at and not known.end.number:
+                known, more = step(now)
                 posts = posts + more
         return known, posts
 
     def wakes_at(self) -> float:
         """Return when it will have something to say, if nothing happens before."""
-        return min(self._speaks_at(), self._asks_at(), self._closes_at(), self._seeks_at())
+        return min(due_at for due_at, _ in self._steps())
+
+    def _steps(self) -> list[tuple[float, Callable[[float], tuple[Coordinator, Posts]]]]:
+        """Return the steps that it takes, each after the time when it is due."""
+        timeout, seeks_at = self.timeout, self.seeks_at if self.confirmation is None else self.confirmation.again_at
+        return [
+            (timeout.speaks_at, self._speak_of_the_silent),
+            (timeout.closes_at(self.limits.waiting), self._close),
+            (timeout.due_at, self._ask_all),
+            (min(self.seeks_at, seeks_at), self._seek),
+        ]
 
     # --- what is certain ---
-
-    def _seeks_at(self) -> float:
-        return min(self.seeks_at, NEVER if self.confirmation is None else self.confirmation.again_at)
 
     def _seek(self, now: float) -> tuple[Coordinator, Posts]:
         """Look for a deadlock, and ask the workers that it is about."""
@@ -202,18 +189,12 @@ class Coordinator:
 
     # --- the timeout ---
 
-    def _asks_at(self) -> float:
-        return self.timeout.due_at
-
     def _ask_all(self, now: float) -> tuple[Coordinator, Posts]:
         """Ask all workers; once more where some have yet to answer, so that the others hear of the coordinator."""
         timeout = self.timeout.asked(self.questions + 1, self.size, now, self.limits.waiting)
         number = timeout.inquiry.number
         known = replace(self, questions=max(self.questions, number), timeout=timeout)
         return known._with_event(now, None, "all are asked, for one waits"), self._to_all(Question(number))
-
-    def _closes_at(self) -> float:
-        return self.timeout.closes_at(self.limits.waiting)
 
     def _close(self, now: float) -> tuple[Coordinator, Posts]:
         """Decide about all waits, once all have said what they do, who can."""
@@ -243,9 +224,6 @@ class Coordinator:
         limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
         text = self._situation(now).time_is_up(worker, wait, limit)
         return known._end(text, held_up_by(worker, self.states, self.plans, self.timeout.missing), now)
-
-    def _speaks_at(self) -> float:
-        return self.timeout.speaks_at
 
     def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
         """Say a line that ends nothing, long before the limit."""
@@ -294,7 +272,7 @@ class Coordinator:
 
     def dump(self) -> str:
         """Return its whole state as text, one line for a field, without the story and the plans."""
-        names = [one.name for one in fields(self) if one.name not in ("events", "plans", "programs", "versions")]
+        names = [one.name for one in fields(self) if one.name not in ("events", "plans", "programs")]
         lines = [f"{name}: {getattr(self, name)!r}" for name in names]
         return "\n".join(line[:MOST_DUMPED] for line in [*lines, f"plans of: {', '.join(self.plans)}"])
 

@@ -9,8 +9,8 @@ from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog import dependencies
-from distdl_jax.watchdog.call_log import CallWindow
 from distdl_jax.watchdog.coordinator import EVENTS, PAUSES, Coordinator
+from distdl_jax.watchdog.dependencies import Dependencies
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail, Question, Replay, Say, Wait
 
 LIMITS = TimeLimits(100.0, 1000.0)
@@ -124,8 +124,10 @@ def test_different_calls_are_looked_at_before_anything_is_said_of_them():
     states = {0: IN_CALL, 1: replace(LEFT, calls=calls("fg"))}
     for names, said in (("fg", True), ("ff", False)):
         played = Played(states, all_reduce(0, 1))
-        played.details = {0: Detail(window=CallWindow(3, tuple("fff"))), 1: Detail(window=CallWindow(2, tuple(names)))}
         assert played.tick() == ask(1, 0, 1)
+        for worker, in_full in ((0, "fff"), (1, names)):
+            state = played.states[worker]
+            played.states[worker] = replace(state, calls=replace(state.calls, names=tuple(in_full)))
         posts = played.answer(1)
         assert bool(posts) == said and (not said or "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text)
 
@@ -224,15 +226,20 @@ def test_the_report_says_whose_call_has_ended_where_others_are_still_in_it():
     assert "Worker 1 came to call 3, of f, whose plan was found to complete" in text and "an exception" in text
 
 
-def test_equal_plans_are_kept_once_and_of_too_many_nothing_is_certain():
-    coordinator = Coordinator.new((0, 1), LIMITS)
-    for _ in range(3):
-        coordinator = coordinator.remember("f", all_reduce(0, 1))
-    assert len(coordinator.versions["f"]) == 1 and coordinator.plans["f"][0].required >= {1}
+def test_of_several_plans_of_a_function_what_holds_in_all_is_certain():
+    coordinator = Coordinator.new((0, 1, 2), LIMITS)
     for count in range(40):
-        operation = Operation("allreduce", (0, 1), count=count)
-        coordinator = coordinator.remember("f", {0: (operation,), 1: (operation,)})
-    assert not coordinator.plans["f"][0].required and not coordinator.plans["f"][0].fixed
+        coordinator = coordinator.remember("f", dict.fromkeys((0, 1), (Operation("allreduce", (0, 1), count=count),)))
+        both = Dependencies(frozenset({0, 1}), frozenset({0, 1}))
+        assert coordinator.plans["f"][0] is coordinator.plans["f"][1] == both
+    send = {0: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=0),)}
+    coordinator = coordinator.remember("f", {**send, 1: (Loop(None, send[2]),)})
+    assert coordinator.plans["f"] == {
+        0: Dependencies(frozenset(), frozenset({0, 1, 2})),
+        1: Dependencies(frozenset(), frozenset({0, 1}), fixed=False),
+        2: Dependencies(frozenset(), frozenset({0})),
+    }
+    assert coordinator.programs["f"][0] == send[0]
 
 
 def test_who_has_ended_says_now_and_then_who_is_waited_for():
