@@ -39,7 +39,7 @@ MOST_ELSEWHERE = 8000
 REPORTED_OPERATIONS = 12
 """How many of a worker's last operations its report lists."""
 
-REPORTED_EVENTS = 12
+REPORTED_EVENTS = 16
 """How many of the coordinator's last transitions worker 0's report lists."""
 
 
@@ -54,7 +54,7 @@ class Run:
 
 
 class Agent:
-    """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the threads of the program.
+    """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the program's threads.
 
     - `members`: the workers of its world, by their ranks in COMM_WORLD.
     - `epoch`: how many agreements have failed so far.
@@ -273,7 +273,10 @@ class Agent:
         if operations := last_operations():
             lines += ["Its last operations:", *operations[-REPORTED_OPERATIONS:]]
         if (coordinator := self._coordinator) is not None:
-            lines += ["What worker 0 was told last:", *coordinator.story()[-REPORTED_EVENTS:]]
+            lines += [
+                "What worker 0 was told last, and did, by its own clock:",
+                *coordinator.story()[-REPORTED_EVENTS:],
+            ]
             if current_settings().debug:
                 lines += ["What worker 0 knows:", coordinator.dump()]
         say("\n".join(lines) + "\n")

@@ -201,7 +201,7 @@ class Coordinator:
         timeout, waits = self.timeout.closed()
         limits = WaitLimits(self.states, self.plans, self.limits)
         least, most = (part * self.limits.waiting for part in ASKED)
-        known, posts = self, list[tuple[int, ToWorker]]()
+        posts: Posts = []
         overdue: list[tuple[float, int, Wait]] = []
         for worker, wait, seconds in waits:
             if wait.kind == "left":
@@ -215,10 +215,12 @@ class Coordinator:
                 if seconds >= limit and _is_in(self.states[worker], wait):
                     overdue.append((limit, worker, wait))
                 due_at = timeout.began_at + min(max(limit - seconds, least), most)
-                what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
-                known = known._with_event(now, worker, what)
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
-        known = replace(known, timeout=timeout)
+        known = replace(self, timeout=timeout)
+        if waits:
+            longest, wait, seconds = max(waits, key=lambda one: one.seconds)
+            what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
+            known = known._with_event(now, longest, what)
         if not overdue:
             return known, posts
         limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
@@ -265,7 +267,7 @@ class Coordinator:
     def story(self, worker: int | None = None) -> list[str]:
         """Return a line for each of the last transitions, the last one last: all, or those of one worker and of all."""
         return [
-            f"after {seconds_text(event.time)}: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
+            f"{event.time:10.1f} s: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
             for event in self.events
             if worker is None or event.worker in (None, worker)
         ]

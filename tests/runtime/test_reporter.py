@@ -2,7 +2,8 @@
 
 import pytest
 
-from distdl_jax.settings import TimeLimits
+from distdl_jax.settings import Settings, TimeLimits
+from distdl_jax.watchdog import agent as agent_module
 from distdl_jax.watchdog.agent import Agent
 from distdl_jax.watchdog.deadlock import State
 from distdl_jax.watchdog.main_thread import Sample
@@ -92,16 +93,16 @@ def test_after_the_end_of_its_program_it_only_says_that_the_coordinator_is_silen
 
 
 class Letters:
-    """A mailbox into which nothing comes."""
+    """A mailbox into which these have come."""
 
-    def __init__(self):
-        self.posted = []
+    def __init__(self, *arrived):
+        self.arrived, self.posted = list(arrived), []
 
     def post(self, message, to):
         self.posted.append(message)
 
     def next(self):
-        return None
+        return (0, self.arrived.pop(0)) if self.arrived else None
 
 
 class Talk:
@@ -126,3 +127,34 @@ def test_an_agreement_of_some_is_seen_in_the_world_of_all():
     (state, *_) = (message.state for message in messages[1])
     assert (state.kind, state.waits_for) == ("elsewhere", (2,))
     assert [any(message.waits for message in posted) for posted in messages] == [False, True, False]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_worker_0_reports_the_story_and_for_debugging_the_whole_state(monkeypatch, debug):
+    reports = []
+    monkeypatch.setattr(agent_module, "say", reports.append)
+    monkeypatch.setattr(agent_module, "current_settings", lambda: Settings(debug=debug))
+    mailbox = Letters(Answer(1, State("left", status=3)), EndJob(1, "why"))
+    with acting_as(WorkerStatus(0, 2)):
+        agent = Agent(mailbox, 0, (0, 1), TimeLimits(LIMIT, LIMIT))
+        agent.turn(Sample(), 7.0, [agent])
+    (report,) = reports
+    assert report.startswith("Worker 0 of 2") and "7.0 s: worker 1 has ended its program with exit status 3\n" in report
+    assert ("kind='left'" in report) == ("concluded: ()" in report) == debug
+    assert mailbox.posted[-1].question == 1  # it has reported
+
+
+def test_a_message_that_moves_while_the_worker_is_looked_at_seems_to_be_on_its_way(monkeypatch):
+    """What came in is counted before the state is looked at, what went out after it."""
+    with acting_as(WorkerStatus(0, 2)):
+        agent = Agent(Letters(Question(1)), 0, (0, 1), TimeLimits(LIMIT, LIMIT))
+        agent.channel = talk = Talk(agent)
+
+        def look():
+            talk.sent[1] = talk.received[1] = 1
+            return State("agreeing", "", "a sum", (1,), 1)
+
+        monkeypatch.setattr(agent, "_agreement", look)
+        agent.turn(Sample(), 7.0, [agent])
+    (answer,) = agent._mailbox.posted
+    assert (answer.detail.sent, answer.detail.received) == ({1: 1}, {})
