@@ -111,7 +111,7 @@ class Coordinator:
                 return self._fail(text, about, now) if epoch == self.epoch else (self, [])
             case Answer(worker, state):
                 known = self if state.is_as(self.states[worker]) else self._with_event(now, worker, state.describe())
-                states, timeout = {**known.states, worker: state}, known.timeout.hear(message, now)
+                states, timeout = {**known.states, worker: state}, known.timeout.hear(message)
                 known = replace(known, states=states, timeout=timeout, seeks_at=self.rests_until)
                 return known._confirm(message, now)
 
@@ -135,7 +135,7 @@ class Coordinator:
         return [
             (timeout.speaks_at, self._speak_of_the_silent),
             (timeout.closes_at(self.limits.waiting), self._close),
-            (timeout.due_at, self._ask_all),
+            (timeout.asks_at(self.limits.waiting), self._ask_all),
             (min(self.seeks_at, seeks_at), self._seek),
         ]
 
@@ -205,16 +205,16 @@ class Coordinator:
         overdue: list[tuple[float, int, Wait]] = []
         for worker, wait, seconds in waits:
             if wait.kind == "left":
-                if now >= timeout.line_at:
+                due_at = timeout.asked_at + pause_after(wait.seconds)
+                if timeout.asked_at >= timeout.line_at:
                     line = self._situation(now).line_about_the_end(wait.seconds)
                     posts = [(worker, Say(line))] if line else []
-                    timeout = replace(timeout, line_at=now + pause_after(wait.seconds))
-                due_at = timeout.line_at
+                    timeout = replace(timeout, line_at=due_at)
             else:
                 limit = limits.of(worker, wait)
                 if seconds >= limit and _is_in(self.states[worker], wait):
                     overdue.append((limit, worker, wait))
-                due_at = timeout.began_at + min(max(limit - seconds, least), most)
+                due_at = timeout.asked_at + min(max(limit - seconds, least), most)
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
         known = replace(self, timeout=timeout)
         if waits:

@@ -143,7 +143,7 @@ class Reporter:
             if not (is_new or known._is_worth_telling(state, now)):
                 state = replace(State("running"), calls=facts.calls)
             if is_new or known._is_news(state, now):
-                posts = [Answer(self.rank, state, waits)]
+                posts = [Answer(self.rank, state, waits if is_new else ())]
         known = replace(known, announced=keys)
         if posts:
             known = replace(known, reported=state, reported_at=now, questions=())

@@ -278,7 +278,7 @@ def test_who_is_silent_is_never_said_to_be_at_work():
     played.announces(0, Wait("left", 0, 60.0), 60.0)
     played.answer(1, 0, now=60.0)
     (_, first), *_ = played.tick(72.0)
-    *_, (_, line) = played.tick(160.0)
+    (line,) = (message for _, message in played.tick(160.0) if isinstance(message, Say))
     assert "worker 1 was not heard from for 12 s" in first.text
     assert "the job goes on: worker 1 was not heard from for 100 s." in line.text
 
@@ -315,7 +315,15 @@ def test_a_wait_that_is_announced_meanwhile_is_in_the_next_question():
     played.answer(number, 0, 1, now=10.0)
     played.hear(Answer(2, played.states[2], (Wait("agreeing", 1, 101.0),)), 10.1)
     played.answer(number, 2, now=10.1)
-    assert played.tick(10.1) == to_all(Question(number + 1), 3)
+    assert played.tick(10.1) == [] and played.tick(11.5) == []
+    assert played.tick(10.0 + 100 / 64) == to_all(Question(number + 1), 3)
+
+
+def test_a_wait_is_looked_at_soon_though_others_have_ended_long_ago():
+    played = Played({0: LEFT, 1: replace(AGREEING, waits_for=(2,)), 2: RUNNING})
+    clock(played, 3000.0, "left", now=3000.0)
+    assert played.tick(5900.0) == []
+    assert played.announces(1, Wait("agreeing", 1, 7.0), 5900.0) == 2
 
 
 def test_while_one_waits_all_are_asked_at_parts_of_the_limit():
