@@ -333,7 +333,7 @@ def test_while_one_waits_all_are_asked_at_parts_of_the_limit():
         assert played.coordinator.timeout.due_at == pytest.approx(seconds + again)
 
 
-def test_who_answers_another_question_first_has_yet_to_answer_the_roll():
+def test_who_answers_another_question_first_has_yet_to_answer_this_one():
     played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING})
     number = played.announces(0, Wait("agreeing", 1, 1000.0), 1000.0)
     played.answer(number, 0, now=1000.0)
