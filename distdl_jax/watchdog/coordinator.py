@@ -15,7 +15,7 @@ from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.clock import ASKED, pause_after, seconds_text
-from distdl_jax.watchdog.confirmation import Confirmation, Inquiry
+from distdl_jax.watchdog.confirmation import Confirmation, OpenQuestion
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
 from distdl_jax.watchdog.dependencies import Plans, dependencies_of_all, in_both
 from distdl_jax.watchdog.messages import (
@@ -83,7 +83,7 @@ class Coordinator:
     timeout: Timeout = field(default=Timeout())
     concluded: tuple[tuple[int, str, int], ...] = ()
     epoch: int = 0
-    end: Inquiry = field(default=Inquiry())
+    end: OpenQuestion = field(default=OpenQuestion())
     events: tuple[Event, ...] = ()
 
     @classmethod
@@ -155,7 +155,7 @@ class Coordinator:
                 return known, []
             pause = before.pause
         number = self.questions + 1
-        known = replace(known, questions=number, confirmation=Confirmation(Inquiry(number, said), said, pause))
+        known = replace(known, questions=number, confirmation=Confirmation(OpenQuestion(number, said), said, pause))
         known = known._with_event(now, None, f"{workers_text(tuple(said))} asked to confirm: {found.text}")
         return known, [(worker, Question(number, in_full=True)) for worker in said]
 
@@ -166,11 +166,11 @@ class Coordinator:
         """Take in an answer to the confirmation's question, if it is one; with the last one, draw the conclusion."""
         if (confirmation := self.confirmation) is None:
             return self, []
-        inquiry = confirmation.inquiry.with_answer(answer)
-        if inquiry is confirmation.inquiry:
+        question = confirmation.question.with_answer(answer)
+        if question is confirmation.question:
             return self, []
-        confirmation = replace(confirmation, inquiry=inquiry)
-        if not inquiry.is_complete:
+        confirmation = replace(confirmation, question=question)
+        if not question.is_complete:
             return replace(self, confirmation=confirmation), []
         view = confirmation.view(self.plans)
         view = replace(view, states={**view.states, **self._failed()})
@@ -192,7 +192,7 @@ class Coordinator:
     def _ask_all(self, now: float) -> tuple[Coordinator, Posts]:
         """Ask all workers; once more where some have yet to answer, so that the others hear of the coordinator."""
         timeout = self.timeout.asked(self.questions + 1, self.size, now, self.limits.waiting)
-        number = timeout.inquiry.number
+        number = timeout.question.number
         known = replace(self, questions=max(self.questions, number), timeout=timeout)
         return known._with_event(now, None, "all are asked, for one waits"), self._to_all(Question(number))
 
@@ -252,7 +252,7 @@ class Coordinator:
 
     def _end(self, text: str, about: Workers, now: float) -> tuple[Coordinator, Posts]:
         number = self.questions + 1
-        known = replace(self, questions=number, end=Inquiry(number, range(self.size)))
+        known = replace(self, questions=number, end=OpenQuestion(number, range(self.size)))
         known = known._with_event(now, None, f"the job ends, because of {workers_text(about)}")
         return known, self._to_all(EndJob(number, text, self._global(about)))
 

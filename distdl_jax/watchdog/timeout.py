@@ -14,7 +14,7 @@ from typing import NamedTuple
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.clock import ASKED, FIRST_LINE
-from distdl_jax.watchdog.confirmation import Inquiry
+from distdl_jax.watchdog.confirmation import OpenQuestion
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
 from distdl_jax.watchdog.messages import Answer, Detail, Wait
@@ -37,7 +37,7 @@ class Counted(NamedTuple):
 class Timeout:
     """The questions to all workers, and the accounts of what they compile.
 
-    - `inquiry`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
+    - `question`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
     - `is_announced`: whether a wait was announced since.
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
@@ -46,7 +46,7 @@ class Timeout:
       many these were when each wait began, by worker, kind and number.
     """
 
-    inquiry: Inquiry = field(default=Inquiry())
+    question: OpenQuestion = field(default=OpenQuestion())
     asked_at: float = -NEVER
     due_at: float = NEVER
     is_announced: bool = False
@@ -63,9 +63,9 @@ class Timeout:
         if answer.worker in self.silent or answer.worker in self.mentioned:
             silent = {worker: since for worker, since in self.silent.items() if worker != answer.worker}
             known = replace(known, silent=silent, mentioned=self.mentioned - {answer.worker})
-        inquiry = self.inquiry.with_answer(answer)
-        is_announced = self.is_announced or (inquiry is self.inquiry and bool(answer.waits))
-        return replace(known, inquiry=inquiry, is_announced=is_announced)
+        question = self.question.with_answer(answer)
+        is_announced = self.is_announced or (question is self.question and bool(answer.waits))
+        return replace(known, question=question, is_announced=is_announced)
 
     def asks_at(self, limit: float) -> float:
         """Return when all workers are asked next."""
@@ -74,25 +74,25 @@ class Timeout:
     def asked(self, number: int, size: int, now: float, limit: float) -> Timeout:
         """Ask all workers now: by this number, or once more by that of the question that some have yet to answer."""
         known = replace(self, asked_at=now, due_at=now + (ASKED[1] * limit or FIRST_LINE), is_announced=False)
-        if self.inquiry.number:
+        if self.question.number:
             return replace(known, silent=self.missing)
-        return replace(known, inquiry=Inquiry(number, range(size)))
+        return replace(known, question=OpenQuestion(number, range(size)))
 
     @property
     def missing(self) -> dict[int, float]:
         """Since when each worker is silent that has yet to answer."""
-        return {worker: self.silent.get(worker, self.asked_at) for worker in self.inquiry.missing}
+        return {worker: self.silent.get(worker, self.asked_at) for worker in self.question.missing}
 
     def closes_at(self, limit: float) -> float:
         """Return when it is decided, if nobody answers any more: a silent worker is waited for as long as the limit."""
-        if not self.inquiry.number:
+        if not self.question.number:
             return NEVER
-        return -NEVER if self.inquiry.is_complete else max(self.missing.values()) + (limit or NEVER)
+        return -NEVER if self.question.is_complete else max(self.missing.values()) + (limit or NEVER)
 
     @cached_property
     def waiting(self) -> int | None:
         """The first worker that has answered that it waits."""
-        return min((worker for worker, answer in self.inquiry.answers.items() if answer.waits), default=None)
+        return min((worker for worker, answer in self.question.answers.items() if answer.waits), default=None)
 
     @property
     def speaks_at(self) -> float:
@@ -104,7 +104,7 @@ class Timeout:
 
     def closed(self) -> tuple[Timeout, list[Counted]]:
         """Close the question, and return the waits with the seconds of each in which no worker has compiled."""
-        answers = self.inquiry.answers
+        answers = self.question.answers
         before = {worker: self.details.get(worker, Detail()) for worker in answers}
         new = sum(answer.detail.compiled - before[worker].compiled for worker, answer in answers.items())
         # Of all together, no more than has passed: by their own clocks, for the coordinator's may have stood still, and
@@ -120,7 +120,9 @@ class Timeout:
                 began[key] = max(compiled - wait.seconds, self.before.get(key, 0.0))
                 counted.append(Counted(worker, wait, wait.seconds - (compiled - began[key])))
         details = {**self.details, **{worker: answer.detail for worker, answer in answers.items()}}
-        known = replace(self, inquiry=Inquiry(), silent=self.missing, details=details, compiled=compiled, before=began)
+        known = replace(
+            self, question=OpenQuestion(), silent=self.missing, details=details, compiled=compiled, before=began
+        )
         return replace(known, due_at=NEVER), sorted(counted)
 
 
