@@ -112,13 +112,12 @@ class Played:
                 for to, answer in posts:
                     self.post(rank, answer, to)
             else:
-                worker.reporter, _ = worker.reporter.hear(message, self.now)
+                worker.reporter = worker.reporter.hear(message, self.now)
         calls = replace(worker.log.summary(), passed=worker.log.number)
-        worker.reporter, posts, orders = worker.reporter.look(
-            replace(facts, calls=calls), self.now, lambda in_full: Detail(compiled, self.now)
-        )
-        assert orders.finish is None and worker.reporter.end is None
+        facts = replace(facts, calls=calls, detail=Detail(compiled, self.now))
+        worker.reporter, posts = worker.reporter.look(facts, self.now)
         for message in posts:
+            assert isinstance(message, Answer)
             self.post(rank, message, 0)
         if rank == 0:
             self.coordinator, posts = self.coordinator.tick(self.now)
@@ -136,12 +135,12 @@ class Played:
             for rank in range(len(self.workers)):
                 if rank < 2 or (turn + rank) % 20 == 0:
                     worker = self.workers[rank]
-                    told, compiled = facts(rank, self.now)
-                    if told.run != worker.run and told.run:
+                    seen, compiled = facts(rank, self.now)
+                    if seen.run != worker.run and seen.run:
                         worker.log.begin("step")
                         worker.log.end(True)
-                    worker.run = told.run
-                    self.turn(rank, replace(told, program=worker.log.number if told.run else 0), compiled)
+                    worker.run = seen.run
+                    self.turn(rank, replace(seen, program=worker.log.number if seen.run else 0), compiled)
         return {
             "worker 0": self.spent[0] / seconds,
             "another worker": self.spent[1] / seconds,

@@ -21,11 +21,12 @@ from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.clock import PATIENCE
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.flight_recorder import last_operations
 from distdl_jax.watchdog.main_thread import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
-from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, Mailbox, Message, Posts, Say
+from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
 from distdl_jax.watchdog.replay import OthersArePast
-from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
+from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
 
 TO_REPORT = (1.0, 10.0)
@@ -38,7 +39,7 @@ MOST_ELSEWHERE = 8000
 REPORTED_OPERATIONS = 12
 """How many of a worker's last operations its report lists."""
 
-REPORTED_EVENTS = 12
+REPORTED_EVENTS = 16
 """How many of the coordinator's last transitions worker 0's report lists."""
 
 
@@ -53,7 +54,7 @@ class Run:
 
 
 class Agent:
-    """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the program's.
+    """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the program's threads.
 
     - `members`: the workers of its world, by their ranks in COMM_WORLD.
     - `epoch`: how many agreements have failed so far.
@@ -76,7 +77,7 @@ class Agent:
         self._run = Run()
         self._seen = Facts()
         self._left: int | None = None
-        self._end: tuple[str, float] | None = None
+        self._ends_at: float | None = None
         self._agents, self._covered = 0, False
 
     # --- in the program's thread ---
@@ -117,7 +118,7 @@ class Agent:
             self._mailbox.begin_barrier()
 
     def all_have_left(self) -> bool:
-        """Whether the programs of all workers have ended."""
+        """Return whether the programs of all workers have ended."""
         with mpi_lock:
             return self._mailbox.has_met()
 
@@ -143,25 +144,32 @@ class Agent:
         try:
             self._seen = self._facts(sample, now, agents)
         finally:  # what can't be seen of the worker must not stop the clock
-            self._report_seen(sample, now)
+            self._take_turn(now)
 
-    def _report_seen(self, sample: Sample, now: float) -> None:
-        self._reporter, answers, orders = self._reporter.look(
-            self._seen, now, lambda in_full: self._detail(in_full, sample, now)
-        )
-        for message in answers:
-            self._post(message, COORDINATOR)
-        self._obey(orders)
+    def _take_turn(self, now: float) -> None:
+        self._reporter, messages = self._reporter.look(self._seen, now)
+        for message in messages:
+            if isinstance(message, Answer):
+                self._post(message, COORDINATOR)
+            else:
+                self._hear(message, now)
         self._coordinate(lambda coordinator: coordinator.tick(now))
-        if self._end is not None and (monotonic() > self._end[1] or self._have_all_reported()):
-            self._finish(self._end[0])
+        if self._ends_at is not None and (monotonic() > self._ends_at or self._have_all_reported()):
+            assert self._reporter.end is not None
+            end_the_job(f"distdl_jax ends the job. {self._reporter.end.text}\n")
 
     def _hear(self, message: Message, now: float) -> None:
-        if isinstance(message, Answer | CannotAgree):
-            self._coordinate(lambda coordinator: coordinator.hear(message, now))
-        else:
-            self._reporter, orders = self._reporter.hear(message, now)
-            self._obey(orders)
+        match message:
+            case Answer() | CannotAgree():
+                self._coordinate(lambda coordinator: coordinator.hear(message, now))
+            case Say(text):
+                say(text)
+            case _:
+                self._reporter = self._reporter.hear(message, now)
+        if self._ends_at is None and (end := self._reporter.end) is not None:
+            self._report(end)
+            # Without a question nobody collects the reports of others.
+            self._ends_at = monotonic() + (TO_REPORT[self._rank != COORDINATOR] if end.question else 0.0)
 
     def _coordinate(self, step: Callable[[Coordinator], tuple[Coordinator, Posts]]) -> None:
         """Take a step of the coordinator, where it is this worker, and send what it says."""
@@ -182,35 +190,48 @@ class Agent:
     # --- what is seen of the worker ---
 
     def _facts(self, sample: Sample, now: float, agents: Sequence[Agent]) -> Facts:
-        status = self._status
+        status, channel = self._status, self.channel
+        # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
+        received = {} if channel is None else dict(channel.received)
         agreement = self._agreement()
         passed = self.calls.passed  # before the programs are looked at
         if not sample.run and not status.tokens_pending():
             self._done = max(self._done, passed)
         run = self._look_into(sample) if sample.run else Run()
-        calls = self.calls.summary(self._done)
+        calls = self.calls.summary(self._done, any(question.in_full for question in self._reporter.questions))
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
         where = main_line() if self._reporter.questions and not run.where else run.where
         where = where if self._left is None else ""
-        compiles, covered = sample.compiles > 0, self._is_covered(agents)
-        return Facts(calls, agreement, sample.run, run.program, run.function, compiles, where, self._left, covered)
+        return Facts(
+            calls,
+            agreement,
+            sample.run,
+            run.program,
+            run.function,
+            sample.compiles > 0,
+            where,
+            self._left,
+            self._is_covered(agents),
+            Detail(sample.compiled, now, {} if channel is None else dict(channel.sent), received),
+        )
 
-    def _agreement(self) -> Agreement | None:
+    def _agreement(self) -> State | None:
         """Return the agreement that the worker is in, of this world or another."""
         waiting = self._status.waiting
         if waiting is None:
             return None
-        channel, waits_for = waiting.channel, waiting.waits_for
-        if channel is None:  # they open a world
-            waits_for = self._here(waits_for, waits_for)
-        elif not isinstance(agent := channel.monitor, Agent):
-            return None
-        elif agent is self:
-            return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for)
-        else:
+        agent, waits_for = waiting.channel and waiting.channel.monitor, waiting.waits_for
+        kind: Kind = "agreeing" if agent is self else "elsewhere"
+        if agent is self:
+            pass
+        elif isinstance(agent, Agent):
             waits_for = self._here(agent.members, tuple(agent.members[worker] for worker in waits_for))
-        return Agreement(waiting.number, waiting.purpose, waiting.where, waits_for, elsewhere=True)
+        elif agent is None:  # they open a world
+            waits_for = self._here(waits_for, waits_for)
+        else:
+            return None
+        return State(kind, waiting.where, waiting.purpose, waits_for, waiting.number)
 
     def _here(self, world: Workers, workers: Workers) -> Workers:
         """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
@@ -232,7 +253,7 @@ class Agent:
         return self._covered
 
     def _look_into(self, sample: Sample) -> Run:
-        """A run of a program, looked into when it has lasted for a while."""
+        """Return what is known of a run of a program, once it has lasted for a while."""
         if self._run.number == sample.run or sample.seconds < PATIENCE:
             return self._run if self._run.number == sample.run else Run()
         status = self._status
@@ -249,39 +270,22 @@ class Agent:
         self._run = run
         return run
 
-    def _detail(self, in_full: bool, sample: Sample, now: float) -> Detail:
-        detail = Detail(sample.compiled, now)
-        if not in_full or self.channel is None:
-            return detail
-        sent, received = dict(self.channel.sent), dict(self.channel.received)
-        return replace(detail, window=self.calls.window(), sent=sent, received=received)
-
     # --- the end ---
 
-    def _obey(self, orders: Orders) -> None:
-        if orders.say is not None:
-            say(orders.say)
-        if orders.report:
-            self._report()
-        if orders.finish is not None:
-            self._finish(orders.finish)
-        if self._end is None and self._reporter.end is not None:
-            self._end = (self._reporter.end.text, monotonic() + TO_REPORT[self._rank != COORDINATOR])
-
-    def _report(self) -> None:
-        """Write where this worker is; worker 0, what its coordinator saw last, too."""
+    def _report(self, end: EndJob) -> None:
+        """Write where this worker is; worker 0, what its coordinator was told last, too."""
         who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
         state = self._reporter.reported
         lines = [f"{who}, {state.describe()}. Its Python stack:", stack_text(user_frames(main_stack())).rstrip("\n")]
         if operations := last_operations():
             lines += ["Its last operations:", *operations[-REPORTED_OPERATIONS:]]
         if (coordinator := self._coordinator) is not None:
-            lines += ["What worker 0 was told last:", *coordinator.story()[-REPORTED_EVENTS:]]
+            lines += [
+                "What worker 0 was told last, and did, by its own clock:",
+                *coordinator.story()[-REPORTED_EVENTS:],
+            ]
             if current_settings().debug:
                 lines += ["What worker 0 knows:", coordinator.dump()]
         say("\n".join(lines) + "\n")
-        if (end := self._reporter.end) is not None:
+        if end.question:
             self._post(Answer(self._rank, state, question=end.question), COORDINATOR)
-
-    def _finish(self, text: str) -> None:
-        end_the_job(f"distdl_jax ends the job. {text}\n")

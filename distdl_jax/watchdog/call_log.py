@@ -9,28 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from zlib import crc32
 
 REMEMBERED = 1024
-"""Of how many calls the names are remembered."""
+"""Of how many calls the names and digests are remembered."""
 
 DIGESTS = 32
-"""Of how many of the last calls a worker tells the digests."""
-
-
-@dataclass(frozen=True)
-class CallWindow:
-    """The names of the last calls of one worker, up to number `last`."""
-
-    last: int = 0
-    names: tuple[str, ...] = ()
-
-    def name_of(self, call: int) -> str | None:
-        """The function of the given call (from 1); None where it is not remembered."""
-        place = len(self.names) - (self.last - call) - 1
-        return self.names[place] if 0 <= place < len(self.names) else None
+"""Of how many of the last calls a worker tells the digests, unless it is asked in full."""
 
 
 class Earlier(NamedTuple):
@@ -42,10 +29,11 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True)
 class Calls:
-    """What a worker tells of its calls.
+    """The calls of a worker, as it tells them.
 
     - `number`, `name`: its last call that counts, and the function of it.
     - `digests`: of all calls up to each of the last ones, the last one last; none where they can't be compared.
+    - `names`: their functions, for who has asked in full; then there are more of both.
     - `inside`: whether it is in the last one. `tracing`: whether it traces it; `agreed_before`: what it traces was
       agreed on in an earlier call.
     - `passed`: up to which call it will trace, and agree on, nothing any more.
@@ -62,26 +50,36 @@ class Calls:
     passed: int = 0
     done: int = 0
     mixed: bool = False
+    names: tuple[str, ...] = ()
 
     def digest_at(self, call: int) -> int | None:
-        """That of the calls up to the given one; None where it is not told."""
+        """Return that of the calls up to the given one; None where it is not told."""
         place = len(self.digests) - (self.number - call) - 1
         return self.digests[place] if 0 <= place < len(self.digests) else None
 
+    def first_difference(self, other: Calls) -> int | None:
+        """Return the first call that both tell, by its number, and that is another function's on each."""
+        first = max(calls.number - len(calls.names) for calls in (self, other)) + 1
+        return next((n for n in range(first, min(self.number, other.number) + 1) if self[n] != other[n]), None)
+
+    def __getitem__(self, call: int) -> str:
+        """Return the function of a call that is told in full."""
+        return self.names[call - self.number - 1]
+
     def agrees_with(self, other: Calls) -> bool:
-        """Whether both are known to have made the same calls, as far as both have come."""
+        """Return whether both are known to have made the same calls, as far as both have come."""
         last = min(self.number, other.number)
         digest = self.digest_at(last)
         return digest is not None and digest == other.digest_at(last)
 
     def differs_from(self, other: Calls) -> bool:
-        """Whether both are known to have made different calls."""
+        """Return whether both are known to have made different calls."""
         last = min(self.number, other.number)
-        ours, theirs = self.digest_at(last), other.digest_at(last)
-        return ours is not None and theirs is not None and ours != theirs
+        digests = self.digest_at(last), other.digest_at(last)
+        return None not in digests and digests[0] != digests[1]
 
     def has_passed(self, other: Calls) -> bool:
-        """Whether this worker is known to have passed the call that the other one traces."""
+        """Return whether this worker is known to have passed the call that the other one traces."""
         if not (other.inside and other.tracing and other.digests) or self.passed < other.number:
             return False
         return self.digest_at(other.number) == other.digests[-1]
@@ -93,17 +91,16 @@ class CallLog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: deque[str] = deque(maxlen=REMEMBERED)
-        self._digests: deque[int] = deque([0], maxlen=DIGESTS)
+        self._digests: deque[int] = deque([0], maxlen=REMEMBERED)
         self._comparable = True
         self.number = 0
         self.inside = False
         self.tracing = False
         self.agreed_before = False
         self.passed = 0
-        self.mixed = False
 
     def begin(self, name: str) -> None:
-        """A call that counts."""
+        """Begin a call that counts."""
         with self._lock:
             self._names.append(name)
             self._digests.append(crc32(name.encode(), self._digests[-1]))
@@ -111,7 +108,7 @@ class CallLog:
             self.inside = True
 
     def end(self, completed: bool) -> None:
-        """The last call is over; if it raised, nobody knows whether others have got further in theirs."""
+        """End the last call; if it raised, nobody knows whether others have got further in it."""
         with self._lock:
             self.inside = self.tracing = self.agreed_before = False
             if completed:
@@ -120,7 +117,7 @@ class CallLog:
                 self._comparable = False
 
     def undo(self) -> None:
-        """The last call has raised before it told anybody anything: to the others it was none."""
+        """Take the last call back. It has raised before it told anybody anything: to the others it was none."""
         with self._lock:
             self.inside = self.tracing = self.agreed_before = False
             self._names.pop()
@@ -129,7 +126,7 @@ class CallLog:
             self.number -= 1
 
     def agree(self, number: int, name: str) -> None:
-        """All workers have agreed on the plan of their call, and that it is the given one."""
+        """Record that all workers have agreed on the plan of their call, and on its number."""
         with self._lock:
             self._names.clear()
             self._names.append(name)
@@ -140,38 +137,29 @@ class CallLog:
             self.inside = True
 
     def cannot_compare(self) -> None:
-        """From now on, until all agree again, nothing follows from the calls."""
+        """Conclude nothing from the calls from now on, until all agree again."""
         self._comparable = False
 
-    def window(self) -> CallWindow:
-        """The last calls."""
-        with self._lock:
-            if not self._comparable:
-                return CallWindow()
-            return CallWindow(self.number, tuple(self._names))
-
     def earlier(self) -> Earlier:
-        """Those before the one that the worker is in, or is about to make."""
+        """Return those before the one that the worker is in, or is about to make."""
         with self._lock:
             place = -1 - self.inside
             known = self._comparable and len(self._digests) >= -place
             return Earlier(self.number - self.inside, self._digests[place] if known else None)
 
-    def summary(self, done: int = 0) -> Calls:
-        """What to tell of them; up to call `done` all programs have ended."""
+    def summary(self, done: int = 0, in_full: bool = False) -> Calls:
+        """Return what to tell of them; up to call `done` all programs have ended."""
         with self._lock:
             name = self._names[-1] if self._names else ""
+            summary = Calls(self.number, name, (), self.inside, self.tracing)
             if not self._comparable:
-                return Calls(self.number, name, (), self.inside, self.tracing, mixed=self.mixed)
-            digests = tuple(self._digests)
-            return Calls(
-                self.number,
-                name,
-                digests,
-                self.inside,
-                self.tracing,
-                self.agreed_before,
-                self.passed,
-                done,
-                self.mixed,
+                return summary
+            digests, names = tuple(self._digests), tuple(self._names) if in_full else ()
+            return replace(
+                summary,
+                digests=digests if in_full else digests[-DIGESTS:],
+                names=names,
+                agreed_before=self.agreed_before,
+                passed=self.passed,
+                done=done,
             )

@@ -15,7 +15,7 @@ ANNOUNCED = 1 / 16
 """After which part of the limit a worker announces a wait: from then on the coordinator asks all time and again."""
 
 ASKED = (1 / 64, 1 / 4)
-"""After which parts of the limit the coordinator asks all again while one of them waits: at least, and at most."""
+"""After which parts of the limit the coordinator asks all again: at least, and at most while one of them waits."""
 
 GIVEN_UP = 1 + 1 / 16
 """After how many times the limit without a question a worker that has announced a wait ends the job."""

@@ -11,7 +11,7 @@ from distdl_jax.watchdog.messages import Answer
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class OpenQuestion:
     """A question to some workers, by its number, and the answers so far. Without a number nobody is asked."""
 
     number: int = 0
@@ -28,7 +28,7 @@ class Inquiry:
         """Whether a question was asked, and all have answered it."""
         return self.number > 0 and len(self.answers) == len(self.workers)
 
-    def with_answer(self, answer: Answer) -> Inquiry:
+    def with_answer(self, answer: Answer) -> OpenQuestion:
         """Take in an answer, if it is one to this question."""
         if not self.number or answer.question != self.number:
             return self
@@ -43,7 +43,7 @@ class Confirmation:
     message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
     """
 
-    inquiry: Inquiry
+    question: OpenQuestion
     said: Mapping[int, State]
     pause: float
     again_at: float = float("inf")
@@ -54,7 +54,7 @@ class Confirmation:
 
     def view(self, plans: Plans) -> View:
         """Return what is certain by now; nothing is of workers that have moved."""
-        answers = self.inquiry.answers
+        answers = self.question.answers
         states = {
             worker: answer.state if answer.state.is_as(self.said[worker]) else replace(answer.state, kind="running")
             for worker, answer in answers.items()
@@ -64,4 +64,4 @@ class Confirmation:
             a, b = answers.get(sender), answers.get(receiver)
             return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
 
-        return View(states, plans, {worker: a.detail.window for worker, a in answers.items()}, coming)
+        return View(states, plans, coming)

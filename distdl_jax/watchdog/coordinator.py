@@ -7,7 +7,7 @@ timeout, whose time the user sets, asks all where one has waited for long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.clock import ASKED, pause_after, seconds_text
-from distdl_jax.watchdog.confirmation import Confirmation, Inquiry
+from distdl_jax.watchdog.confirmation import Confirmation, OpenQuestion
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
-from distdl_jax.watchdog.dependencies import Dependencies, Plans, dependencies_of_all, equal_plans
+from distdl_jax.watchdog.dependencies import Plans, dependencies_of_all, in_both
 from distdl_jax.watchdog.messages import (
     Answer,
     CannotAgree,
@@ -39,9 +39,6 @@ COORDINATOR = 0
 
 PAUSES = (1.0, 60.0)
 """Seconds before those whom a suspicion is about are asked again: at first, and at most."""
-
-VERSIONS = 16
-"""How many plans of one function are kept: one for each way in which it was traced."""
 
 SEEKS_EVERY = 1e-3
 """Seconds, for each worker, from one look at the states to the next: the larger the world, the more a look costs."""
@@ -66,7 +63,7 @@ class Coordinator:
     """The coordinator of one world; `members`: its workers, by their ranks in COMM_WORLD.
 
     - `states`: the last known state of each worker. `plans`, `programs`: the dependencies of each worker's part in a
-      function, and what it communicates. `versions`: all plans of each function.
+      function, and what it communicated in the last plan.
     - `seeks_at`: when it looks at the states next. `rests_until`: when it may.
     - `questions`: how many it has asked. `confirmation`, `timeout`: the readers of the answers.
     - `concluded`: the waiting workers of the last deadlock that was told. `epoch`: how many failures all were told of.
@@ -79,7 +76,6 @@ class Coordinator:
     states: Mapping[int, State]
     plans: Plans = field(default_factory=dict)
     programs: Mapping[str, Mapping[int, Program]] = field(default_factory=dict)
-    versions: Mapping[str, tuple[Mapping[int, Program], ...]] = field(default_factory=dict)
     seeks_at: float = NEVER
     rests_until: float = 0.0
     questions: int = 0
@@ -87,7 +83,7 @@ class Coordinator:
     timeout: Timeout = field(default=Timeout())
     concluded: tuple[tuple[int, str, int], ...] = ()
     epoch: int = 0
-    end: Inquiry = field(default=Inquiry())
+    end: OpenQuestion = field(default=OpenQuestion())
     events: tuple[Event, ...] = ()
 
     @classmethod
@@ -101,22 +97,10 @@ class Coordinator:
         return len(self.members)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
-        """Keep a plan of the function `name`, which all workers have agreed on."""
-        known = self.versions.get(name, ())
-        if any(equal_plans(programs, earlier) for earlier in known):
-            return replace(self, programs={**self.programs, name: programs})
-        known = (*known, programs)
-        # Of too many, nothing is certain but whom they talk to.
-        part = dependencies_of_all(known, self.size)
-        if len(known) > VERSIONS:
-            part = {worker: Dependencies(partners=one.partners, fixed=False) for worker, one in part.items()}
-            known = known[1:]
-        return replace(
-            self,
-            plans={**self.plans, name: part},
-            programs={**self.programs, name: programs},
-            versions={**self.versions, name: known},
-        )
+        """Keep a plan of the function `name`, which all workers have agreed on; of several, what holds in all."""
+        part = dependencies_of_all(programs, self.size)
+        part = in_both(self.plans[name], part) if name in self.plans else part
+        return replace(self, plans={**self.plans, name: part}, programs={**self.programs, name: programs})
 
     def hear(self, message: ToCoordinator, now: float) -> tuple[Coordinator, Posts]:
         """Take in what a worker tells."""
@@ -127,32 +111,35 @@ class Coordinator:
                 return self._fail(text, about, now) if epoch == self.epoch else (self, [])
             case Answer(worker, state):
                 known = self if state.is_as(self.states[worker]) else self._with_event(now, worker, state.describe())
-                states, timeout = {**known.states, worker: state}, known.timeout.hear(message, now)
+                states, timeout = {**known.states, worker: state}, known.timeout.hear(message)
                 known = replace(known, states=states, timeout=timeout, seeks_at=self.rests_until)
                 return known._confirm(message, now)
 
     def tick(self, now: float) -> tuple[Coordinator, Posts]:
         """Do what is due now: ask workers, have all of them fail, or end the job."""
         known, posts = self, list[tuple[int, ToWorker]]()
-        for due_at, step in (
-            (Coordinator._speaks_at, Coordinator._speak_of_the_silent),
-            (Coordinator._closes_at, Coordinator._close),
-            (Coordinator._asks_at, Coordinator._ask_all),
-            (Coordinator._seeks_at, Coordinator._seek),
-        ):
-            if not known.end.number and now >= due_at(known):
-                known, more = step(known, now)
+        for place in range(len(self._steps())):
+            due_at, step = known._steps()[place]
+            if now >= due_at and not known.end.number:
+                known, more = step(now)
                 posts = posts + more
         return known, posts
 
     def wakes_at(self) -> float:
         """Return when it will have something to say, if nothing happens before."""
-        return min(self._speaks_at(), self._asks_at(), self._closes_at(), self._seeks_at())
+        return min(due_at for due_at, _ in self._steps())
+
+    def _steps(self) -> list[tuple[float, Callable[[float], tuple[Coordinator, Posts]]]]:
+        """Return the steps that it takes, each after the time when it is due."""
+        timeout, seeks_at = self.timeout, self.seeks_at if self.confirmation is None else self.confirmation.again_at
+        return [
+            (timeout.speaks_at, self._speak_of_the_silent),
+            (timeout.closes_at(self.limits.waiting), self._close),
+            (timeout.asks_at(self.limits.waiting), self._ask_all),
+            (min(self.seeks_at, seeks_at), self._seek),
+        ]
 
     # --- what is certain ---
-
-    def _seeks_at(self) -> float:
-        return min(self.seeks_at, NEVER if self.confirmation is None else self.confirmation.again_at)
 
     def _seek(self, now: float) -> tuple[Coordinator, Posts]:
         """Look for a deadlock, and ask the workers that it is about."""
@@ -168,7 +155,7 @@ class Coordinator:
                 return known, []
             pause = before.pause
         number = self.questions + 1
-        known = replace(known, questions=number, confirmation=Confirmation(Inquiry(number, said), said, pause))
+        known = replace(known, questions=number, confirmation=Confirmation(OpenQuestion(number, said), said, pause))
         known = known._with_event(now, None, f"{workers_text(tuple(said))} asked to confirm: {found.text}")
         return known, [(worker, Question(number, in_full=True)) for worker in said]
 
@@ -179,11 +166,11 @@ class Coordinator:
         """Take in an answer to the confirmation's question, if it is one; with the last one, draw the conclusion."""
         if (confirmation := self.confirmation) is None:
             return self, []
-        inquiry = confirmation.inquiry.with_answer(answer)
-        if inquiry is confirmation.inquiry:
+        question = confirmation.question.with_answer(answer)
+        if question is confirmation.question:
             return self, []
-        confirmation = replace(confirmation, inquiry=inquiry)
-        if not inquiry.is_complete:
+        confirmation = replace(confirmation, question=question)
+        if not question.is_complete:
             return replace(self, confirmation=confirmation), []
         view = confirmation.view(self.plans)
         view = replace(view, states={**view.states, **self._failed()})
@@ -202,50 +189,43 @@ class Coordinator:
 
     # --- the timeout ---
 
-    def _asks_at(self) -> float:
-        return self.timeout.due_at
-
     def _ask_all(self, now: float) -> tuple[Coordinator, Posts]:
         """Ask all workers; once more where some have yet to answer, so that the others hear of the coordinator."""
         timeout = self.timeout.asked(self.questions + 1, self.size, now, self.limits.waiting)
-        number = timeout.inquiry.number
+        number = timeout.question.number
         known = replace(self, questions=max(self.questions, number), timeout=timeout)
         return known._with_event(now, None, "all are asked, for one waits"), self._to_all(Question(number))
-
-    def _closes_at(self) -> float:
-        return self.timeout.closes_at(self.limits.waiting)
 
     def _close(self, now: float) -> tuple[Coordinator, Posts]:
         """Decide about all waits, once all have said what they do, who can."""
         timeout, waits = self.timeout.closed()
         limits = WaitLimits(self.states, self.plans, self.limits)
         least, most = (part * self.limits.waiting for part in ASKED)
-        known, posts = self, list[tuple[int, ToWorker]]()
+        posts: Posts = []
         overdue: list[tuple[float, int, Wait]] = []
         for worker, wait, seconds in waits:
             if wait.kind == "left":
-                if now >= timeout.line_at:
+                due_at = timeout.asked_at + pause_after(wait.seconds)
+                if timeout.asked_at >= timeout.line_at:
                     line = self._situation(now).line_about_the_end(wait.seconds)
                     posts = [(worker, Say(line))] if line else []
-                    timeout = replace(timeout, line_at=now + pause_after(wait.seconds))
-                due_at = timeout.line_at
+                    timeout = replace(timeout, line_at=due_at)
             else:
                 limit = limits.of(worker, wait)
                 if seconds >= limit and _is_in(self.states[worker], wait):
                     overdue.append((limit, worker, wait))
-                due_at = timeout.began_at + min(max(limit - seconds, least), most)
-                what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
-                known = known._with_event(now, worker, what)
+                due_at = timeout.asked_at + min(max(limit - seconds, least), most)
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
-        known = replace(known, timeout=timeout)
+        known = replace(self, timeout=timeout)
+        if waits:
+            longest, wait, seconds = max(waits, key=lambda one: one.seconds)
+            what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
+            known = known._with_event(now, longest, what)
         if not overdue:
             return known, posts
         limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
         text = self._situation(now).time_is_up(worker, wait, limit)
         return known._end(text, held_up_by(worker, self.states, self.plans, self.timeout.missing), now)
-
-    def _speaks_at(self) -> float:
-        return self.timeout.speaks_at
 
     def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
         """Say a line that ends nothing, long before the limit."""
@@ -272,7 +252,7 @@ class Coordinator:
 
     def _end(self, text: str, about: Workers, now: float) -> tuple[Coordinator, Posts]:
         number = self.questions + 1
-        known = replace(self, questions=number, end=Inquiry(number, range(self.size)))
+        known = replace(self, questions=number, end=OpenQuestion(number, range(self.size)))
         known = known._with_event(now, None, f"the job ends, because of {workers_text(about)}")
         return known, self._to_all(EndJob(number, text, self._global(about)))
 
@@ -287,14 +267,14 @@ class Coordinator:
     def story(self, worker: int | None = None) -> list[str]:
         """Return a line for each of the last transitions, the last one last: all, or those of one worker and of all."""
         return [
-            f"after {seconds_text(event.time)}: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
+            f"{event.time:10.1f} s: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
             for event in self.events
             if worker is None or event.worker in (None, worker)
         ]
 
     def dump(self) -> str:
         """Return its whole state as text, one line for a field, without the story and the plans."""
-        names = [one.name for one in fields(self) if one.name not in ("events", "plans", "programs", "versions")]
+        names = [one.name for one in fields(self) if one.name not in ("events", "plans", "programs")]
         lines = [f"{name}: {getattr(self, name)!r}" for name in names]
         return "\n".join(line[:MOST_DUMPED] for line in [*lines, f"plans of: {', '.join(self.plans)}"])
 

@@ -1,4 +1,4 @@
-"""Whether workers that wait can ever go on: decided from what each of them says that it is doing.
+"""Deadlocks: whether workers that wait can ever go on, decided from what each of them says that it is doing.
 
 Nothing is concluded from the time that something takes, only from states that cannot change any more: a worker that
 waits for one that has left, or that waits itself, and for nothing that is on its way. What a worker has said may be
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM, one_program
-from distdl_jax.watchdog.call_log import Calls, CallWindow, Earlier
+from distdl_jax.watchdog.call_log import Calls, Earlier
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
 
 Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "left"]
@@ -21,7 +21,7 @@ Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "le
 
 @dataclass(frozen=True)
 class State:
-    """What one worker is doing.
+    """The state of one worker.
 
     - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `purpose`), "executing" (in
       a compiled program), "left" (its program has ended, with `status`), or "running" (anything else). "elsewhere" is
@@ -55,11 +55,11 @@ class State:
         return self.function or (self.calls.name if self.program == self.calls.number else "")
 
     def is_as(self, other: State | None) -> bool:
-        """Whether the worker has not moved between the two."""
+        """Return whether the worker has not moved between the two."""
         return other is not None and (self.kind, self.episode) == (other.kind, other.episode)
 
     def describe(self) -> str:
-        """What it is doing, after "worker 3 "."""
+        """Return what it is doing, after "worker 3 "."""
         match self.kind:
             case "agreeing" | "elsewhere":
                 where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
@@ -107,36 +107,32 @@ def _nothing_coming(sender: int, receiver: int) -> bool:
 
 @dataclass(frozen=True)
 class View:
-    """What the conclusions are drawn from.
+    """The facts that conclusions are drawn from.
 
-    - `states`: by worker. `windows`: the last calls, where they were asked for.
+    - `states`: by worker, with calls in full where the worker was asked so.
     - `plans`: what each worker's part in a function needs.
     - `coming`: whether a message of an agreement may be on its way from one worker to another.
     """
 
     states: Mapping[int, State]
     plans: Plans = field(default_factory=dict)
-    windows: Mapping[int, CallWindow] | None = None
     coming: Callable[[int, int], bool] = _nothing_coming
 
 
 def find_deadlock(view: View) -> Deadlock | None:
-    """What keeps some of the workers from ever going on; None where that is not certain."""
+    """Return what keeps some of the workers from ever going on; None where that is not certain."""
     return _failed(view) or _traced_by_some(view) or _standstill(view) or _different_calls(view)
 
 
 def _failed(view: View) -> Deadlock | None:
-    """A worker that has ended with an error, and one that waits: the job has failed already."""
-    failed = min(
-        (worker for worker, state in view.states.items() if state.kind == "left" and state.status), default=None
-    )
-    waiting = min((worker for worker, state in view.states.items() if state.waits), default=None)
-    if failed is None or waiting is None:
-        return None
-    return _gone(failed, view.states[failed], waiting, view.states[waiting])
+    """Find a worker that has ended with an error, and one that waits: the job has failed already."""
+    failed = min((w for w, state in view.states.items() if state.kind == "left" and state.status), default=None)
+    waiting = min((w for w, state in view.states.items() if state.waits), default=None)
+    return None if failed is None or waiting is None else _gone(view, failed, waiting)
 
 
-def _gone(worker: int, left: State, waiting: int, state: State) -> Deadlock:
+def _gone(view: View, worker: int, waiting: int) -> Deadlock:
+    left, state = view.states[worker], view.states[waiting]
     text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {one_program([state.purpose])}"
     return Deadlock(text, (waiting,), (worker,) if left.status else (worker, waiting))
 
@@ -145,31 +141,23 @@ def _gone(worker: int, left: State, waiting: int, state: State) -> Deadlock:
 
 
 def _different_calls(view: View) -> Deadlock | None:
+    """Find two workers whose calls differ, one of which waits: by digests, and then, in full, by the names."""
     known = [(w, s) for w, s in sorted(view.states.items()) if s.kind != "running" and s.calls.digests]
-    if not any(state.waits for _, state in known):
-        return None
     for worker, state in known[1:]:
         first, reference = known[0]
-        if state.calls.digests == reference.calls.digests and state.calls.number == reference.calls.number:
-            continue
-        if not state.calls.differs_from(reference.calls):
-            continue
-        call = min(state.calls.number, reference.calls.number)
-        ours = theirs = ""
-        if view.windows is not None:
-            found = _first_difference(view, first, worker)
-            if found is None:
-                continue
-            call, ours, theirs = found
         waiting = tuple(w for w, s in ((first, reference), (worker, state)) if s.waits)
-        if not waiting:
+        if not waiting or not state.calls.differs_from(reference.calls):
             continue
-        return Deadlock(_different_text(call, first, ours, worker, theirs), waiting, (first, worker))
+        if not (state.calls.names and reference.calls.names):
+            return Deadlock(f"The calls of {workers_text((first, worker))} differ.", waiting, (first, worker))
+        if (call := state.calls.first_difference(reference.calls)) is not None:
+            text = _different_text(call, first, reference.calls[call], worker, state.calls[call])
+            return Deadlock(text, waiting, (first, worker))
     return None
 
 
 def different_functions(called: Mapping[int, Mapping[int, str]]) -> str | None:
-    """What is wrong where a call, by its number, is another function's on two workers."""
+    """Say what is wrong where a call, by its number, is another function's on two workers."""
     first, *others = sorted(called)
     for worker in others:
         for call, name in sorted(called[worker].items()):
@@ -178,16 +166,15 @@ def different_functions(called: Mapping[int, Mapping[int, str]]) -> str | None:
     return None
 
 
-def _different_text(call: int, first: int, ours: str, second: int, theirs: str) -> str:
+def _different_text(call: int, first: int, name: str, second: int, other: str) -> str:
     return (
-        f"The workers call different functions: call {call} is {ours} on worker {first} and {theirs} on worker "
+        f"The workers call different functions: call {call} is {name} on worker {first} and {other} on worker "
         f"{second}. {ONE_PROGRAM}"
     )
 
 
 def different_earlier_calls(name: str, earlier: Mapping[int, Earlier]) -> tuple[str, tuple[int, int]] | None:
-    """What is wrong where two workers that trace `name` together are known to have made different calls before, and
-    which two."""
+    """Say what is wrong where two workers that trace `name` have made different calls before, and which two."""
     known = [(worker, calls) for worker, calls in sorted(earlier.items()) if calls.digest is not None]
     for worker, calls in known[1:]:
         first, reference = known[0]
@@ -202,16 +189,6 @@ def different_earlier_calls(name: str, earlier: Mapping[int, Earlier]) -> tuple[
     return None
 
 
-def _first_difference(view: View, first: int, second: int) -> tuple[int, str, str] | None:
-    """The first call that is another function's on each: its number, and both."""
-    assert view.windows is not None
-    a, b = view.windows.get(first, CallWindow()), view.windows.get(second, CallWindow())
-    for call in range(max(a.last - len(a.names), b.last - len(b.names)) + 1, min(a.last, b.last) + 1):
-        if (ours := a.name_of(call)) != (theirs := b.name_of(call)):
-            return call, str(ours), str(theirs)
-    return None
-
-
 _WITHOUT_JIT = (
     "without jit (JAX_DISABLE_JIT, jax.disable_jit()) it runs line by line. Disable it on all workers, or none."
 )
@@ -223,19 +200,18 @@ _CHANGED = (
 
 
 def _traced_by_some(view: View) -> Deadlock | None:
-    """A worker that traces a function in a call that one for which it waits has passed."""
-    tracing = [w for w, s in view.states.items() if s.kind == "agreeing" and _traces(s.calls)]
+    """Find a worker that traces a function in a call that one for which it waits has passed."""
+    tracing = [(s.calls.agreed_before, w) for w, s in view.states.items() if s.kind == "agreeing" and _traces(s.calls)]
     # First those who trace what was never agreed on: the others can go on.
-    for worker in sorted(tracing, key=lambda w: (view.states[w].calls.agreed_before, w)):
+    for _, worker in sorted(tracing):
         state = view.states[worker]
-        calls = state.calls
-        past = tuple(w for w in state.waits_for if _is_past(view, worker, w) and not view.coming(w, worker))
+        past = tuple(w for w in state.waits_for if _is_past(view, w, state.calls) and not view.coming(w, worker))
         if past:
             text = (
-                f"Worker {worker} traces {calls.name} anew in call {calls.number} (at {state.where}), but "
+                f"Worker {worker} traces {state.calls.name} anew in call {state.calls.number} (at {state.where}), but "
                 f"{workers_text(past)} did not: {_WITHOUT_JIT if 'jax_disable_jit' in state.where else _CHANGED}"
             )
-            return Deadlock(text, (worker,), (worker, *past), calls.number)
+            return Deadlock(text, (worker,), (worker, *past), state.calls.number)
     return None
 
 
@@ -243,51 +219,44 @@ def _traces(calls: Calls) -> bool:
     return calls.tracing and calls.inside and calls.passed < calls.number
 
 
-def _is_past(view: View, tracing: int, worker: int) -> bool:
-    """Whether the worker has passed the call that `tracing` is in, and both have made the same calls until then."""
-    ours = view.states[tracing].calls
-    theirs = view.states[worker].calls if worker in view.states else Calls()
-    if theirs.passed < ours.number or not ours.digests:
+def _is_past(view: View, worker: int, traced: Calls) -> bool:
+    """Return whether a worker has passed a call that is traced, and has made the same calls until then."""
+    calls = view.states[worker].calls if worker in view.states else Calls()
+    if calls.passed < traced.number or not traced.digests:
         return False
-    if (digest := theirs.digest_at(ours.number)) is not None:
-        return digest == ours.digests[-1]
-    if view.windows is None:
-        return True  # their calls must be looked at
-    a, b = view.windows.get(tracing, CallWindow()), view.windows.get(worker, CallWindow())
-    begins = max(a.last - len(a.names), b.last - len(b.names)) + 1
-    common = range(begins, ours.number + 1)
-    return bool(common) and a.last >= ours.number and all(a.name_of(call) == b.name_of(call) for call in common)
+    if (digest := calls.digest_at(traced.number)) is None:
+        return not calls.names  # they must be asked for in full
+    return digest == traced.digests[-1]
 
 
 # --- who waits for whom ---
 
 
 def _standstill(view: View) -> Deadlock | None:
-    """Workers that wait for each other, or for one that has left: the most of them of whom each waits for another."""
+    """Find workers that wait for each other, or for one that has left: the most of whom each waits for another."""
     stuck = {worker for worker, state in view.states.items() if state.waits or state.kind == "left"}
-    never_comes = _NeverComes(view, stuck)
-    held = {w: set(_held_up_by(view, w, stuck, never_comes)) for w in stuck if view.states[w].kind != "left"}
-    holds: dict[int, list[int]] = {}
-    for worker, others in held.items():
+    absent = _absent(view, stuck)
+    needed = {w: set(_needed(view, w, stuck, absent)) for w in stuck if view.states[w].kind != "left"}
+    needed_by: dict[int, list[int]] = {}
+    for worker, others in needed.items():
         for other in others:
-            holds.setdefault(other, []).append(worker)
-    moves = [worker for worker, others in held.items() if not others]
+            needed_by.setdefault(other, []).append(worker)
+    moves = [worker for worker, others in needed.items() if not others]
     while moves:
         worker = moves.pop()
-        del held[worker]
-        for other in holds.get(worker, ()):
-            held[other].discard(worker)
-            if not held[other]:
+        del needed[worker]
+        for other in needed_by.get(worker, ()):
+            needed[other].discard(worker)
+            if not needed[other]:
                 moves.append(other)
     # Who has left explains more than who waits.
-    reasons = {w: min(others, key=lambda o: (view.states[o].kind != "left", o)) for w, others in held.items()}
+    reasons = {w: min(others, key=lambda o: (view.states[o].kind != "left", o)) for w, others in needed.items()}
     for start in sorted(reasons):
         path = [start]
         while (following := reasons.get(path[-1])) is not None and following not in path:
             path.append(following)
         if following is None:
-            *_, waiting, worker = path
-            return _gone(worker, view.states[worker], waiting, view.states[waiting])
+            return _gone(view, path[-1], path[-2])
         cycle = path[path.index(following) :]
         listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
         advice = one_program(view.states[w].purpose for w in cycle)
@@ -296,44 +265,39 @@ def _standstill(view: View) -> Deadlock | None:
     return None
 
 
-def _held_up_by(view: View, waiting: int, stuck: set[int], never_comes: _NeverComes) -> Iterable[int]:
-    """Those of `stuck` without any of which the worker can't go on; none where it is not certain."""
+def _needed(view: View, waiting: int, stuck: set[int], absent: Callable[[State], frozenset[int]]) -> Iterable[int]:
+    """Return those of `stuck` without any of which the worker can't go on; none where it is not certain."""
     state = view.states[waiting]
     if state.kind == "agreeing":
-        candidates = (w for w in state.waits_for if w in stuck)
-        return (w for w in candidates if not view.coming(w, waiting) and not _has_told(view.states[w], waiting, state))
+        others = (w for w in state.waits_for if w in stuck)
+        return (w for w in others if not view.coming(w, waiting) and not _has_sent(view.states[w], waiting, state))
     if name := state.plan:
-        return view.plans.get(name, {}).get(waiting, Dependencies()).required & never_comes.to(state) - {waiting}
+        return view.plans.get(name, {}).get(waiting, Dependencies()).required & absent(state) - {waiting}
     return ()
 
 
-class _NeverComes:
-    """Who of those that go no further has not begun a program that another one is in: the same for all who are in the
-    same one."""
+def _absent(view: View, stuck: set[int]) -> Callable[[State], frozenset[int]]:
+    """Return who of `stuck` has not begun the program that a state is in: found once for all who are in one."""
+    known: dict[object, frozenset[int]] = {}
 
-    def __init__(self, view: View, stuck: set[int]) -> None:
-        self._view, self._stuck = view, stuck
-        self._known: dict[object, frozenset[int]] = {}
-
-    def to(self, state: State) -> frozenset[int]:
-        """Those that do not come to the program that this one is in."""
+    def of(state: State) -> frozenset[int]:
         key = (state.program, state.calls.number, state.calls.digests)
-        if key not in self._known:
-            others = ((w, self._view.states[w].calls) for w in self._stuck)
-            self._known[key] = frozenset(
-                w for w, calls in others if calls.passed < state.program and state.calls.agrees_with(calls)
-            )
-        return self._known[key]
+        if key not in known:
+            others = ((w, view.states[w].calls) for w in stuck)
+            known[key] = frozenset(w for w, c in others if c.passed < state.program and state.calls.agrees_with(c))
+        return known[key]
+
+    return of
 
 
-def _has_told(theirs: State, waiting: int, ours: State) -> bool:
-    """Whether a worker that is in the same agreement has told the one that waits for it, which has yet to look."""
-    same = theirs.kind == "agreeing" and theirs.purpose == ours.purpose and theirs.waits_for == (waiting,)
-    return same and (len(ours.waits_for) > 1 or waiting < min(ours.waits_for))
+def _has_sent(sender: State, waiting: int, state: State) -> bool:
+    """Return whether a worker in the same agreement has sent its part to the one that waits, which has yet to look."""
+    same = sender.kind == "agreeing" and sender.purpose == state.purpose and sender.waits_for == (waiting,)
+    return same and (len(state.waits_for) > 1 or waiting < min(state.waits_for))
 
 
 def workers_text(workers: tuple[int, ...]) -> str:
-    """ "worker 3", "workers 1, 2 and 5"."""
+    """Return "worker 3", or "workers 1, 2 and 5"."""
     if len(workers) == 1:
         return f"worker {workers[0]}"
     shown = [str(worker) for worker in workers[:8]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations
@@ -53,8 +53,8 @@ def dependencies_of(worker: int, program: Program) -> Dependencies:
     return Dependencies(frozenset(required), frozenset(partners), fixed)
 
 
-def dependencies_of_all(versions: Sequence[Mapping[int, Program]], size: int) -> dict[int, Dependencies]:
-    """Return what holds for each worker in each of several versions of a plan: the workers' programs.
+def dependencies_of_all(programs: Mapping[int, Program], size: int) -> dict[int, Dependencies]:
+    """Return those of each worker in a plan: the workers' programs.
 
     Workers with one and the same program share one result; so each is among its own dependencies.
     """
@@ -70,18 +70,17 @@ def dependencies_of_all(versions: Sequence[Mapping[int, Program]], size: int) ->
             known[key] = dependencies_of(worker, program)
         return known[key]
 
-    def in_every(worker: int) -> Dependencies:
-        found = [of(worker, version.get(worker, ())) for version in versions]
-        key = tuple(map(id, found))
-        if key not in known:
-            known[key] = Dependencies(
-                frozenset.intersection(*(one.required for one in found)),
-                frozenset.union(*(one.partners for one in found)),
-                all(one.fixed for one in found),
-            )
-        return known[key]
+    return {worker: of(worker, programs.get(worker, ())) for worker in range(size)}
 
-    return {worker: in_every(worker) for worker in range(size)}
+
+def in_both(one: Mapping[int, Dependencies], other: Mapping[int, Dependencies]) -> dict[int, Dependencies]:
+    """Return what holds for each worker in either of two plans of a function; equal results are shared."""
+    known: dict[tuple[int, int], Dependencies] = {}
+    for a, b in ((one[worker], other[worker]) for worker in one):
+        if (id(a), id(b)) not in known:
+            both = Dependencies(a.required & b.required, a.partners | b.partners, a.fixed and b.fixed)
+            known[id(a), id(b)] = both
+    return {worker: known[id(one[worker]), id(other[worker])] for worker in one}
 
 
 def takes_all(programs: Mapping[int, Program]) -> bool:
@@ -108,14 +107,6 @@ def takes_all(programs: Mapping[int, Program]) -> bool:
             bound[group(worker)] = group(partner)
             break  # the others are bound to it
     return len(programs) > 1 and len({group(worker) for worker in programs}) == 1
-
-
-def equal_plans(one: Mapping[int, Program], other: Mapping[int, Program]) -> bool:
-    """Return whether the workers' programs are the same; of those with one and the same program one is compared."""
-    if one.keys() != other.keys():
-        return False
-    pairs = {(id(one[worker]), id(other[worker])): worker for worker in one}
-    return all(one[worker] == other[worker] for worker in pairs.values())
 
 
 Plans = Mapping[str, Mapping[int, Dependencies]]

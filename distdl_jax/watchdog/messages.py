@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from distdl_jax.watchdog.call_log import CallWindow
 from distdl_jax.watchdog.deadlock import Kind, State
 
 # --- to the coordinator ---
@@ -25,13 +24,11 @@ class Detail:
     """Facts that only an answer carries.
 
     - `compiled`: for how many seconds the worker has compiled so far. `awake`: for how many its watchdog has run.
-    - `window`: its last calls. `sent`, `received`: the numbers of messages of agreements to, and from, each other
-      worker. All three are empty unless the question asks for them.
+    - `sent`, `received`: the numbers of messages of agreements to, and from, each other worker.
     """
 
     compiled: float = 0.0
     awake: float = 0.0
-    window: CallWindow = field(default=CallWindow())
     sent: Mapping[int, int] = field(default_factory=dict)
     received: Mapping[int, int] = field(default_factory=dict)
 
@@ -64,7 +61,7 @@ class CannotAgree:
 
 @dataclass(frozen=True)
 class Question:
-    """What are you doing now? `in_full`: with the last calls, and the numbers of messages."""
+    """What are you doing now? `in_full`: with all calls that you remember."""
 
     number: int
     in_full: bool = False
@@ -95,7 +92,7 @@ class Say:
 
 @dataclass(frozen=True)
 class EndJob:
-    """Report where you are, and answer `question`; then the job ends."""
+    """Report where you are, and answer `question`; then the job ends. Without a question it ends at once."""
 
     question: int
     text: str

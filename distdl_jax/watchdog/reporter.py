@@ -1,11 +1,10 @@
-"""One worker's reporter: what it tells the coordinator. Pure: facts and messages go in, messages and orders come out.
+"""One worker's reporter: what it tells the coordinator. Pure: facts and messages go in, messages come out.
 
 A reporter decides nothing about other workers; that is the coordinator's part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,44 +19,28 @@ from distdl_jax.watchdog.clock import (
     seconds_text,
 )
 from distdl_jax.watchdog.deadlock import Kind, State
-from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Replay, Say, ToWorker, Wait
+from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Replay, Say, Wait
 
 _SILENT = "Worker 0, which knows of all others, was not heard from for as long as it was asked."
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """An agreement that the worker is in: its number, purpose, source line, and the workers still waited for.
-
-    `elsewhere`: it is one of another world. Then the worker waits for nobody here, unless all of that world are here.
-    """
-
-    number: int
-    purpose: str
-    where: str
-    waits_for: tuple[int, ...]
-    elsewhere: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of state of a worker that is in it."""
-        return "elsewhere" if self.elsewhere else "agreeing"
 
 
 @dataclass(frozen=True)
 class Facts:
     """Facts that can be seen of the worker.
 
-    - `calls`: those of checked functions. `agreement`: the one that it is in.
+    - `calls`: those of checked functions.
+    - `agreement`: the state, without calls, of a worker in an agreement: "agreeing", or "elsewhere" in one of another
+      world. There it waits for nobody here, unless all of that world are here.
     - `run`: the number of the run of a compiled program that goes on, 0 where there is none. `program`, `function`: the
       call whose program that is, 0 where that is not known, and of which function.
     - `compiles`: whether it compiles now. `where`: its line, if known.
     - `left`: its exit status, once its program has ended.
     - `covered`: whether another world has all workers of this one, so that its timeout is enough.
+    - `detail`: what only answers carry.
     """
 
     calls: Calls = field(default=Calls())
-    agreement: Agreement | None = None
+    agreement: State | None = None
     run: int = 0
     program: int = 0
     function: str = ""
@@ -65,13 +48,14 @@ class Facts:
     where: str = ""
     left: int | None = None
     covered: bool = False
+    detail: Detail = field(default=Detail())
 
     def state(self) -> State:
         """Return the state that they are."""
         if self.left is not None:
             return State("left", self.where, calls=self.calls, status=self.left)
-        if (one := self.agreement) is not None:
-            return State(one.kind, one.where, one.purpose, one.waits_for, one.number, self.calls)
+        if self.agreement is not None:
+            return replace(self.agreement, calls=self.calls)
         if self.run:
             return State("executing", self.where, "", (), self.run, self.calls, self.program, self.function)
         return State("compiling" if self.compiles else "running", self.where, calls=self.calls)
@@ -81,7 +65,7 @@ class Facts:
         if self.left is not None:
             return [("left", 0)]
         agreement: list[tuple[Kind, int]] = (
-            [] if self.agreement is None else [(self.agreement.kind, self.agreement.number)]
+            [] if self.agreement is None else [(self.agreement.kind, self.agreement.episode)]
         )
         return [*agreement, ("executing", self.run)] if self.run else agreement
 
@@ -92,15 +76,6 @@ class Begun(NamedTuple):
     kind: Kind
     episode: int
     began: float
-
-
-@dataclass(frozen=True)
-class Orders:
-    """What is to be done besides: the end of the job, at once, or after a report; or a line to be printed."""
-
-    finish: str | None = None
-    report: bool = False
-    say: str | None = None
 
 
 @dataclass(frozen=True)
@@ -140,43 +115,41 @@ class Reporter:
         )
         return min((time for time in due if time > now), default=float("inf"))
 
-    def hear(self, message: ToWorker, now: float) -> tuple[Reporter, Orders]:
+    def hear(self, message: Question | Fail | Replay | EndJob, now: float) -> Reporter:
         """Take in what the coordinator says."""
         match message:
             case Question():
-                return replace(self, questions=(*self.questions, message), asked_at=now), Orders()
+                return replace(self, questions=(*self.questions, message), asked_at=now)
             case Fail(epoch):
-                known = self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
-                return known, Orders()
+                return self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
             case Replay(call):
-                return replace(self, replay=max(self.replay, call)), Orders()
-            case Say(text):
-                return self, Orders(say=text)
+                return replace(self, replay=max(self.replay, call))
             case EndJob():
-                return (replace(self, end=message), Orders(report=True)) if self.end is None else (self, Orders())
+                return self if self.end is not None else replace(self, end=message)
 
-    def look(self, facts: Facts, now: float, detail: Callable[[bool], Detail]) -> tuple[Reporter, list[Answer], Orders]:
-        """Take in what can be seen now. `detail(in_full)` is asked for where the coordinator wants to know more."""
+    def look(self, facts: Facts, now: float) -> tuple[Reporter, list[Answer | Say | EndJob]]:
+        """Take in what can be seen now. Answers are the coordinator's; the other messages are the worker's own."""
         if self.end is not None:
-            return self, [], Orders()
+            return self, []
         known = self._with_waits(facts, now)
         waits = known._long_waits(facts, now)
         keys = frozenset((wait.kind, wait.episode) for wait in waits)
         is_new = not keys <= self.announced
-        state = actual = facts.state()
-        posts: list[Answer] = []
-        if known.questions:
-            posts = [Answer(self.rank, actual, waits, q.number, detail(q.in_full)) for q in known.questions]
-        else:
-            if not (is_new or known._is_worth_telling(actual, now)):
+        state = facts.state()
+        posts: list[Answer | Say | EndJob] = [
+            Answer(self.rank, state, waits, question.number, facts.detail) for question in known.questions
+        ]
+        if not posts:
+            if not (is_new or known._is_worth_telling(state, now)):
                 state = replace(State("running"), calls=facts.calls)
             if is_new or known._is_news(state, now):
-                posts = [Answer(self.rank, state, waits)]
+                posts = [Answer(self.rank, state, waits if is_new else ())]
         known = replace(known, announced=keys)
         if posts:
             known = replace(known, reported=state, reported_at=now, questions=())
-        known, orders = known._give_up(now)
-        return known, posts, orders
+        if (given_up := known._given_up(now)) is not None:
+            return replace(known, asked_at=now), [*posts, given_up]
+        return known, posts
 
     def _with_waits(self, facts: Facts, now: float) -> Reporter:
         """Begin and end waits as the facts are now."""
@@ -226,14 +199,13 @@ class Reporter:
             return False
         return state.kind != before.kind or state.episode != before.episode or now - self.reported_at >= PATIENCE
 
-    def _give_up(self, now: float) -> tuple[Reporter, Orders]:
-        """End the job, or say so after the end of the program, where the coordinator is silent."""
+    def _given_up(self, now: float) -> Say | EndJob | None:
+        """Return the end of the job, or a line after the end of the program, where the coordinator is silent."""
         for wait in self.waits:
             if (wait.kind, wait.episode) not in self.announced or now < self._given_up_at(wait):
                 continue
             seconds = seconds_text(now - wait.began)
             if wait.kind == "left":
-                text = f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n"
-                return replace(self, asked_at=now), Orders(say=text)
-            return self, Orders(finish=f"Worker {self.rank} has waited for {seconds}. {_SILENT}", report=True)
-        return self, Orders()
+                return Say(f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n")
+            return EndJob(0, f"Worker {self.rank} has waited for {seconds}. {_SILENT}")
+        return None

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.call_log import Calls
-from distdl_jax.watchdog.clock import ASKED
-from distdl_jax.watchdog.confirmation import Inquiry
+from distdl_jax.watchdog.clock import ASKED, FIRST_LINE
+from distdl_jax.watchdog.confirmation import OpenQuestion
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
 from distdl_jax.watchdog.messages import Answer, Detail, Wait
@@ -37,8 +37,8 @@ class Counted(NamedTuple):
 class Timeout:
     """The questions to all workers, and the accounts of what they compile.
 
-    - `inquiry`: the question that all are asked since `began_at`, if any. `due_at`: when they are asked next.
-    - `is_announced`: whether a wait was announced meanwhile.
+    - `question`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
+    - `is_announced`: whether a wait was announced since.
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
     - `line_at`: when the next line about those that have ended is due.
@@ -46,8 +46,8 @@ class Timeout:
       many these were when each wait began, by worker, kind and number.
     """
 
-    inquiry: Inquiry = field(default=Inquiry())
-    began_at: float = 0.0
+    question: OpenQuestion = field(default=OpenQuestion())
+    asked_at: float = -NEVER
     due_at: float = NEVER
     is_announced: bool = False
     silent: Mapping[int, float] = field(default_factory=dict)
@@ -57,41 +57,42 @@ class Timeout:
     compiled: float = 0.0
     before: Mapping[tuple[int, Kind, int], float] = field(default_factory=dict)
 
-    def hear(self, answer: Answer, now: float) -> Timeout:
+    def hear(self, answer: Answer) -> Timeout:
         """Take in an answer, to whatever question: its worker is there. A wait that it announces is looked at soon."""
         known = self
         if answer.worker in self.silent or answer.worker in self.mentioned:
             silent = {worker: since for worker, since in self.silent.items() if worker != answer.worker}
             known = replace(known, silent=silent, mentioned=self.mentioned - {answer.worker})
-        inquiry = self.inquiry.with_answer(answer)
-        if inquiry is not self.inquiry:
-            return replace(known, inquiry=inquiry)
-        if answer.waits and self.inquiry.number:
-            return replace(known, is_announced=True)
-        return replace(known, due_at=now) if answer.waits and self.due_at == NEVER else known
+        question = self.question.with_answer(answer)
+        is_announced = self.is_announced or (question is self.question and bool(answer.waits))
+        return replace(known, question=question, is_announced=is_announced)
+
+    def asks_at(self, limit: float) -> float:
+        """Return when all workers are asked next."""
+        return min(self.due_at, self.asked_at + ASKED[0] * limit if self.is_announced else NEVER)
 
     def asked(self, number: int, size: int, now: float, limit: float) -> Timeout:
         """Ask all workers now: by this number, or once more by that of the question that some have yet to answer."""
-        known = replace(self, due_at=now + (ASKED[1] * limit or NEVER))
-        if self.inquiry.number:
-            return known
-        return replace(known, inquiry=Inquiry(number, range(size)), began_at=now, is_announced=False)
+        known = replace(self, asked_at=now, due_at=now + (ASKED[1] * limit or FIRST_LINE), is_announced=False)
+        if self.question.number:
+            return replace(known, silent=self.missing)
+        return replace(known, question=OpenQuestion(number, range(size)))
 
     @property
     def missing(self) -> dict[int, float]:
         """Since when each worker is silent that has yet to answer."""
-        return {worker: self.silent.get(worker, self.began_at) for worker in self.inquiry.missing}
+        return {worker: self.silent.get(worker, self.asked_at) for worker in self.question.missing}
 
     def closes_at(self, limit: float) -> float:
         """Return when it is decided, if nobody answers any more: a silent worker is waited for as long as the limit."""
-        if not self.inquiry.number:
+        if not self.question.number:
             return NEVER
-        return -NEVER if self.inquiry.is_complete else max(self.missing.values()) + (limit or NEVER)
+        return -NEVER if self.question.is_complete else max(self.missing.values()) + (limit or NEVER)
 
     @cached_property
     def waiting(self) -> int | None:
         """The first worker that has answered that it waits."""
-        return min((worker for worker, answer in self.inquiry.answers.items() if answer.waits), default=None)
+        return min((worker for worker, answer in self.question.answers.items() if answer.waits), default=None)
 
     @property
     def speaks_at(self) -> float:
@@ -103,7 +104,7 @@ class Timeout:
 
     def closed(self) -> tuple[Timeout, list[Counted]]:
         """Close the question, and return the waits with the seconds of each in which no worker has compiled."""
-        answers = self.inquiry.answers
+        answers = self.question.answers
         before = {worker: self.details.get(worker, Detail()) for worker in answers}
         new = sum(answer.detail.compiled - before[worker].compiled for worker, answer in answers.items())
         # Of all together, no more than has passed: by their own clocks, for the coordinator's may have stood still, and
@@ -119,8 +120,10 @@ class Timeout:
                 began[key] = max(compiled - wait.seconds, self.before.get(key, 0.0))
                 counted.append(Counted(worker, wait, wait.seconds - (compiled - began[key])))
         details = {**self.details, **{worker: answer.detail for worker, answer in answers.items()}}
-        known = replace(self, inquiry=Inquiry(), silent=self.missing, details=details, compiled=compiled, before=began)
-        return replace(known, due_at=self.began_at if self.is_announced else NEVER), sorted(counted)
+        known = replace(
+            self, question=OpenQuestion(), silent=self.missing, details=details, compiled=compiled, before=began
+        )
+        return replace(known, due_at=NEVER), sorted(counted)
 
 
 class Missing(NamedTuple):

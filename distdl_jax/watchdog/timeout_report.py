@@ -1,4 +1,4 @@
-"""What is said of workers that have waited for too long, or are silent, or have ended."""
+"""Texts about workers that have waited for too long, or are silent, or have ended."""
 
 from __future__ import annotations
 

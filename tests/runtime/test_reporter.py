@@ -2,11 +2,13 @@
 
 import pytest
 
-from distdl_jax.settings import TimeLimits
+from distdl_jax.settings import Settings, TimeLimits
+from distdl_jax.watchdog import agent as agent_module
 from distdl_jax.watchdog.agent import Agent
+from distdl_jax.watchdog.deadlock import State
 from distdl_jax.watchdog.main_thread import Sample
-from distdl_jax.watchdog.messages import Answer, Detail, Question, Wait
-from distdl_jax.watchdog.reporter import Agreement, Facts, Orders, Reporter
+from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Question, Say, Wait
+from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
 
 LIMIT = 16.0
@@ -16,20 +18,18 @@ def answers(facts):
     """What it tells in a wait that lasts past the limit, while the coordinator asks."""
     reporter, messages = Reporter(0, LIMIT), []
     for now in range(20):
-        reporter, _ = reporter.hear(Question(now), float(now))
-        reporter, posts, orders = reporter.look(facts, now + 0.5, lambda in_full: Detail())
+        reporter, posts = reporter.hear(Question(now), float(now)).look(facts, now + 0.5)
         messages += posts
-        assert orders.finish is None
     return messages
 
 
 @pytest.mark.parametrize(
     ("facts", "counts"),
     [
-        (Facts(agreement=Agreement(1, "a sum", "", (1,))), True),
-        (Facts(agreement=Agreement(1, "a sum", "", (1,)), covered=True), False),
-        (Facts(agreement=Agreement(1, "a sum", "", (1,), elsewhere=True)), True),
-        (Facts(agreement=Agreement(1, "a sum", "", (), elsewhere=True)), False),
+        (Facts(agreement=State("agreeing", "", "a sum", (1,), 1)), True),
+        (Facts(agreement=State("agreeing", "", "a sum", (1,), 1), covered=True), False),
+        (Facts(agreement=State("elsewhere", "", "a sum", (1,), 1)), True),
+        (Facts(agreement=State("elsewhere", "", "a sum", (), 1)), False),
         (Facts(run=1, covered=True), False),
     ],
 )
@@ -41,65 +41,68 @@ def test_one_timeout_for_each_wait(facts, counts):
     assert {message.state.kind for message in messages} == {kind}
 
 
-def test_only_who_is_asked_in_full_tells_its_calls():
-    reporter, details = Reporter(0, LIMIT), {True: Detail(compiled=1.0), False: Detail(compiled=2.0)}
-    for question in (Question(1, in_full=True), Question(2)):
-        reporter, _ = reporter.hear(question, 0.0)
-    _, posts, _ = reporter.look(Facts(), 0.0, lambda in_full: details[in_full])
-    assert [post.detail for post in posts] == [details[True], details[False]]
+def test_all_questions_are_answered_with_details():
+    facts = Facts(detail=Detail(compiled=2.0))
+    reporter = Reporter(0, LIMIT).hear(Question(1, in_full=True), 0.0).hear(Question(2), 0.0)
+    _, posts = reporter.look(facts, 0.0)
+    assert posts == [Answer(0, facts.state(), (), number, facts.detail) for number in (1, 2)]
 
 
 def alone(facts, *times):
-    """What it does at these times, if the coordinator is silent: its answers, and the last orders."""
+    """What it says at these times, if the coordinator is silent."""
     reporter, messages = Reporter(0, LIMIT), []
     for now in times:
-        reporter, posts, orders = reporter.look(facts, now, lambda in_full: Detail())
+        reporter, posts = reporter.look(facts, now)
         messages.append(posts)
-    return messages, orders
+    return messages
 
 
 def test_a_wait_is_announced_once_after_a_part_of_the_limit():
     facts = Facts(run=3, function="step")
-    messages, _ = alone(facts, 0.0, 0.9, 1.0, 1.1)
     state = facts.state()
-    assert messages == [[], [Answer(0, state)], [Answer(0, state, (Wait("executing", 3, 1.0),))], []]
+    announced = Answer(0, state, (Wait("executing", 3, 1.0),))
+    assert alone(facts, 0.0, 0.9, 1.0, 1.1) == [[], [Answer(0, state)], [announced], []]
 
 
 def test_without_a_limit_nothing_is_announced():
     reporter = Reporter(0, 0.0)
     for now in range(0, 10_000, 100):
-        reporter, posts, orders = reporter.look(Facts(run=3), now, lambda in_full: Detail())
-        assert orders == Orders() and not any(post.waits for post in posts)
+        reporter, posts = reporter.look(Facts(run=3), now)
+        assert all(isinstance(post, Answer) and not post.waits for post in posts)
 
 
 def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_limit():
     """Not sooner: a coordinator may be in code that does not let Python run."""
-    facts = Facts(agreement=Agreement(1, "a sum", "", (1,)))
-    assert alone(facts, 0.0, 1.0, 17.9)[1] == Orders()
-    _, orders = alone(facts, 0.0, 1.0, 18.0)
-    assert orders.report and "Worker 0 has waited for 18 s. Worker 0, which knows of all" in orders.finish
-    reporter, _ = Reporter(0, LIMIT).look(facts, 0.0, Detail)[0].hear(Question(1), 9.0)
+    facts = Facts(agreement=State("agreeing", "", "a sum", (1,), 1))
+    assert alone(facts, 0.0, 1.0, 17.9)[-1] == []
+    ((end,),) = alone(facts, 0.0, 1.0, 18.0)[2:]
+    assert isinstance(end, EndJob) and end.text.startswith("Worker 0 has waited for 18 s. Worker 0, which knows of all")
+    reporter = alone_then_asked(facts, at=9.0)
     for now, gives_up in ((25.9, False), (26.0, True)):
-        reporter, _, orders = reporter.look(facts, now, lambda in_full: Detail())
-        assert bool(orders.finish) == gives_up
+        reporter, posts = reporter.look(facts, now)
+        assert any(isinstance(post, EndJob) for post in posts) == gives_up
+
+
+def alone_then_asked(facts, at):
+    return Reporter(0, LIMIT).look(facts, 0.0)[0].hear(Question(1), at)
 
 
 def test_after_the_end_of_its_program_it_only_says_that_the_coordinator_is_silent():
-    _, orders = alone(Facts(left=0), 0.0, 16.0, 80.0)
-    assert orders.finish is None and "Worker 0 ended 80 s ago; Worker 0, which knows" in orders.say
+    ((line,),) = alone(Facts(left=0), 0.0, 16.0, 80.0)[2:]
+    assert isinstance(line, Say) and "Worker 0 ended 80 s ago; Worker 0, which knows" in line.text
 
 
 class Letters:
-    """A mailbox into which nothing comes."""
+    """A mailbox into which these have come."""
 
-    def __init__(self):
-        self.posted = []
+    def __init__(self, *arrived):
+        self.arrived, self.posted = list(arrived), []
 
     def post(self, message, to):
         self.posted.append(message)
 
     def next(self):
-        return None
+        return (0, self.arrived.pop(0)) if self.arrived else None
 
 
 class Talk:
@@ -124,3 +127,34 @@ def test_an_agreement_of_some_is_seen_in_the_world_of_all():
     (state, *_) = (message.state for message in messages[1])
     assert (state.kind, state.waits_for) == ("elsewhere", (2,))
     assert [any(message.waits for message in posted) for posted in messages] == [False, True, False]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_worker_0_reports_the_story_and_for_debugging_the_whole_state(monkeypatch, debug):
+    reports = []
+    monkeypatch.setattr(agent_module, "say", reports.append)
+    monkeypatch.setattr(agent_module, "current_settings", lambda: Settings(debug=debug))
+    mailbox = Letters(Answer(1, State("left", status=3)), EndJob(1, "why"))
+    with acting_as(WorkerStatus(0, 2)):
+        agent = Agent(mailbox, 0, (0, 1), TimeLimits(LIMIT, LIMIT))
+        agent.turn(Sample(), 7.0, [agent])
+    (report,) = reports
+    assert report.startswith("Worker 0 of 2") and "7.0 s: worker 1 has ended its program with exit status 3\n" in report
+    assert ("kind='left'" in report) == ("concluded: ()" in report) == debug
+    assert mailbox.posted[-1].question == 1  # it has reported
+
+
+def test_a_message_that_moves_while_the_worker_is_looked_at_seems_to_be_on_its_way(monkeypatch):
+    """What came in is counted before the state is looked at, what went out after it."""
+    with acting_as(WorkerStatus(0, 2)):
+        agent = Agent(Letters(Question(1)), 0, (0, 1), TimeLimits(LIMIT, LIMIT))
+        agent.channel = talk = Talk(agent)
+
+        def look():
+            talk.sent[1] = talk.received[1] = 1
+            return State("agreeing", "", "a sum", (1,), 1)
+
+        monkeypatch.setattr(agent, "_agreement", look)
+        agent.turn(Sample(), 7.0, [agent])
+    (answer,) = agent._mailbox.posted
+    assert (answer.detail.sent, answer.detail.received) == ({1: 1}, {})

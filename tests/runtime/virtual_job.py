@@ -69,7 +69,7 @@ class Job:
     def run(self, most: int = 20_000_000) -> Ended | None:
         """Until the watch ends the job, all programs have ended, or nothing can happen any more.
 
-        `most`: how many events that may take. With a limit of a year, of which every hour has its lines and roll calls,
+        `most`: how many events that may take. With a limit of a year, of which every hour has its lines and questions,
         it takes millions.
         """
         while self._events and self.ended is None and not all(worker.left is not None for worker in self.workers):

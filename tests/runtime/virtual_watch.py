@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
-from distdl_jax.watchdog.deadlock import different_earlier_calls
+from distdl_jax.watchdog.deadlock import State, different_earlier_calls
 from distdl_jax.watchdog.dependencies import takes_all
-from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail
-from distdl_jax.watchdog.reporter import Agreement, Facts, Reporter
+from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail, Say
+from distdl_jax.watchdog.reporter import Facts, Reporter
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -56,7 +56,7 @@ class Watch:
         self.world, self.worker, self.rank = world, worker, rank
         self.log = CallLog()
         self.reporter = Reporter(rank, world.job.limits.waiting)
-        self.agreement: Agreement | None = None
+        self.agreement: State | None = None
         self.sent: dict[int, int] = defaultdict(int)
         self.received: dict[int, int] = defaultdict(int)
         self.arrived: list[tuple[int, str, Calls]] = []
@@ -72,10 +72,12 @@ class Watch:
         if not worker.busy:
             self._done = max(self._done, self.log.passed)
         program = worker.program if worker.program_of is self.log else 0
-        calls = self.log.summary(self._done)
+        calls = self.log.summary(self._done, any(question.in_full for question in self.reporter.questions))
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
         compiles, covered = worker.compiling_since is not None, self.is_covered()
-        return Facts(calls, self._agreement(), worker.run, program, worker.function, compiles, "", worker.left, covered)
+        detail = Detail(worker.compiled_so_far(), worker.awake(), dict(self.sent), dict(self.received))
+        run, function, left = worker.run, worker.function, worker.left
+        return Facts(calls, self._agreement(), run, program, function, compiles, "", left, covered, detail)
 
     def is_covered(self) -> bool:
         """Whether another world of the worker's has all workers of this one; of equal ones the first has the others."""
@@ -90,28 +92,22 @@ class Watch:
         """Whether this world's timeout counts for a wait of these workers of the job."""
         return not self.is_covered() and set(self.world.members) >= set(team)
 
-    def _agreement(self) -> Agreement | None:
+    def _agreement(self) -> State | None:
         """Of another world's, one sees more that has all workers of it."""
         if self.agreement is not None:
             return self.agreement
         for world, watch in self.worker.watches.items():
             if (other := watch.agreement) is not None:
                 waits_for = self._here(world.members, [world.members[worker] for worker in other.waits_for])
-                return replace(other, waits_for=waits_for, elsewhere=True)
+                return replace(other, waits_for=waits_for, kind="elsewhere")
         if self.worker.opening is None:
             return None
         number, others = self.worker.opening
-        return Agreement(number, "the first partition", "", self._here(others, others), elsewhere=True)
+        return State("elsewhere", "", "the first partition", self._here(others, others), number)
 
     def _here(self, team: Sequence[int], workers: Sequence[int]) -> tuple[int, ...]:
         members = self.world.members
         return tuple(map(members.index, workers)) if set(members) >= set(team) else ()
-
-    def _detail(self, in_full: bool) -> Detail:
-        detail = Detail(self.worker.compiled_so_far(), self.worker.awake())
-        if not in_full:
-            return detail
-        return replace(detail, window=self.log.window(), sent=dict(self.sent), received=dict(self.received))
 
     # --- turns: only those in which there is something to do ---
 
@@ -136,12 +132,12 @@ class Watch:
         now = worker.awake()
         while self._inbox:
             self._hear(self._inbox.popleft(), now)
-        facts = self._facts()
-        self.reporter, posts, orders = self.reporter.look(facts, now, self._detail)
-        for message in posts:
-            self.post(message, COORDINATOR)
-        if orders.finish is not None:
-            job.end(orders.finish, (world.members[COORDINATOR],))
+        self.reporter, messages = self.reporter.look(self._facts(), now)
+        for message in messages:
+            if isinstance(message, EndJob):  # the coordinator is silent
+                job.end(message.text, (world.members[COORDINATOR],))
+            elif isinstance(message, Answer):
+                self.post(message, COORDINATOR)
         wakes = self.reporter.wakes_at(now)
         if self.rank == COORDINATOR:
             world.coordinator, told = world.coordinator.tick(now)
@@ -154,8 +150,8 @@ class Watch:
         if isinstance(message, Answer | CannotAgree):
             self.world.coordinator, posts = self.world.coordinator.hear(message, now)
             self._post_all(posts)
-        else:
-            self.reporter, _ = self.reporter.hear(message, now)
+        elif not isinstance(message, Say):
+            self.reporter = self.reporter.hear(message, now)
             self.world.job.poke(self.worker, watch=True)  # it may be told to go on
 
     # --- messages ---

@@ -13,8 +13,8 @@ from distdl_jax.programs.ir import Loop, Operation, Program
 from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.clock import LONGEST_TURN
 from distdl_jax.watchdog.coordinator import COORDINATOR
+from distdl_jax.watchdog.deadlock import State
 from distdl_jax.watchdog.messages import CannotAgree
-from distdl_jax.watchdog.reporter import Agreement
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -129,7 +129,7 @@ class Worker:
             return
         parent, children = gathered(team, watch.rank)
         self.episodes += 1
-        watch.agreement = Agreement(self.episodes, purpose, "", children or (parent,))
+        watch.agreement = State("agreeing", "", purpose, children or (parent,), self.episodes)
         self._look_soon()
         yield from self._gather(watch, purpose, children)
         if parent is not None and not _is_replayed(watch):

@@ -7,6 +7,7 @@ environment: DISTDL_JAX_DEBUG=1
 says: Its last operations:
 says: s ago send to worker 1 (1000000 x float32): took
 says: s ago recv from worker 0 (1000000 x float32): goes on
+says: What worker 0 knows:
 """
 
 import time

@@ -7,6 +7,8 @@ says: Worker 2 did not come to call 2, of total
 says: of its plan
 says: Worker 2 is at sleeps_forever.py:
 says: in wait_for_a_file, outside any operation
+says: What worker 0 was told last, and did, by its own clock:
+says: s: the job ends, because of worker 2
 """
 
 import threading
