@@ -17,13 +17,13 @@ from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import checked_integer
-from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.handshake import handshake, sendable_dtype
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import nothing, tie
-from distdl_jax.spec_trees import Leaf, leaves_with_specs, specs_by_path
+from distdl_jax.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec, device_array
 
 
@@ -160,16 +160,16 @@ class ScatterPlan(_LeafPlan):
 
 def plan_gather(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
     """How one leaf of `gather`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
-    plan = GatherPlan(_told(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
+    plan = GatherPlan(described(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
     for worker, shape in spec.block_shapes.items():
-        _check_shape(name, held[worker].shape, shape, spec, worker)
+        check_shape(name, held[worker].shape, spec, shape, f"On worker {worker}: ")
     return _complete(plan, name)
 
 
 def plan_scatter(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
     """How one leaf of `scatter`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
-    plan = ScatterPlan(_told(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
-    _check_shape(name, held[root].shape, spec.global_shape, spec, root)
+    plan = ScatterPlan(described(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
+    check_shape(name, held[root].shape, spec, spec.global_shape, f"On worker {root}: ")
     return _complete(plan, name)
 
 
@@ -180,15 +180,6 @@ def _complete(plan: Any, name: str) -> Any:
     except PlanError as error:
         raise PlanError(f"`{name}`: {error}") from None
     return plan
-
-
-def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], spec: TensorSpec, worker: int) -> None:
-    if shape != expected:
-        copies = f", replicated along {spec.replicated}" if spec.replicated else ""
-        raise PlanError(
-            f"On worker {worker}: `{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
-            f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
-        )
 
 
 def _on_root(spec: TensorSpec, root: int) -> CartesianPartition:
@@ -220,13 +211,15 @@ def _moved(
     def mine() -> Any:
         leaves.extend(leaves_with_specs(tree, specs))
         moving.extend((f"tree{path}", value, spec) for path, value, spec in leaves if spec is not None)
-        return [(name, _told(spec), _shape_dtype(name, value)) for name, value, spec in moving]
+        return [(path, described(spec)) for path, _, spec in leaves if spec], [
+            _shape_dtype(name, value) for name, value, _ in moving
+        ]
 
     purpose = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
     told = handshake(world, team, purpose, mine)
-    _check_alike(told)
+    check_alike({worker: paths for worker, (paths, _) in told.items()})
     plans = [
-        plan({worker: held[n][2] for worker, held in told.items()}, spec, root, name)
+        plan({worker: held[n] for worker, (_, held) in told.items()}, spec, root, name)
         for n, (name, _, spec) in enumerate(moving)
     ]
     moved = iter([its.run(world, _on_device(value)) for its, (_, value, _) in zip(plans, moving, strict=True)])
@@ -245,11 +238,6 @@ def _on_device(value: Any) -> Array:
     return device_array(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
 
 
-def _told(spec: TensorSpec) -> tuple[Any, ...]:
-    """A spec, in the same words on every worker."""
-    return spec.global_shape, spec.partition.describe(), spec.replicated
-
-
 def _shape_dtype(name: str, value: Any) -> ShapeDtype:
     """That of an array or a number."""
     try:
@@ -260,20 +248,3 @@ def _shape_dtype(name: str, value: Any) -> ShapeDtype:
             "leaves it as it is (and jax.random.key_data makes numbers of a random key)."
         ) from None
     return ShapeDtype(shape, sendable_dtype(name, dtype))
-
-
-def _check_alike(told: Mapping[int, list[Any]]) -> None:
-    """Refuse trees, or specs, that differ between workers."""
-    (first, of_first), *others = sorted(told.items())
-    for worker, its in others:
-        for what, found, expected in (
-            ("the same leaves", [leaf[0] for leaf in its], [leaf[0] for leaf in of_first]),
-            ("leaves of the same specs", [leaf[:2] for leaf in its], [leaf[:2] for leaf in of_first]),
-        ):
-            if found != expected:
-                different = [repr(leaf) for leaf in found if leaf not in expected] or ["fewer"]
-                missing = [repr(leaf) for leaf in expected if leaf not in found] or ["fewer"]
-                raise PlanError(
-                    f"`tree` must have {what} on all workers (zero-volume arrays where a worker holds nothing), but "
-                    f"has {missing[0]} on worker {first} and {different[0]} on worker {worker}."
-                )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -18,7 +18,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import handshake
-from distdl_jax.spec_trees import Leaf, leaves_with_specs
+from distdl_jax.spec_trees import check_alike, check_shape, leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 
 Shape = tuple[int, ...]
@@ -72,13 +72,15 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     def mine() -> list[tuple[str, ShapeDtype | None]]:
         its_leaves = leaves_with_specs(params, param_specs, ("params", "param_specs"))
-        _check_shapes(its_leaves)
+        for path, param, spec in its_leaves:
+            if spec is not None and spec.partition.active:
+                check_shape(f"params{path}", jnp.shape(param), spec, spec.local_shape)
         paths = [path for path, _ in jax.tree.leaves_with_path(params)]
         its_specs.update(zip(paths, [leaf.spec for leaf in its_leaves], strict=True))
         return [(keystr(path), _shape_dtype(leaf)) for path, leaf in leaves]
 
     told = handshake(world, tuple(range(world.size)), "specs_like", mine)
-    _check_alike({worker: [path for path, _ in theirs] for worker, theirs in told.items()})
+    check_alike({worker: [(path, None) for path, _ in theirs] for worker, theirs in told.items()}, "state")
     places = _Places(tuple(path for path, _ in leaves), tuple(its_specs))
     everyone = Partition.of_workers(world, range(world.size))
 
@@ -98,26 +100,6 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     specs = [of(number, path) for number, (path, _) in enumerate(leaves)]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
-
-
-def _check_shapes(params: Sequence[Leaf]) -> None:
-    for path, param, spec in params:
-        if spec is not None and spec.partition.active and jnp.shape(param) != spec.local_shape:
-            raise PlanError(
-                f"`params{path}` must have the shape that its spec says, {spec.local_shape}, but has "
-                f"{jnp.shape(param)}."
-            )
-
-
-def _check_alike(paths: Mapping[int, list[str]]) -> None:
-    first, *others = paths
-    for worker in others:
-        for a, b in ((first, worker), (worker, first)):
-            if more := [path for path in paths[a] if path not in paths[b]]:
-                raise PlanError(
-                    f"`state` must have the same structure on all workers, but worker {a} has state{more[0]}, which "
-                    f"worker {b} lacks."
-                )
 
 
 def _shape_dtype(leaf: Any) -> ShapeDtype | None:

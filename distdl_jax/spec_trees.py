@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.tree_util import keystr
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.tensors import TensorSpec
 
 Path = tuple[Any, ...]
@@ -91,3 +92,39 @@ def leaves_with_specs(
 def _and_above(path: Any) -> list[Any]:
     """Return the path of a leaf, and those of the containers that it is in."""
     return [path, *(path[:n] for n, its in enumerate(path) if not isinstance(its, str) or its in "[.")]
+
+
+def described(spec: TensorSpec) -> tuple[Any, ...]:
+    """Return a spec in the same words on every worker."""
+    return spec.global_shape, spec.partition.describe(), spec.replicated
+
+
+def check_alike(told: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tree") -> None:
+    """Refuse trees that differ between workers, each told as the paths of its leaves and what their specs are.
+
+    **Raises:** `PlanError`, which names a leaf and two workers.
+    """
+    (first, of_first), *others = sorted(told.items())
+    for worker, its in others:
+        here, there = dict(of_first), dict(its)
+        if [*its] == [*of_first]:
+            continue
+        path = [*(path for path in (*here, *there) if here.get(path, "") != there.get(path, "")), *here][0]
+        found = [
+            f"missing from `{name}`" if path not in specs else f"of the spec {specs[path]}" if specs[path] else "there"
+            for specs in (here, there)
+        ]
+        raise PlanError(
+            f"`{name}` must have the same leaves with the same specs on all workers (zero-volume arrays where a worker "
+            f"holds nothing), but `{name}{path}` is {found[0]} on worker {first} and {found[1]} on worker {worker}."
+        )
+
+
+def check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec, expected: tuple[int, ...], on: str = "") -> None:
+    """Refuse an array that does not have the shape that its spec says; `on` is which worker has it, for messages."""
+    if shape != expected:
+        copies = f", replicated along {spec.replicated}" if spec.replicated else ""
+        raise PlanError(
+            f"{on}`{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
+            f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
+        )

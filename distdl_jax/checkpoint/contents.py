@@ -14,6 +14,7 @@ from distdl_jax.checkpoint.tensor_file import dtype_named
 from distdl_jax.checkpoint.together import together
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import Box
+from distdl_jax.spec_trees import check_alike, described
 
 Leaves = tuple[tuple[str, Form], ...]
 """The leaves of a tree: their paths, and what they are made of."""
@@ -68,12 +69,13 @@ def agree_on_contents(
         if len({leaf.path for leaf in held}) < len(held):
             raise InvalidArgumentError("`tree` has two leaves of one path; a file can't tell them apart.")
         own.extend(_copied(each) if copied else each for each in _own(held))
-        told = [(leaf.path, _told(leaf)) for leaf in held]
+        told = [(leaf.path, described(leaf.spec)) for leaf in held]
         forms = [(leaf.form, leaf.counts) for leaf in held]
         return arguments(), told, forms
 
     def decided(told: dict[int, Any]) -> Any:
-        _check_alike(told)
+        _check_arguments(told)
+        check_alike({worker: its[1] for worker, its in told.items()})
         leaves = tuple(
             (leaf.path, agreed_form(leaf.path, {worker: its[2][n] for worker, its in told.items()}))
             for n, leaf in enumerate(held)
@@ -99,11 +101,7 @@ def _copied(own: Own) -> Own:
     return own._replace(block=lambda: block)
 
 
-def _told(leaf: Held) -> tuple[Any, ...]:
-    return leaf.spec.global_shape, leaf.spec.partition.describe(), leaf.spec.replicated
-
-
-def _check_alike(told: dict[int, Any]) -> None:
+def _check_arguments(told: dict[int, Any]) -> None:
     (first, of_first), *others = sorted(told.items())
     for worker, its in others:
         for name, value in its[0].items():
@@ -112,14 +110,3 @@ def _check_alike(told: dict[int, Any]) -> None:
                     f"`{name}` must be the same on all workers, but is {of_first[0][name]!r} on worker {first} and "
                     f"{value!r} on worker {worker}."
                 )
-        if its[1] != of_first[1]:
-            here, there = dict(of_first[1]), dict(its[1])
-            path = next(path for path in (*here, *there) if here.get(path) != there.get(path))
-            found = [
-                f"of the spec {specs[path]}" if path in specs else "missing from `tree`" for specs in (here, there)
-            ]
-            raise PlanError(
-                "`tree` must have the same leaves with the same specs on all workers (zero-volume arrays where a "
-                f"worker holds nothing), but `tree{path}` is {found[0]} on worker {first} and {found[1]} on worker "
-                f"{worker}."
-            )

@@ -16,8 +16,7 @@ from distdl_jax.checkpoint.layout import Form
 from distdl_jax.checkpoint.tensor_file import dtype_named, is_storable
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.decomposition import Box
-from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.spec_trees import leaves_with_specs
+from distdl_jax.spec_trees import check_shape, leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 
 _ALIGNED = 64
@@ -78,12 +77,8 @@ def _held(path: str, spec: TensorSpec, value: Any) -> Held:
     if isinstance(value, Tracer):
         raise InvalidTypeError(f"`tree{path}` (={value!r}) is traced: a checkpoint can't be saved inside jit or grad.")
     shape, form = _form(path, spec, value)
-    if spec.partition.active and shape != spec.local_shape:
-        copies = f", replicated along {spec.replicated}" if spec.replicated else ""
-        raise PlanError(
-            f"`tree{path}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
-            f"{shape_text(spec.partition.shape)} workers{copies}) says {spec.local_shape} on this worker."
-        )
+    if spec.partition.active:
+        check_shape(f"tree{path}", shape, spec, spec.local_shape)
     counts = spec.partition.active and (prod(spec.local_shape) > 0 or 0 in spec.global_shape)
     return Held(path, spec, form, value, counts)
 

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.spec_trees import leaves_with_specs, specs_by_path
+from distdl_jax.spec_trees import check_shape, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
 
@@ -71,12 +70,8 @@ class Whole:
         def check() -> list[np.dtype]:
             for tree in trees:
                 for path, block, spec in self.leaves(tree):
-                    if spec.box is not None and jnp.shape(block) != spec.local_shape:
-                        raise PlanError(
-                            f"A leaf of the tree, {path or 'the tree itself'}, has shape {jnp.shape(block)}, but its "
-                            f"spec ({shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers) "
-                            f"says {spec.local_shape} on this worker."
-                        )
+                    if spec.box is not None:
+                        check_shape(f"tree{path}", jnp.shape(block), spec, spec.local_shape)
             return [np.dtype(jnp.result_type(block)) for _, block, _ in self.leaves(trees[0])]
 
         workers = self.workers

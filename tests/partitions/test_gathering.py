@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     wrong = {
         r"On worker 1: `tree\['b'\]\[0\]` has shape \(3,\), but its spec \(4 on 3 workers, replicated along \(0,\)\) "
         r"says \(4,\)": good | {"b": [jnp.ones(3)]},
-        r"must have the same leaves on all workers .* has 'fewer' on worker 0 and \"tree\['b'\]\[1\]\" on": {
+        r"must have the same leaves .* but `tree\['b'\]\[1\]` is missing from `tree` on worker 0 and of the spec": {
             "a": good["a"],
             "b": [jnp.ones(4)] * 2,
         },
@@ -172,9 +172,9 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
         r"(?s)`tree\['b'\]\[0\]` \(=Array.*random key": good | {"b": [jax.random.key(0)]},
     }
     for sentence, tree in wrong.items():
-        with pytest.raises(dj.DistDLError, match=sentence.replace("'fewer'", "fewer")):
+        with pytest.raises(dj.DistDLError, match=sentence):
             dj.gather(tree if P.rank == 1 else good, {"a": spec, "b": spec})
-    with pytest.raises(dj.PlanError, match=r"must have leaves of the same specs on all workers"):
+    with pytest.raises(dj.PlanError, match=r"must have the same leaves with the same specs on all workers"):
         dj.gather(good, TensorSpec((4 + P.rank,), P, replicated=True))
     with pytest.raises(dj.PlanError, match=r"`tree\['a'\]`: `x` must have one dtype on all workers"):
         blocks = TensorSpec((3,), P)
