@@ -24,7 +24,7 @@ from distdl_jax.backends.contained import contained, inputs_unread
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
 from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
-from distdl_jax.errors import PLAN_OF, PlanError, SetupError
+from distdl_jax.errors import PLAN_OF, InvalidTypeError, PlanError, SetupError
 from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
@@ -58,7 +58,7 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     **Returns:** what is called like `fun`. It has `jax.jit`'s attributes too (`lower`, `trace`, `clear_cache`, ...).
 
-    **Raises:** `PlanError`, on all workers, when called.
+    **Raises:** `InvalidTypeError` where `fun` can't be called; `PlanError`, on all workers, when it is called.
 
     >>> import jax.numpy as jnp
     >>> step = jit(lambda x: 2 * x)
@@ -67,6 +67,8 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     In a call under `jax.grad` the derivative's program is not compared; `jit` the function that takes the gradient.
     """
+    if fun is not None and not callable(fun):
+        raise InvalidTypeError(f"`fun` (={fun!r}) must be a function, or anything else that can be called.")
     return partial(jit, **options) if fun is None else CheckedFunction(fun, options)
 
 

@@ -201,6 +201,7 @@ def initialize_params(
     specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
 ) -> dict[str, Array]:
     """This worker's blocks of the parameters `specs`, each from a key of its own; zero-volume where it holds none."""
+    check_key("key", key)
     remember_origin(specs, key, dtype, initializers)
     params = {}
     for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):

@@ -169,17 +169,14 @@ class Partition(Static):
         **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
         """
         chosen, size = checked_integers("ranks", ranks), self.size
-        outside = [rank for rank in chosen if not 0 <= rank < size]
-        if outside:
+        if outside := [rank for rank in chosen if not 0 <= rank < size]:
             raise InvalidArgumentError(
                 f"`ranks` (={listed(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to {size - 1}."
                 f"{start_of_more(max(outside) + 1) if size == self._world.size else ''}"
             )
         if len(set(chosen)) < len(chosen):
             twice = next(rank for place, rank in enumerate(chosen) if rank in chosen[:place])
-            raise InvalidArgumentError(
-                f"`ranks` (={listed(chosen)}) names rank {twice} twice; a worker can be in a team once."
-            )
+            raise InvalidArgumentError(f"`ranks` (={listed(chosen)}) names rank {twice} twice; a team has each once.")
         return self.of_workers(self._world, (self._ranks[rank] for rank in chosen))
 
     def create_partition_union(self, other: Partition) -> Partition:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.same_adjoints import traced_derivative
 from distdl_jax.backends.opening import world_of
+from distdl_jax.checked_jit import function_name
 from distdl_jax.compat import mapped_sizes
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives import all_sum_reduce
@@ -131,6 +132,7 @@ def _of_the_sum(
     def local(fun: Callable[..., Any]) -> Callable[..., Any]:
         return derivative(fun, argnums, has_aux, **options)
 
+    fun = _with_scalar_loss(fun, has_aux)
     direct = local(depending_on_movements(fun, has_aux))
 
     @wraps(fun)
@@ -148,6 +150,24 @@ def _of_the_sum(
         return traced(*args)
 
     return differentiated
+
+
+def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """Have `fun` refuse a loss that is no scalar, in words that say what it returned."""
+
+    @wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        loss = result[0] if has_aux and isinstance(result, tuple | list) and result else result
+        is_number = hasattr(loss, "shape") or isinstance(loss, int | float | complex)
+        if not is_number or jnp.shape(loss):
+            what = (
+                f"an array of shape {jnp.shape(loss)}: sum it, or take its mean" if is_number else type(loss).__name__
+            )
+            raise InvalidTypeError(f"`fun` (={function_name(fun)}) must return a scalar loss, but returned {what}.")
+        return result
+
+    return checked
 
 
 def _everybody() -> Partition:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax import functional
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
@@ -250,7 +250,7 @@ class HaloExchange(ParameterFreeLayer):
 
     It is called with this worker's block; outside P_x with anything, which comes back.
 
-    **Raises:** `InvalidTypeError` where `periodic` is no sequence of booleans; when it is called,
+    **Raises:** `InvalidTypeError` where `halo` is no sequence, or `periodic` none of booleans; when it is called,
     `InvalidArgumentError` where the widths don't fit, `PlanError` where the blocks don't form a grid.
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
@@ -264,6 +264,8 @@ class HaloExchange(ParameterFreeLayer):
         check_partitions(P_x=P_x)
         # The fields, in the form in which equal ones are equal. Widths are refused by all workers, when it is called.
         wraps = checked_booleans("periodic", periodic)
+        if P_x.active and not isinstance(halo, list | tuple | np.ndarray):
+            raise InvalidTypeError(f"`halo` (={halo!r}) must be a pair (left, right) of integers for each dimension.")
         vars(self).update(P_x=P_x, halo=_hashable(halo) if P_x.active else (), periodic=wraps)
 
     def _apply(self, x: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import check_key
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
@@ -118,6 +119,7 @@ class Residual(Static):
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """This worker's blocks of the initial parameters; each of the two has a key of its own, split off `key`."""
+        check_key("key", key)
         pairs = zip(self._ways(), jax.random.split(key), strict=False)
         return {name: {} if layer is None else layer.init(k, dtype) for (name, layer), k in pairs}
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import check_key
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.layer import Layer, applied, draws_numbers, keeps_state
@@ -117,6 +118,7 @@ class Sequential(Static):
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """This worker's blocks of the initial parameters: for each layer a key of its own, split off `key`."""
+        check_key("key", key)
         keys = jax.random.split(key, max(len(self._layers), 1))
         pairs = zip(self._layers, keys[: len(self._layers)], strict=True)
         return tuple(layer.init(key, dtype) if isinstance(layer, Layer) else {} for layer, key in pairs)

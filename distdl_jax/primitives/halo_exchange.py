@@ -119,19 +119,22 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     - `P_x`: the partition.
     - `halo`: this worker's ((left, right), ...), a pair of widths per dimension, in elements. They may differ between
       workers; those with the same index in a dimension exchange what the widest of them needs. A negative width
-      leaves out data that this worker does not need. Ignored outside P_x.
+      leaves out data that this worker does not need. Outside P_x the widths are not read, and () will do.
     - `periodic`: per dimension, whether it wraps around. Default: none does.
 
     **Returns:** the wider block; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError`, on every worker of P_x, where the widths don't fit; `InvalidTypeError` where
-    `periodic` has other entries than bools; `PlanError` where the blocks don't form a grid.
+    **Raises:** `InvalidArgumentError`, on every worker of P_x, where the widths don't fit, and on every worker that
+    gives a `halo`, where it has not D pairs; `InvalidTypeError` where `periodic` has other entries than bools;
+    `PlanError` where the blocks don't form a grid.
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
     check_partitions(P_x=P_x)
     wraps = checked_periodic(periodic, P_x.dim)
     if not P_x.active:
+        if len(halo):  # which may be given there, too, and then is wrong on all workers
+            checked_halo(halo, P_x.dim)
         return x
     purpose = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
     told = handshake(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))

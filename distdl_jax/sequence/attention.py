@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_real
+from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.nn.layer import purpose_of
@@ -183,9 +183,9 @@ class DistributedMultiHeadAttention(Static):
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """This worker's blocks of the initial parameters: uniform in ±1/sqrt(n_e), and biases of 0."""
-        specs = self.param_specs()
+        check_key("key", key)
+        specs, weights = self.param_specs(), UniformFanIn(self.embed_dim)
         keys = dict(zip(specs, jax.random.split(key, len(specs)), strict=True))
-        weights = UniformFanIn(self.embed_dim)
         return {
             name: init_block(jax.nn.initializers.zeros if name.endswith("bias") else weights, keys[name], spec, dtype)
             for name, spec in specs.items()

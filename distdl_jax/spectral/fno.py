@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.arguments import check_key
 from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn import conv
@@ -108,6 +109,7 @@ class DistributedFNOBlock(Static):
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """This worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
+        check_key("key", key)
         layers = self._layers
         return {name: layers[name].init(k, dtype) for name, k in zip(layers, jax.random.split(key), strict=True)}
 

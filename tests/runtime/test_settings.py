@@ -24,9 +24,7 @@ VALUES = {
     ),
     "debug": SWITCH,
     "fast_convolutions": SWITCH,
-    "huge_pages": ({"0": 0, "64": 64, "16777216": 2**24}, ["yes", "-1", "1.5", "16777217", "٣"]),
     "onednn": ({word: word for word in ("on", "always", "off")}, ["1", "yes", "On"]),
-    "process": SWITCH,
     "tuning": ({word: word for word in ("on", "read", "off")}, ["1", "yes", "On"]),
     "tuning_file": ({path: Path(path) for path in ("/tmp/kept.json", "/a b")}, ["kept.json", "~/kept.json", "."]),
 }
@@ -110,7 +108,8 @@ def test_no_other_file_reads_the_environment():
         if re.search(r"\benviron\b", line) and path.name != "settings.py"
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
-    readers = ("process/launcher.py", "process/huge_pages.py", "compat.py", "backends/inprocess/devices.py")
+    readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
+    readers += ("backends/inprocess/devices.py",)
     readers += ("tuning/processor.py", "tuning/kept.py", "onednn/compiled.py", "onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 

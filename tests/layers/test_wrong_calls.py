@@ -1,0 +1,77 @@
+"""What strangers have got wrong is refused in a sentence, on every worker that can know of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.functional import halo_exchange
+
+pytestmark = [pytest.mark.world(3), pytest.mark.simulated(3)]
+
+
+def grid(*shape, workers=None):
+    P = dj.Partition()
+    P = P if workers is None else P.create_partition_inclusive(workers)
+    return P.create_cartesian_topology_partition(shape)
+
+
+LAYERS = {
+    "convolution": lambda: nn.DistributedConv1d(grid(1, 1, 3), in_channels=2, out_channels=2, kernel_size=3),
+    "linear": lambda: nn.DistributedLinear(grid(1, 3), grid(1, 1, workers=[0]), grid(1, 3), 6, 4),
+    "transposed": lambda: nn.DistributedConvTranspose1d(grid(1, 1, 3), in_channels=2, out_channels=2, kernel_size=3),
+    "norm": lambda: nn.Sequential(nn.DistributedConv1d(grid(1, 1, 3), in_channels=2, out_channels=2, kernel_size=3)),
+    "attention": lambda: nn.DistributedMultiHeadAttention(grid(1, 1, 3), 6, 3),
+    "spectral": lambda: nn.DistributedSpectralConv1d(grid(1, 1, 3), in_channels=2, out_channels=2, modes=3),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("key", [0, None, "key", jnp.zeros(2)], ids=str)
+def test_a_key_that_is_none(layer, key):
+    made = LAYERS[layer]()
+    with pytest.raises(dj.InvalidTypeError, match=r"must be a random key, as jax.random.key\(0\) makes one"):
+        made.init(key)
+    jax.block_until_ready(made.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("derivative", [dj.value_and_grad, dj.grad, lambda fun: dj.jit(dj.grad(fun))])
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda x: 2 * x, r"an array of shape \(3,\): sum it, or take its mean"),
+        (lambda x: None, "NoneType"),
+        (lambda x: {"loss": jnp.sum(x)}, "dict"),
+    ],
+)
+def test_a_loss_that_is_no_scalar(derivative, loss, words):
+    with pytest.raises(dj.InvalidTypeError, match=f"must return a scalar loss, but returned {words}"):
+        derivative(loss)(jnp.ones(3))
+
+
+def test_a_number_of_python_is_a_scalar():
+    value, gradient = dj.value_and_grad(lambda x: 2.0)(jnp.ones(3))
+    assert value == 6.0 and gradient.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("halo", ["anything", 3, None, 1.5])
+def test_a_halo_that_is_no_sequence(halo):
+    with pytest.raises(dj.InvalidTypeError, match="must be a pair"):
+        nn.HaloExchange(grid(3), halo)
+
+
+def test_widths_of_another_partition_are_refused_on_all_workers():
+    """Also on those that are not in it, if they give any."""
+    P = grid(2, workers=[0, 1])
+    x = jnp.ones((2, 3)) if P.active else dj.zero_volume_tensor()
+    with pytest.raises(dj.InvalidArgumentError, match="must be 1 pairs"):
+        halo_exchange(x, P, ((1, 1), (1, 1)))
+    y = halo_exchange(jnp.ones(3) if P.active else x, P, ((0, 0),) if P.active else ())
+    assert y.shape == ((3,) if P.active else (0,))
+
+
+@pytest.mark.parametrize("fun", [3, "step", (len,)])
+def test_what_is_no_function_is_not_compiled(fun):
+    with pytest.raises(dj.InvalidTypeError, match="must be a function, or anything else that can be called"):
+        dj.jit(fun)
