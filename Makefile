@@ -16,6 +16,12 @@ WORKERS ?= 4
 ARGS ?=
 
 PY := $(VENV)/bin/python
+# A version of jax and jaxlib for the environment; empty: the newest that there is.
+JAX ?=
+
+# What may be tracked at the root.
+AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CONTRIBUTING\.md|pyproject\.toml|\.gitignore
+
 # An environment holds absolute paths: its stamp is good for this directory only.
 STAMP := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
 READY := $(STAMP)$(if $(filter 1,$(ONEDNN)),-onednn)
@@ -48,7 +54,7 @@ endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
 $(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/onednn/convolution.cc)
-	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
+	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
 
 .PHONY: venv
 venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN's convolutions
@@ -70,7 +76,9 @@ test-openmpi: ## Run the primitives' tests under Open MPI
 	$(MAKE) test MPI=openmpi ARGS='-m primitives $(ARGS)'
 
 .PHONY: lint
-lint: $(READY) ## Check style and types
+lint: $(READY) ## Check style and types, and that nothing strange lies at the root
+	@strays=`git ls-files 2>/dev/null | grep -v / | grep -vxE '$(AT_THE_ROOT)'`; test -z "$$strays" || \
+		{ echo "make lint: at the root there may be $(AT_THE_ROOT), but not: $$strays" >&2; exit 1; }
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy distdl_jax

@@ -9,7 +9,7 @@ import itertools
 import distdl_jax as dj
 import jax
 import jax.numpy as jnp
-from distdl_jax.backends.mpi.jaxpr_reader import read_program
+from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.programs.ir import operations
 from distdl_jax.programs.matching import find_mismatch
@@ -29,7 +29,7 @@ def many(x):
 
 
 traced = jax.jit(jax.grad(many)).trace(jnp.ones(8))
-program = read_program(P_all.world, traced.jaxpr.jaxpr)
+program = read_program(P_all.world.transport, traced.jaxpr.jaxpr)
 programs = dict(enumerate(P_all.allgather_data(program)))
 
 
@@ -38,7 +38,7 @@ def agreement():
 
 
 def whole():
-    own = read_program(P_all.world, traced.jaxpr.jaxpr)
+    own = read_program(P_all.world.transport, traced.jaxpr.jaxpr)
     P_all.world.agree(everyone, f"agreement {next(_agreements)}", own, find_mismatch)
 
 
@@ -52,7 +52,7 @@ table.row(
     f"{count} operations on worker {P_all.rank}",
     [
         Way("the plan check", whole),
-        Way("reading", lambda: read_program(P_all.world, traced.jaxpr.jaxpr)),
+        Way("reading", lambda: read_program(P_all.world.transport, traced.jaxpr.jaxpr)),
         Way("agreement", agreement),
         Way("playing", lambda: find_mismatch(programs)),
         Way("tracing", trace),

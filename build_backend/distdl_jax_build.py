@@ -4,7 +4,7 @@ mpi4jax has no wheels, so pip compiles it, and where MPI is missing the compiler
 pip asks a package for its metadata before it builds what that package depends on. That is when this backend looks,
 and what it finds missing it names in a few lines, with the commands that mend it.
 
-Every hook but the two `prepare_metadata` ones is setuptools' own: `python -m build` needs no MPI.
+Every hook but the two `prepare_metadata` ones and `build_editable` is setuptools' own: `python -m build` needs no MPI.
 DISTDL_JAX_SKIP_MPI_CHECK=1 turns the check off.
 """
 
@@ -22,7 +22,7 @@ import tempfile
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import *  # noqa: F403  (a backend is its module's functions; two of them are replaced below)
+from setuptools.build_meta import *  # noqa: F403  (a backend is its module's functions; three of them are replaced below)
 
 _SKIP = "DISTDL_JAX_SKIP_MPI_CHECK"
 
@@ -88,6 +88,12 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
     """Check for MPI, then let setuptools write the metadata."""
     _check()
     return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
+
+
+def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """Build an editable install by a path in a .pth file: type checkers don't follow setuptools' usual import hook."""
+    settings = {"editable_mode": "compat", **(config_settings or {})}
+    return build_meta.build_editable(wheel_directory, settings, metadata_directory)
 
 
 def _check() -> None:

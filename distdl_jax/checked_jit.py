@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper, wraps
@@ -23,7 +23,7 @@ from distdl_jax.backends.base import OutsideWorldError, World
 from distdl_jax.backends.contained import contained, inputs_unread
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
-from distdl_jax.compat import functions_traced, is_transformed, set_last_program, wait_for_program
+from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
@@ -34,6 +34,7 @@ from distdl_jax.watchdog.call_log import CallLog, Earlier
 from distdl_jax.watchdog.deadlock import different_earlier_calls
 from distdl_jax.watchdog.dependencies import takes_all
 from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.replay import Agreed
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 
 
@@ -108,6 +109,8 @@ class CheckedFunction:
         self._inner: Any = jax.jit(_another(fun), **_of_the_inner_jit(options))
         # Where its calls count, by worker (of dj.simulate, too): nowhere if one trace counts, another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
+        # What was agreed on in its traces, by worker and by their arguments.
+        self._agreed: WeakKeyDictionary[WorkerStatus, dict[Hashable, list[Agreed]]] = WeakKeyDictionary()
         self._effects: list[Any] = []  # those of the messages which it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
@@ -131,7 +134,7 @@ class CheckedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         transformed = is_transformed()
-        if transformed and functions_traced():  # it is part of another one, and called no more once that is compiled
+        if transformed and is_staged():  # it is part of another one, and called no more once that is compiled
             return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)):
@@ -150,12 +153,17 @@ class CheckedFunction:
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare what it communicates; the traced program, and the world that it belongs to."""
-        with worker_status().traced() as agreements:
+        agreed, signature = self._agreed.setdefault(worker_status(), {}), _signature(args, kwargs)
+        with worker_status().traced(agreed.get(signature)) as agreements:
             with _unchecked(), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
             world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
             if not agreements.replayed:
                 self._count_in(log)
+        if signature is not None:
+            agreed[signature] = agreements.made
+            if len(agreed) > MOST_SIGNATURES:
+                del agreed[next(iter(agreed))]
         return traced, world
 
     def _contained(
@@ -212,6 +220,21 @@ class CheckedFunction:
 
     def __repr__(self) -> str:
         return f"dj.jit({self._name})"
+
+
+MOST_SIGNATURES = 64
+"""For how many kinds of arguments a function's agreements are kept."""
+
+
+def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """Return what a trace depends on: equal for calls that JAX traces once; None where that can't be told."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    try:
+        signature = structure, tuple(jax.typeof(x) if hasattr(x, "dtype") else x for x in leaves)
+        hash(signature)
+    except TypeError:  # of something that is static, and a key for JAX by other means
+        return None
+    return signature
 
 
 def _another(fun: Callable[..., Any]) -> Callable[..., Any]:

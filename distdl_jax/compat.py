@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -219,6 +219,21 @@ def is_transformed() -> bool:
     return not trace_state_clean()
 
 
+def is_staged() -> bool:
+    """Return whether this thread traces a program, of `jax.jit` or a loop: what it calls is called no more later.
+
+    Private: `jax._src.core.trace_ctx`, a trace's `parent_trace`, and `DynamicJaxprTrace`, the trace of programs. A
+    public name for it would replace it.
+    """
+    from jax._src.core import trace_ctx
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+    trace: Any = trace_ctx.trace
+    while trace is not None and not isinstance(trace, DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
 def give_tokens_to_compiled_functions() -> None:
     """Have what `jax.jit(fun).lower(...).compile()` returns run more than once where it has ordered effects.
 
@@ -289,55 +304,6 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     constants, carried, _ = eqn.params["ft_in"].unpack()
     return len(constants), len(carried)
-
-
-class TracedFunction(NamedTuple):
-    """A function that JAX traces: under which key it keeps the program, the function's name and line, the trace, and
-    what `is_traced` looks at."""
-
-    function: Callable[..., Any]
-    key: Hashable
-    name: str
-    trace: Any
-    record: Any
-
-
-_THAT_TRACE = ("trace_to_jaxpr", "trace_to_jaxpr_nocache")
-
-
-def functions_traced() -> list[TracedFunction]:
-    """Those functions that this thread traces now of which JAX keeps the programs, each within the one before.
-
-    Private: `jax._src.interpreters.partial_eval.trace_to_jaxpr` (with jax 0.12 that is a cache in front of
-    `trace_to_jaxpr_nocache`), where all of them go through: its locals `fun`, `in_avals`, `debug_info` and `trace`,
-    and that it is a function of Python which runs only where nothing was kept; `jax._src.config.trace_context`. Events
-    of `jax.monitoring` at the begin of a trace, with the key, would replace it.
-    """
-    from jax._src.config import trace_context
-
-    found: list[TracedFunction] = []
-    frame = sys._getframe(1) if is_transformed() else None
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in _THAT_TRACE and code.co_filename.endswith("partial_eval.py"):
-            values = frame.f_locals
-            function, types, info, trace = (values.get(name) for name in ("fun", "in_avals", "debug_info", "trace"))
-            if isinstance(values, dict):
-                values.clear()  # Python keeps this copy with the frame; it would hold tracers
-            if function is not None and info is not None and trace is not None:
-                key = (types, info, trace_context())
-                found.append(TracedFunction(function, key, info.func_src_info, trace, trace.frame))
-        frame = frame.f_back
-    return found[::-1]
-
-
-def is_traced(record: Any) -> bool:
-    """Whether a trace has come to its end without an error.
-
-    Private: that the `frame` of a trace gives up its `constid_to_tracer`, a `WeakValueDictionary`, for a plain one
-    then. It goes where `functions_traced` goes.
-    """
-    return type(record.constid_to_tracer) is dict
 
 
 def mapped_sizes(x: Any) -> tuple[int, ...]:

@@ -64,3 +64,11 @@ def one_program(purposes: Iterable[str]) -> str:
         "Under jax.vmap the workers between which data moves must map over as many, and one of them maps over nothing "
         f"there: what it moves is a constant. {CONSTANTS} dj.jit, in place of jax.jit, names the constant."
     )
+
+
+def start_of_more(workers: int) -> str:
+    """Return how a program is started on so many workers, for errors that take more than there are."""
+    return (
+        f" To start {workers} workers: `mpiexec -n {workers} python -m distdl_jax PROGRAM`, or, in one process without "
+        f"MPI, `python -m distdl_jax --simulate {workers} PROGRAM`."
+    )

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_p
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import nothing, tie
+from distdl_jax.spec_trees import Leaf, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec, device_array
 
 
@@ -40,8 +41,9 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     copies the first is taken. Collective over the workers of all partitions in `specs` and the root. Differentiable;
     works inside jit.
 
-    **Raises:** `PlanError`, on every worker that takes part and before anything moves, where a leaf does not have the
-    shape that its spec says, or the trees of two workers differ.
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf does not have the
+    shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` where a leaf has no spec, or a
+    spec no leaf: None and empty containers in `tree` are none.
     """
     return _moved("gather", plan_gather, tree, specs, root)
 
@@ -58,8 +60,8 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Returns:** this worker's pytree of blocks, zero-volume where it holds none. All copies of a block are the same.
 
-    **Raises:** `PlanError`, on every worker that takes part and before anything moves, where a leaf on the root does
-    not have the shape that its spec says, or the trees of two workers differ.
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf on the root does not
+    have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
     """
     return _moved("scatter", plan_scatter, tree, specs, root)
 
@@ -199,33 +201,11 @@ def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
     return P if P.shape else P.create_cartesian_topology_partition([1])
 
 
-class _Leaf(NamedTuple):
-    """A leaf of a tree, what messages call it, and its spec."""
-
-    name: str
-    spec: TensorSpec
-    value: Any
-
-
-def leaves_with_specs(tree: Any, specs: Any) -> list[_Leaf]:
-    """The leaves of `tree` that have a spec; `specs` has its structure, or that of a prefix.
-
-    **Raises:** `InvalidArgumentError` where it has not, `InvalidTypeError` where one is neither a spec nor None.
-    """
-    structure: Any
-    wanted, structure = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
-    for path, spec in wanted:
-        checked_spec(path, spec)
-    return _leaves(tree, wanted, structure)
-
-
 def _moved(
     kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], _LeafPlan], tree: Any, specs: Any, root: int
 ) -> Any:
     """The tree after its leaves have moved: one handshake for all of them."""
-    structure: Any
-    wanted, structure = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
-    its_specs = [spec for path, spec in wanted if checked_spec(path, spec) is not None]
+    its_specs = [spec for spec in specs_by_path(specs).values() if spec is not None]
     if not its_specs:
         return tree
     check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(its_specs)})
@@ -234,40 +214,24 @@ def _moved(
     team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in its_specs))))
     if world.rank not in team:
         return tree
-    leaves: list[_Leaf] = []
+    leaves: list[Leaf] = []
+    moving: list[tuple[str, Any, TensorSpec]] = []
 
     def mine() -> Any:
-        leaves.extend(_leaves(tree, wanted, structure))
-        return [(leaf.name, _told(leaf.spec), _shape_dtype(leaf)) for leaf in leaves]
+        leaves.extend(leaves_with_specs(tree, specs))
+        moving.extend((f"tree{path}", value, spec) for path, value, spec in leaves if spec is not None)
+        return [(name, _told(spec), _shape_dtype(name, value)) for name, value, spec in moving]
 
     purpose = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
     told = handshake(world, team, purpose, mine)
     _check_alike(told)
     plans = [
-        plan({worker: held[n][2] for worker, held in told.items()}, leaf.spec, root, leaf.name)
-        for n, leaf in enumerate(leaves)
+        plan({worker: held[n][2] for worker, held in told.items()}, spec, root, name)
+        for n, (name, _, spec) in enumerate(moving)
     ]
-    moved = iter([its.run(world, _on_device(leaf.value)) for its, leaf in zip(plans, leaves, strict=True)])
-    subtrees = [
-        subtree if spec is None else jax.tree.map(lambda _: next(moved), subtree)
-        for (_, spec), subtree in zip(wanted, structure.flatten_up_to(tree), strict=True)
-    ]
-    return structure.unflatten(subtrees)
-
-
-def is_spec(spec: Any) -> bool:
-    """Whether it is a leaf of a pytree of specs: a `TensorSpec`, or None."""
-    return spec is None or isinstance(spec, TensorSpec)
-
-
-def checked_spec(path: Any, spec: Any) -> TensorSpec | None:
-    """The leaf at `path` of the argument `specs`; raises `InvalidTypeError` where it is neither a spec nor None."""
-    if not is_spec(spec):
-        raise InvalidTypeError(
-            f"`specs{jax.tree_util.keystr(path)}` (={spec!r}) must be a TensorSpec, or None for what is to be left as "
-            "it is."
-        )
-    return spec
+    moved = iter([its.run(world, _on_device(value)) for its, (_, value, _) in zip(plans, moving, strict=True)])
+    values = [leaf.value if leaf.spec is None else next(moved) for leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(tree), values)
 
 
 def _checked_root(root: Any, world: World) -> int:
@@ -275,22 +239,6 @@ def _checked_root(root: Any, world: World) -> int:
     if not 0 <= number < world.size:
         raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
     return number
-
-
-def _leaves(tree: Any, wanted: list[Any], structure: Any) -> list[_Leaf]:
-    """The leaves of `tree` that have a spec, each with its own."""
-    try:
-        subtrees = structure.flatten_up_to(tree)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"`specs` must have the structure of `tree`, with a TensorSpec or None for each leaf or subtree: {error}"
-        ) from None
-    return [
-        _Leaf(f"tree{jax.tree_util.keystr((*path, *within))}", spec, value)
-        for (path, spec), subtree in zip(wanted, subtrees, strict=True)
-        for within, value in jax.tree.leaves_with_path(subtree)
-        if spec is not None
-    ]
 
 
 def _on_device(value: Any) -> Array:
@@ -302,16 +250,16 @@ def _told(spec: TensorSpec) -> tuple[Any, ...]:
     return spec.global_shape, spec.partition.describe(), spec.replicated
 
 
-def _shape_dtype(leaf: _Leaf) -> ShapeDtype:
+def _shape_dtype(name: str, value: Any) -> ShapeDtype:
     """That of an array or a number."""
     try:
-        shape, dtype = np.shape(leaf.value), np.dtype(jnp.result_type(leaf.value))
+        shape, dtype = np.shape(value), np.dtype(jnp.result_type(value))
     except TypeError:
         raise InvalidTypeError(
-            f"`{leaf.name}` (={leaf.value!r}) must be an array of numbers, or a number. None in its place in `specs` "
+            f"`{name}` (={value!r}) must be an array of numbers, or a number. None in its place in `specs` "
             "leaves it as it is (and jax.random.key_data makes numbers of a random key)."
         ) from None
-    return ShapeDtype(shape, sendable_dtype(leaf.name, dtype))
+    return ShapeDtype(shape, sendable_dtype(name, dtype))
 
 
 def _check_alike(told: Mapping[int, list[Any]]) -> None:

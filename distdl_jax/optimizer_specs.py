@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import SequenceKey, keystr
 
-from distdl_jax.backends.base import World
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.handshake import handshake
+from distdl_jax.spec_trees import Leaf, leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 
 Shape = tuple[int, ...]
@@ -65,18 +65,21 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     Source: optax's `tree_map_params`, which does it for a function of the leaves.
     """
-    its_specs = dict(jax.tree.leaves_with_path(param_specs, is_leaf=_is_spec))
-    given = [spec for spec in its_specs.values() if isinstance(spec, TensorSpec)]
+    given = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
     world = given[0].partition.world if given else Partition().world
     leaves = jax.tree.leaves_with_path(state)
+    its_specs: dict[Path, TensorSpec | None] = {}
 
     def mine() -> list[tuple[str, ShapeDtype | None]]:
-        _check_params(params, its_specs, world)
+        its_leaves = leaves_with_specs(params, param_specs, ("params", "param_specs"))
+        _check_shapes(its_leaves)
+        paths = [path for path, _ in jax.tree.leaves_with_path(params)]
+        its_specs.update(zip(paths, [leaf.spec for leaf in its_leaves], strict=True))
         return [(keystr(path), _shape_dtype(leaf)) for path, leaf in leaves]
 
     told = handshake(world, tuple(range(world.size)), "specs_like", mine)
     _check_alike({worker: [path for path, _ in theirs] for worker, theirs in told.items()})
-    places = _Places(tuple(path for path, _ in leaves), tuple(path for path, _ in jax.tree.leaves_with_path(params)))
+    places = _Places(tuple(path for path, _ in leaves), tuple(its_specs))
     everyone = Partition.of_workers(world, range(world.size))
 
     def of(number: int, path: Path) -> TensorSpec | None:
@@ -97,20 +100,11 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
-def _check_params(params: Any, specs: Mapping[Path, Any], world: World) -> None:
-    wrong = [spec for spec in specs.values() if not _is_spec(spec)]
-    if wrong:
-        raise InvalidTypeError(f"`param_specs` must hold TensorSpecs, or None, but holds {wrong[0]!r}.")
-    for path, param in jax.tree.leaves_with_path(params):
-        if path not in specs:
-            raise InvalidArgumentError(
-                "`param_specs` must have the structure of `params`, with a TensorSpec or None for each leaf, but has "
-                f"none for params{keystr(path)}."
-            )
-        spec = specs[path]
+def _check_shapes(params: Sequence[Leaf]) -> None:
+    for path, param, spec in params:
         if spec is not None and spec.partition.active and jnp.shape(param) != spec.local_shape:
             raise PlanError(
-                f"`params{keystr(path)}` must have the shape that its spec says, {spec.local_shape}, but has "
+                f"`params{path}` must have the shape that its spec says, {spec.local_shape}, but has "
                 f"{jnp.shape(param)}."
             )
 
@@ -124,10 +118,6 @@ def _check_alike(paths: Mapping[int, list[str]]) -> None:
                     f"`state` must have the same structure on all workers, but worker {a} has state{more[0]}, which "
                     f"worker {b} lacks."
                 )
-
-
-def _is_spec(spec: Any) -> bool:
-    return spec is None or isinstance(spec, TensorSpec)
 
 
 def _shape_dtype(leaf: Any) -> ShapeDtype | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distdl_jax.backends.base import World
 from distdl_jax.backends.opening import open_world
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import (
@@ -173,6 +173,7 @@ class Partition(Static):
         if outside:
             raise InvalidArgumentError(
                 f"`ranks` (={listed(chosen)}) names rank {outside[0]}, but {self._summary()} has ranks 0 to {size - 1}."
+                f"{start_of_more(max(outside) + 1) if size == self._world.size else ''}"
             )
         if len(set(chosen)) < len(chosen):
             twice = next(rank for place, rank in enumerate(chosen) if rank in chosen[:place])
@@ -329,6 +330,7 @@ class CartesianPartition(Partition):
             raise InvalidArgumentError(
                 f"`shape` (={shape}) has {math.prod(shape)} cells, but the team has {len(ranks)} workers: the product "
                 "of the dimensions, all 1 or more, must be the number of workers."
+                f"{start_of_more(math.prod(shape)) if len(ranks) == world.size < math.prod(shape) else ''}"
             )
         partition = object.__new__(CartesianPartition)
         partition._set(world, ranks, shape)

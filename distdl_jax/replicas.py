@@ -13,11 +13,11 @@ from jax import Array, lax
 from jax.core import Tracer
 
 from distdl_jax.errors import PlanError
-from distdl_jax.gathering import leaves_with_specs
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Workers
 from distdl_jax.primitives.all_gather import all_gather
 from distdl_jax.settings import current_settings
+from distdl_jax.spec_trees import leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.watchdog.source_lines import user_line
 
@@ -50,9 +50,9 @@ def check_replicated(tree: Any, specs: Any) -> Any:
     if not current_settings().debug:
         return tree
     groups: dict[tuple[Partition, tuple[int, ...]], list[tuple[str, Any]]] = {}
-    for name, spec, value in leaves_with_specs(tree, specs):
-        if _has_copies(spec):
-            groups.setdefault((spec.partition, spec.replicated), []).append((name, value))
+    for path, value, spec in leaves_with_specs(tree, specs):
+        if spec is not None and _has_copies(spec):
+            groups.setdefault((spec.partition, spec.replicated), []).append((f"tree{path}", value))
     where = user_line()
     for (P, axes), leaves in groups.items():
         team = P.create_allreduction_partition(axes)

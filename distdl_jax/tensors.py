@@ -157,13 +157,6 @@ def check_spec(spec: object, name: str = "spec") -> None:
         raise InvalidTypeError(f"`{name}` (={spec!r}) must be a TensorSpec.")
 
 
-def check_specs(name: str, value: object) -> None:
-    """Refuse a pytree with leaves that are no `TensorSpec`."""
-    wrong = [leaf for leaf in jax.tree.leaves(value) if not isinstance(leaf, TensorSpec)]
-    if wrong:
-        raise InvalidTypeError(f"`{name}` must be a pytree of TensorSpecs, but holds {wrong[0]!r}.")
-
-
 def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:
     """An array with no elements: what a worker passes, or holds, in place of a tensor that it owns no part of.
 

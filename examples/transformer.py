@@ -1,7 +1,7 @@
 """A character transformer that learns Python's documentation by heart, beside the same network on one worker.
 
     mpirun -n 4 python -m distdl_jax examples/transformer.py                   # heads, features and vocabulary split
-    mpirun -n 4 python -m distdl_jax examples/transformer.py --partition ring  # the sequence split, keys and values go round
+    mpirun -n 4 python -m distdl_jax examples/transformer.py --partition ring  # the sequence split, keys and values go
     mpirun -n 4 python -m distdl_jax examples/transformer.py --partition heads # the sequence split, exchanged for heads
     python examples/transformer.py --simulate 2
 

@@ -1,7 +1,7 @@
 """What the workers of one process compile is compiled once: a third of it was, by another thread or test.
 
-By JAX's persistent cache, in a folder of this process, and never in one with MPI, where it must not be on (see
-docs/sharp-bits.md). What a program holds of its process, a callback say, is part of what it is looked up by.
+By JAX's persistent cache, in a folder of this process, without MPI. What a program holds of its process (a callback,
+say) is part of what it is looked up by.
 """
 
 import atexit

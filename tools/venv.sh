@@ -8,6 +8,7 @@
 # PYTHON     the interpreter, for which an environment made with another one is made anew; unset: that of the
 #            environment, if there is one, or the first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14
 # ONEDNN     1: oneDNN, too, and its convolutions compiled against it; see docs/install.md
+# JAX        a version of jax and jaxlib; unset: the newest that there is
 # CUDA_ROOT  a CUDA toolkit with headers; unset: mpi4jax is built without its CUDA bridge, even where nvcc is on PATH
 set -eu
 
@@ -98,6 +99,8 @@ extras = project["optional-dependencies"]
 if os.environ.get("ONEDNN") != "1":
     del extras["onednn"]
 wanted = project["dependencies"] + sum(extras.values(), [])
+if version := os.environ.get("JAX"):
+    wanted += [f"jax=={version}", f"jaxlib=={version}"]
 for requirement in wanted:
     if (re.match(r"[\w.-]+", requirement)[0] == "mpi4jax") == (sys.argv[1] == "mpi4jax"):
         print(requirement)

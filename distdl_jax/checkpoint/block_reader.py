@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.checkpoint.checksums import checksums, crc32
-from distdl_jax.checkpoint.disk import read_exactly
-from distdl_jax.checkpoint.layout import Block, Checksums, chunks, volume
+from distdl_jax.checkpoint.disk import open_to_read, read_exactly
+from distdl_jax.checkpoint.layout import Block, Leaf, chunks, volume
+from distdl_jax.checkpoint.long_work import Pause
 from distdl_jax.checkpoint.slabs import fill
+from distdl_jax.checkpoint.tensor_file import dtype_named
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
 
@@ -25,6 +27,7 @@ class Files:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._descriptors: OrderedDict[str, int] = OrderedDict()
+        self._sizes: dict[str, int] = {}
 
     def path(self, name: str) -> str:
         """Where a file is."""
@@ -35,9 +38,15 @@ class Files:
         if name not in self._descriptors:
             if len(self._descriptors) == _OPEN_FILES:
                 os.close(self._descriptors.popitem(last=False)[1])
-            self._descriptors[name] = os.open(self.path(name), os.O_RDONLY)
+            self._descriptors[name] = open_to_read(self.path(name), in_folder=True)
         self._descriptors.move_to_end(name)
         return self._descriptors[name]
+
+    def size(self, name: str) -> int:
+        """Return the number of bytes of a file."""
+        if name not in self._sizes:
+            self._sizes[name] = os.fstat(self.descriptor(name)).st_size
+        return self._sizes[name]
 
     def close(self) -> None:
         """Close all of them."""
@@ -61,8 +70,6 @@ class _Chunks:
 
     def _read_checksums(self) -> list[int]:
         its = self._block.checksums
-        if not isinstance(its, Checksums):
-            return list(its)
         found = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
         self._read_exactly([found], its.offset)
         if crc32(found) != its.crc32:
@@ -121,31 +128,38 @@ class _Chunks:
             raise self._damaged("it ends too early", offset) from None
 
     def _damaged(self, problem: str, offset: int) -> CheckpointError:
-        ranges = " x ".join(f"{start}:{stop}" for start, stop in self._block.box) or "()"
-        return CheckpointError(
-            f"{self._files.path(self._block.file)} is damaged in the block {ranges} of the leaf "
-            f"{self._leaf or 'tree'}: {problem} (of the bytes from {offset} on). Another step may be sound."
-        )
+        return _damaged(self._files, self._leaf, self._block, f"{problem} (of the bytes from {offset} on)")
 
 
-def read_part(
-    files: Files, leaf: str, block: Block, wanted: Box, into: np.ndarray[Any, Any], pause: Callable[[], None]
-) -> int:
-    """Fill what `into`, the block of `wanted`, shares with a block of a file; how many elements that is.
+def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointError:
+    ranges = " x ".join(f"{start}:{stop}" for start, stop in block.box) or "()"
+    return CheckpointError(
+        f"{files.path(block.file)} is damaged in the block {ranges} of the leaf {leaf or 'tree'}: {problem}. Another "
+        "step may be sound."
+    )
+
+
+def read_leaf(files: Files, leaf: Leaf, wanted: Box, make: Callable[[], np.ndarray[Any, Any]], pause: Pause) -> Any:
+    """Return the block of `wanted`, once `make` has made it, filled from the blocks in files that share some of it.
 
     At most a slab, and chunks at its ends, are held besides. `pause` is called between two reads.
     """
-    shared = intersect(block.box, wanted)
-    if not (count := volume(shared)):
-        return 0
-    bytes_in_file = _Chunks(files, leaf, block, volume(block.box) * into.dtype.itemsize)
+    itemsize = dtype_named(leaf.form.dtype).itemsize
+    needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]
+    for block in needed:
+        if block.end(itemsize) > files.size(block.file):
+            raise _damaged(files, leaf.path, block, "it ends too early")
+    into = make()
+    for block in needed:
+        bytes_in_file = _Chunks(files, leaf.path, block, volume(block.box) * itemsize)
 
-    def read(start: int, view: memoryview) -> None:
-        pause()
-        bytes_in_file.read(start, view)
+        def read(start: int, view: memoryview, its: _Chunks = bytes_in_file) -> None:
+            pause()
+            its.read(start, view)
 
-    fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
-    return count
+        shared = intersect(block.box, wanted)
+        fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
+    return into
 
 
 def _relative(box: Box, to: Box) -> Box:

@@ -46,14 +46,15 @@ def agree_on_contents(
     purpose: str,
     tree: Any,
     specs: Any,
-    arguments: Mapping[str, Any],
-    decide: Callable[[Leaves], Any],
+    arguments: Callable[[], Mapping[str, Any]],
+    decide: Callable[[Leaves, Mapping[str, Any]], Any],
     *,
     copied: bool = False,
 ) -> tuple[Any, list[Own], Placeholders]:
-    """What the first worker decides, from the leaves; what this one writes, and its placeholders.
+    """What the first worker decides, from the leaves and arguments; what this one writes, and its placeholders.
 
-    Collective in the world. `arguments`: those of the public function that must be the same on all workers, by name.
+    Collective in the world. `arguments`: checks those of the public function that must be the same on all workers, and
+    returns them by name.
     `copied`: this worker's blocks are copied to the host, so that what happens to its arrays from then on does not
     matter.
 
@@ -69,7 +70,7 @@ def agree_on_contents(
         own.extend(_copied(each) if copied else each for each in _own(held))
         told = [(leaf.path, _told(leaf)) for leaf in held]
         forms = [(leaf.form, leaf.counts) for leaf in held]
-        return arguments, told, forms
+        return arguments(), told, forms
 
     def decided(told: dict[int, Any]) -> Any:
         _check_alike(told)
@@ -77,7 +78,7 @@ def agree_on_contents(
             (leaf.path, agreed_form(leaf.path, {worker: its[2][n] for worker, its in told.items()}))
             for n, leaf in enumerate(held)
         )
-        return leaves, decide(leaves)
+        return leaves, decide(leaves, told[min(told)][0])
 
     leaves, decision = together(world, purpose, mine, decided)
     placeholders = {n: shape for n, leaf in enumerate(held) if (shape := leaf.placeholder) not in (None, (0,))}

@@ -6,10 +6,13 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+
+from distdl_jax.errors import CheckpointError
 
 
 def _fallocate() -> Any:
@@ -74,14 +77,15 @@ class Disk:
         """Return when the names in a folder are on disk."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with naming(path):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def rename(self, path: str, to: str) -> None:
         """Give a file or a folder another name, which must be free."""
         if os.path.lexists(to):
-            raise FileExistsError(f"{to} is there already")
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), to)
         os.rename(path, to)
 
     def replace(self, path: str, to: str) -> None:
@@ -101,6 +105,17 @@ disk: ContextVar[Disk] = ContextVar("disk", default=Disk())  # noqa: B039  it ha
 """That of this thread's worker."""
 
 
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Name the file in the errors of operations on its descriptor, which don't say which file it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
+
+
 def write_all(its: Disk, descriptor: int, data: memoryview, offset: int) -> None:
     """Write all of `data`, in as many writes as it takes."""
     while data:
@@ -112,12 +127,30 @@ def write_all(its: Disk, descriptor: int, data: memoryview, offset: int) -> None
 
 def write_file(its: Disk, path: str, content: bytes) -> None:
     """Make a file with this content, and return when it is on disk (its name is not, yet)."""
-    descriptor = its.create(path)
+    with naming(path):
+        descriptor = its.create(path)
+        try:
+            write_all(its, descriptor, memoryview(content), 0)
+            its.sync(descriptor)
+        finally:
+            its.close(descriptor)
+
+
+def open_to_read(path: str, *, in_folder: bool = False) -> int:
+    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+
+    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    """
     try:
-        write_all(its, descriptor, memoryview(content), 0)
-        its.sync(descriptor)
-    finally:
-        its.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
+    return descriptor
 
 
 def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 
 from distdl_jax.checkpoint.array_files import ArrayInFile, arrays_in, some
 from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
-from distdl_jax.checkpoint.disk import disk, write_all
+from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all
+from distdl_jax.checkpoint.folders import written_in
 from distdl_jax.checkpoint.layout import Form
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block
 from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
 from distdl_jax.checkpoint.slabs import runs
 from distdl_jax.checkpoint.tensor_file import METADATA, Tensor, bytes_of, is_storable, laid_out
-from distdl_jax.checkpoint.together import checked_path, this_host, together
+from distdl_jax.checkpoint.together import checked_path, together
 from distdl_jax.checkpoint.writing import PIECE, UNSYNCED
-from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.gathering import is_spec
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.spec_trees import is_spec, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
 
@@ -52,57 +54,45 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     [0, 1, 2]
     """
     world = world_of_specs(specs)
-    path = checked_path(path)
     names = {jax.tree_util.keystr(place): _name(place) for place, _ in jax.tree.leaves_with_path(tree)}
     its = disk.get()
 
-    def decide(leaves: Leaves) -> tuple[str, list[Tensor]]:
+    def decide(leaves: Leaves, given: Mapping[str, Any]) -> tuple[str, str, list[Tensor]]:
+        path = given["path"]
         _check_names([leaf for leaf, _ in leaves], names)
         head, tensors, size = laid_out({names[leaf]: (form.dtype, form.shape) for leaf, form in leaves})
-        folder, file = os.path.split(path)
-        its.make_folders(folder)
-        unfinished = os.path.join(folder, f".{file}.{secrets.token_hex(4)}")
-        descriptor = its.create(unfinished)
-        try:
-            write_all(its, descriptor, memoryview(head), 0)
-            if size > len(head):
-                write_all(its, descriptor, memoryview(b"\0"), size - 1)  # the file has its length
-        finally:
-            its.close(descriptor)
-        return unfinished, [tensors[names[leaf]] for leaf, _ in leaves]
+        return path, _begin_file(its, path, head, size), [tensors[names[leaf]] for leaf, _ in leaves]
 
-    (unfinished, tensors), own, _ = agree_on_contents(
-        world, "the beginning of an export", tree, specs, {"path": path}, decide
+    (to, unfinished, tensors), own, _ = agree_on_contents(
+        world, "the beginning of an export", tree, specs, lambda: {"path": checked_path(path)}, decide
     )
 
     def write(pause: Pause) -> None:
         if not own:
             return
-        try:
-            descriptor = its.open(unfinished)
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{unfinished}, which worker 0 has just made, is not there on {this_host()}: `path` must be in a file "
-                "system that all workers see."
-            ) from None
-        try:
+        with opened() as descriptor:
             for each in own:
                 _write(each, tensors[each.leaf], descriptor, pause)
-            its.sync(descriptor)
-        finally:
-            its.close(descriptor)
 
     def complete(told: Any) -> None:
-        descriptor = its.open(unfinished)
-        try:
-            its.sync(descriptor)  # of the header, too
-        finally:
-            its.close(descriptor)
-        its.replace(unfinished, path)
-        its.sync_folder(os.path.dirname(path))
+        with opened():
+            pass  # its end is the sync of the header, too
+        with written_in(unfinished):
+            its.replace(unfinished, to)
+        its.sync_folder(os.path.dirname(to))
+
+    @contextmanager
+    def opened() -> Iterator[int]:
+        with written_in(unfinished), naming(unfinished):
+            descriptor = its.open(unfinished)
+            try:
+                yield descriptor
+                its.sync(descriptor)
+            finally:
+                its.close(descriptor)
 
     try:
-        together_for_long(world, f"the export to {path}", write, complete)
+        together_for_long(world, f"the export to {to}", write, complete)
     except Exception:
         if world.rank == 0:
             with suppress(OSError):
@@ -130,22 +120,24 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     where it can't be read.
     """
     world = world_of_specs(specs)
-    path = checked_path(path)
-    wanted = [(_name(place), spec) for place, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)]
+    wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
-    def alike(told: dict[int, Any]) -> None:
+    def alike(told: dict[int, str]) -> str:
         for worker, theirs in told.items():
-            if theirs != path:
+            if theirs != told[0]:
                 raise PlanError(
-                    f"`path` must be the same on all workers, but is {path} on worker 0, {theirs} on worker {worker}."
+                    f"`path` must be the same on all workers, but is {told[0]} on worker 0, {theirs} on worker "
+                    f"{worker}."
                 )
+        return told[0]
+
+    file: str = together(world, "the beginning of an import", lambda: checked_path(path), alike)
 
     def found() -> dict[str, ArrayInFile]:
-        arrays = arrays_in(path)
-        return {name: _found(path, arrays, name, spec) for name, spec in wanted if spec is not None}
+        arrays = arrays_in(file)
+        return {name: _found(file, arrays, name, spec) for name, spec in wanted if spec is not None}
 
-    together(world, "the beginning of an import", lambda: path, alike)
     leaves: list[Any] = []
 
     def read(pause: Pause) -> None:
@@ -153,8 +145,33 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
         for name, spec in wanted:
             leaves.append(None if spec is None else _block(arrays[name], name, spec, pause))
 
-    together_for_long(world, f"the import from {path}", read)
+    together_for_long(world, f"the import from {file}", read)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _begin_file(its: Disk, path: str, head: bytes, size: int) -> str:
+    """Make the file in which an export is written, of its length, and return its path; remove those of killed jobs."""
+    folder, file = os.path.split(path)
+    its.make_folders(folder)
+    form = re.compile(rf"\.{re.escape(file)}\.[0-9a-f]{{8}}")
+    for name in filter(form.fullmatch, os.listdir(folder)):
+        with suppress(OSError):
+            its.remove(os.path.join(folder, name))
+    unfinished = os.path.join(folder, f".{file}.{secrets.token_hex(4)}")
+    try:
+        with naming(unfinished):
+            descriptor = its.create(unfinished)
+            try:
+                write_all(its, descriptor, memoryview(head), 0)
+                if size > len(head):
+                    write_all(its, descriptor, memoryview(b"\0"), size - 1)
+            finally:
+                its.close(descriptor)
+    except Exception:
+        with suppress(OSError):
+            its.remove(unfinished)
+        raise
+    return unfinished
 
 
 def _name(place: tuple[Any, ...]) -> str:
@@ -198,7 +215,7 @@ def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpe
         raise PlanError(f"{path} has no tensor {name!r}, of which `specs` has a TensorSpec. It holds {some(arrays)}.")
     if array.shape != spec.global_shape:
         raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec says {spec.global_shape}.")
-    if not is_storable(array.dtype):
+    if not is_storable(array.dtype.name):
         raise PlanError(f"{name!r} is of dtype {array.dtype} in {path}, which JAX does not have.")
     return array
 

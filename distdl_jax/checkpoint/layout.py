@@ -1,24 +1,24 @@
-"""What a checkpoint is on disk: the names of its folders and files, and its manifest. Text and integers only.
+"""What is in the folder of a checkpoint: the names of its files, and its manifest. Text and integers only.
 
-path/
-  step-0000000100/            complete: it got this name when everything in it was on disk
-    manifest.json             which box of which leaf lies where, and checksums
-    worker-00000.safetensors  the blocks that worker 0 wrote
-  step-0000000100.1/          the same step, saved once more: it counts in place of the first
-  .step-0000000200.5f3a91/    being written, or left by a job that was killed
+step-0000000100/
+  manifest.json             which box of which leaf lies where, and checksums
+  worker-00000.safetensors  the blocks that worker 0 wrote
 """
 
 from __future__ import annotations
 
 import json
 import re
+import reprlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 from distdl_jax.checkpoint.slabs import ROW
+from distdl_jax.checkpoint.strict_json import fields, integer, integers, parsed, typed
+from distdl_jax.checkpoint.tensor_file import dtype_named, is_storable
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box, box_shape
 
@@ -31,42 +31,9 @@ CHECKSUMS = "distdl_jax.crc32"
 CHUNKS = 2**13, 2**20
 """Bytes of a block that share a checksum, at least and at most."""
 
-_COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?")
-_UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+")
 
-
-class Folder(NamedTuple):
-    """A complete checkpoint: its step, and how often that step had been saved before."""
-
-    step: int
-    again: int
-
-    @property
-    def name(self) -> str:
-        """
-        >>> Folder(100, 0).name, Folder(7, 2).name
-        ('step-0000000100', 'step-0000000007.2')
-        """
-        return f"step-{self.step:010d}" + (f".{self.again}" if self.again else "")
-
-    def unfinished(self, token: str) -> str:
-        """What it is called as long as it is being written."""
-        return f".step-{self.step:010d}.{token}"
-
-
-def complete_folders(names: Iterable[str]) -> list[Folder]:
-    """The complete checkpoints among the names in a folder, in ascending order.
-
-    >>> complete_folders(["step-0000000012", "step-0000000003.1", ".step-0000000099.ab", "notes"])
-    [Folder(step=3, again=1), Folder(step=12, again=0)]
-    """
-    found = [match for name in names if (match := _COMPLETE.fullmatch(name))]
-    return sorted(Folder(int(match[1]), int(match[2] or 0)) for match in found)
-
-
-def unfinished_folders(names: Iterable[str]) -> dict[str, int]:
-    """The names of checkpoints that are not complete, with their steps."""
-    return {name: int(match[1]) for name in names if (match := _UNFINISHED.fullmatch(name))}
+_WORKER_FILE = re.compile(r"worker-\d{5,}\.safetensors", re.ASCII)
+_LARGEST_PLACEHOLDER = 2**31
 
 
 def worker_file(worker: int) -> str:
@@ -116,14 +83,18 @@ class Block:
 
     - `box`: which part of the leaf it is. `offset`: the byte of the file that it begins at.
     - `chunk`: how many bytes of it share a checksum (CRC-32), the last one having what is left.
-    - `checksums`: where these are, or, in version 1, what they are.
     """
 
     box: Box
     file: str
     offset: int
     chunk: int
-    checksums: Checksums | tuple[int, ...]
+    checksums: Checksums
+
+    def end(self, itemsize: int) -> int:
+        """Return how many bytes its file has at least, from the bytes of an element."""
+        nbytes = volume(self.box) * itemsize
+        return max(self.offset + nbytes, self.checksums.offset + 4 * chunks(nbytes, self.chunk))
 
 
 @dataclass(frozen=True)
@@ -156,13 +127,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says: the step, the sizes of the files in bytes, the leaves, and the number of workers; None
-    where it was written before that was in it."""
+    """What `manifest.json` says: the step, the sizes of the files in bytes, the leaves, and the number of workers."""
 
     step: int
     files: Mapping[str, int]
     leaves: tuple[Leaf, ...]
-    workers: int | None
+    workers: int
 
     def to_json(self) -> str:
         """The text of the file. Its checksum is that of the compact JSON of the rest, with sorted keys."""
@@ -179,35 +149,46 @@ class Manifest:
         return json.dumps({"format": FORMAT, "version": VERSION, "crc32": _crc_of(said), "checkpoint": said}) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> Manifest:
-        """The manifest in a text; `where` is what messages call it.
+    def from_json(cls, text: bytes, where: str) -> Manifest:
+        """Return the manifest in a text; `where` is what messages call it.
+
+        All that a reader relies on is checked: that blocks lie in the files, and files in the folder; that the blocks
+        of a leaf cover it, and don't overlap.
 
         **Raises:** `CheckpointError` where it is none, is damaged, or of a version that is not known.
         """
         try:
-            outer = json.loads(text)
-            is_one = outer.get("format") == FORMAT
-        except (ValueError, AttributeError) as error:
+            outer = parsed(text)
+        except ValueError as error:
             raise CheckpointError(f"{where} is damaged: it is not JSON any more ({error}).") from None
-        if not is_one:
+        if not isinstance(outer, dict) or outer.get("format") != FORMAT:
             raise CheckpointError(f'{where} is no manifest of a checkpoint: its "format" is not {FORMAT!r}.')
-        if outer.get("version") not in range(1, VERSION + 1):
+        if (version := outer.get("version")) != VERSION:
             raise CheckpointError(
-                f"{where} is of version {outer.get('version')}, and this distdl_jax reads versions 1 to {VERSION}."
+                f"{where} is of version {reprlib.repr(version)}, and this distdl_jax reads version {VERSION}."
             )
-        said = outer.get("checkpoint")
-        if outer.get("crc32") != _crc_of(said):
-            raise CheckpointError(f"{where} is damaged: its checksum does not fit.")
-        leaves = tuple(_leaf(leaf, said.get("chunk")) for leaf in said["leaves"])
-        return cls(said["step"], said["files"], leaves, said.get("workers"))
+        try:
+            if outer.get("crc32") != _crc_of(outer.get("checkpoint")):
+                raise ValueError("its checksum does not fit")
+            step, said_files, workers, leaves = fields(outer["checkpoint"], "step", "files", "workers", "leaves")
+            files = {_file(name): integer(size) for name, size in typed(said_files, dict).items()}
+            found = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
+            if len({leaf.path for leaf in found}) < len(found):
+                raise ValueError("it has a leaf twice")
+            return cls(integer(step), files, found, integer(workers, 1))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{where} is damaged: {error}.") from None
 
 
-def block_of(said: Mapping[str, Any], chunk: int | None = None) -> Block:
-    """A block, from what JSON makes of it. `chunk`: that of version 1, the same for all blocks."""
-    box = tuple((start, stop) for start, stop in said["box"])
-    if chunk is not None:
-        return Block(box, said["file"], said["offset"], chunk, tuple(said["crc32"]))
-    return Block(box, said["file"], said["offset"], said["chunk"], Checksums(**said["checksums"]))
+def block_of(said: Any) -> Block:
+    """Return a block, from what JSON makes of it; `ValueError` where that is none."""
+    box, file, offset, chunk, its_checksums = fields(said, "box", "file", "offset", "chunk", "checksums")
+    of_checksums = fields(its_checksums, *Checksums._fields)
+    ranges = [(start, stop) for start, stop in map(integers, typed(box, list))]
+    if any(start >= stop for start, stop in ranges):
+        raise ValueError(f"{reprlib.repr(box)} is no box with elements")
+    its = Checksums(*map(integer, of_checksums))
+    return Block(tuple(ranges), typed(file, str), integer(offset), integer(chunk, 1, CHUNKS[1]), its)
 
 
 def volume(box: Box) -> int:
@@ -215,15 +196,50 @@ def volume(box: Box) -> int:
     return prod(box_shape(box))
 
 
-def _leaf(said: Mapping[str, Any], chunk: int | None) -> Leaf:
-    form = Form(tuple(said["shape"]), said["dtype"], said["weak"], said["key"])
-    placeholders = {int(worker): tuple(shape) for worker, shape in said.get("placeholders", {}).items()}
-    return Leaf(said["path"], form, tuple(block_of(block, chunk) for block in said["blocks"]), placeholders)
+def _file(name: Any) -> str:
+    if not _WORKER_FILE.fullmatch(typed(name, str)):
+        raise ValueError(f"{reprlib.repr(name)} is no name of a file in the folder of a checkpoint")
+    return str(name)
+
+
+def _leaf(said: Any, files: Mapping[str, int]) -> Leaf:
+    names = ("path", "shape", "dtype", "weak", "key", "blocks", "placeholders")
+    path, shape, dtype, weak, key, said_blocks, said_shapes = fields(said, *names)
+    if not is_storable(typed(dtype, str)):
+        raise ValueError(f"{reprlib.repr(dtype)} is no dtype of a leaf")
+    form = Form(integers(shape), dtype, typed(weak, bool), key if key is None else typed(key, str))
+    placeholders = {int(worker): integers(shape) for worker, shape in typed(said_shapes, dict).items()}
+    if any(0 not in shape or max(shape) > _LARGEST_PLACEHOLDER for shape in placeholders.values()):
+        raise ValueError("a placeholder has elements")
+    blocks = tuple(map(block_of, typed(said_blocks, list)))
+    for block in blocks:
+        if block.file not in files or block.end(dtype_named(dtype).itemsize) > files[block.file]:
+            raise ValueError(f"a block of the leaf {path or 'tree'} is in no file")
+    if not _is_cut(form.shape, [block.box for block in blocks]):
+        raise ValueError(f"its blocks do not cover the leaf {path or 'tree'}")
+    return Leaf(typed(path, str), form, blocks, placeholders)
+
+
+def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+    """Return whether boxes are those that cuts along the dimensions make of a tensor, without those of no elements.
+
+    >>> _is_cut((4, 3), [((0, 2), (0, 3)), ((2, 4), (0, 3))]), _is_cut((4,), [((0, 3),), ((2, 4),)]), _is_cut((), [()])
+    (True, False, True)
+    """
+    if not prod(shape):
+        return not boxes
+    if any(len(box) != len(shape) for box in boxes):
+        return False
+    along = [sorted({box[d] for box in boxes}) for d in range(len(shape))]
+    whole = all(
+        [0, *(stop for _, stop in its)] == [*(start for start, _ in its), n]
+        for its, n in zip(along, shape, strict=True)
+    )
+    return whole and prod(map(len, along)) == len(boxes) == len({*boxes})
 
 
 def said_of(block: Block) -> dict[str, Any]:
     """What JSON makes of a block."""
-    assert isinstance(block.checksums, Checksums)
     return asdict(block) | {"checksums": block.checksums._asdict()}
 
 

@@ -15,9 +15,9 @@ from jax.core import Tracer
 from distdl_jax.checkpoint.layout import Form
 from distdl_jax.checkpoint.tensor_file import dtype_named, is_storable
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.gathering import leaves_with_specs
 from distdl_jax.plans.decomposition import Box
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.spec_trees import leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 
 _ALIGNED = 64
@@ -66,7 +66,7 @@ def held_leaves(tree: Any, specs: Any) -> list[Held]:
     **Raises:** `InvalidTypeError` for what can't be stored, `PlanError` where a block does not have the shape that its
     spec says.
     """
-    return [_held(name.removeprefix("tree"), spec, value) for name, spec, value in leaves_with_specs(tree, specs)]
+    return [_held(path, spec, value) for path, value, spec in leaves_with_specs(tree, specs) if spec is not None]
 
 
 def stored_box(box: Box | None, form: Form) -> Box | None:
@@ -101,7 +101,7 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
         shape, weak = np.shape(value), bool(jax.typeof(value).weak_type)
     except (TypeError, AttributeError, OverflowError):
         number = None
-    if number is None or not is_storable(number):
+    if number is None or not is_storable(number.name):
         raise InvalidTypeError(
             f"`tree{path}` (={value!r}) must be an array of numbers, a number or a random key, of a dtype that "
             "safetensors files have. None in its place in `specs` leaves it out."
@@ -141,17 +141,14 @@ def empty_block(form: Form, box: Box | None, ndim: int, placeholder: tuple[int, 
 def as_leaf(name: str, form: Form, block: np.ndarray[Any, Any]) -> Array:
     """What JAX gets: an array, or random keys."""
     if form.key is not None:
-        try:
-            return jax.random.wrap_key_data(jax.device_put(block), impl=form.key)
-        except ValueError as error:
-            raise CheckpointError(f"`{name}` holds random keys of {form.key!r}, unknown to this JAX: {error}") from None
+        return jax.random.wrap_key_data(jax.device_put(block), impl=form.key)
     found = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
     if found != block.dtype:
         raise CheckpointError(
             f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would make {found} of it here: set "
             "jax_enable_x64 (JAX_ENABLE_X64=1), as it was when the checkpoint was saved."
         )
-    if form.weak:
+    if form.weak and block.dtype.kind in "ifc":
         if not block.shape and jnp.asarray(block.item()).dtype == block.dtype:
             return jnp.asarray(block.item())
         # The one public way to a weakly typed array of given numbers.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from distdl_jax.backends.base import World
-from distdl_jax.checkpoint.together import Failure, failed_on_any, failure, raised_as
+from distdl_jax.checkpoint.together import Failure, failed_on_any, failure, failure_to_decide, raised_as
 from distdl_jax.settings import current_settings
 
 LONGEST = 60.0
@@ -69,7 +69,7 @@ def together_for_long(
             return _Done(decide({worker: its.value for worker, its in told.items()}))
         except Exception as error:
             raised = error
-            return failure(error)
+            return failure_to_decide(error, told)
 
     def meet(mine: _GoesOn | _Done | Failure) -> Any:
         nonlocal last

@@ -12,11 +12,12 @@ from typing import Any
 from distdl_jax.backends.base import World
 from distdl_jax.backends.inprocess.current import simulated_world
 from distdl_jax.checkpoint.disk import Disk
+from distdl_jax.checkpoint.folders import folders_in, remove_folder
 from distdl_jax.checkpoint.long_work import Pause, together_for_long
-from distdl_jax.checkpoint.restore import folders_in, restore, steps
+from distdl_jax.checkpoint.restore import restore, steps
 from distdl_jax.checkpoint.save import not_saved, world_of_specs
 from distdl_jax.checkpoint.together import checked_path
-from distdl_jax.checkpoint.writing import Writing, begin, remove_folder
+from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.watchdog.abort import end_the_job
@@ -70,7 +71,6 @@ class Manager:
         if self._closed:
             raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
         world = world_of_specs(specs)
-        step = checked_integer("step", step, 0)
         self.wait()
         writing = begin(self.path, step, tree, specs, world, copied=True, tidy=self._world is None)
         if self._world is None and simulated_world.value is None:
@@ -169,14 +169,17 @@ class _Writer:
             return
         finally:
             self._own_part.set()
-        if self._is_first and self._writing.wait_for_all(self._cancelled):
-            try:
-                self._writing.complete()
-            except Exception as error:
-                self._error = error
+        if not self._is_first:
+            return
+        try:
+            if not self._writing.wait_for_all(self._cancelled):
                 return
-            with suppress(OSError):  # what can't be removed now is removed after the next one
-                self._after(self._writing.disk, self.step)
+            self._writing.complete()
+        except Exception as error:
+            self._error = error
+            return
+        with suppress(OSError):  # what can't be removed now is removed after the next one
+            self._after(self._writing.disk, self.step)
 
     def _count(self) -> None:
         self._pieces += 1

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from math import prod
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 
 from distdl_jax.backends.opening import world_of
-from distdl_jax.checkpoint.block_reader import Files, read_part
-from distdl_jax.checkpoint.layout import MANIFEST, Folder, Leaf, Manifest, complete_folders
+from distdl_jax.checkpoint.block_reader import Files, read_leaf
+from distdl_jax.checkpoint.disk import open_to_read
+from distdl_jax.checkpoint.folders import Folder, folders_in
+from distdl_jax.checkpoint.layout import MANIFEST, Form, Leaf, Manifest
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
 from distdl_jax.checkpoint.long_work import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
 from distdl_jax.checkpoint.together import checked_path, this_host, together
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.gathering import is_spec
 from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.spec_trees import is_spec, match, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
 
@@ -45,39 +48,53 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     shapes are not what `specs` says.
     """
     world = world_of_specs(specs)
-    path = checked_path(path)
-    if step is not None:
-        step = checked_integer("step", step, 0)
+
+    def arguments() -> tuple[str, int | None]:
+        return checked_path(path), None if step is None else checked_integer("step", step, 0)
 
     def choose(told: dict[int, Any]) -> tuple[str, bytes]:
         for worker, theirs in sorted(told.items()):
-            if theirs != (path, step):
+            if theirs != told[0]:
                 raise PlanError(
-                    f"`path` and `step` must be the same on all workers, but are {(path, step)} on worker 0 and "
-                    f"{theirs} on worker {worker}."
+                    f"`path` and `step` must be the same on all workers, but are {told[0]} on worker 0 and {theirs} on "
+                    f"worker {worker}."
                 )
-        folder = os.path.join(path, _chosen(path, step).name)
-        with open(os.path.join(folder, MANIFEST), "rb") as manifest:
+        folder = os.path.join(told[0][0], _chosen(*told[0]).name)
+        with _read_from(folder), open(open_to_read(os.path.join(folder, MANIFEST), in_folder=True), "rb") as manifest:
             return folder, manifest.read()
 
-    folder, text = together(world, "the choice of a checkpoint", lambda: (path, step), choose)
+    folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
     def prepared() -> None:
-        manifest = Manifest.from_json(text, os.path.join(folder, MANIFEST))
-        needs.extend(_needs(manifest, specs))
-        if not os.path.isdir(folder):
-            raise CheckpointError(
-                f"{folder}, which worker 0 sees, is not there on {this_host()}: `path` must be in a file system that "
-                "all workers see."
-            )
+        needs.extend(_needs(Manifest.from_json(text, os.path.join(folder, MANIFEST)), specs))
+        with _read_from(folder):
+            os.stat(folder)
+
+    def read(pause: Pause) -> None:
+        with _read_from(folder):
+            leaves.extend(_read(folder, needs, pause))
 
     purpose = f"the reading of {os.path.basename(folder)}"
     together(world, purpose, prepared)
     leaves: list[Array | None] = []
-    together_for_long(world, purpose, lambda pause: leaves.extend(_read(folder, needs, pause)))
+    together_for_long(world, purpose, read)
     return jax.tree.unflatten(structure, leaves)
+
+
+@contextmanager
+def _read_from(folder: str) -> Iterator[None]:
+    """Say in a sentence that a checkpoint is gone that is read."""
+    try:
+        yield
+    except FileNotFoundError:
+        if os.path.isdir(folder):
+            raise
+        raise CheckpointError(
+            f"{folder}, which worker 0 has found, is not there on {this_host()}: it was removed while it was read (a "
+            "Manager keeps fewer steps, say), or `path` is not in a file system that all workers see."
+        ) from None
 
 
 def steps(path: str | os.PathLike[str]) -> list[int]:
@@ -89,9 +106,9 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
     []
     """
     world = world_of(())
-    path = checked_path(path)
     assert world is not None
-    found: list[int] = together(world, "the steps of checkpoints", lambda: path, lambda told: _steps(path))
+    purpose = "the steps of checkpoints"
+    found: list[int] = together(world, purpose, lambda: checked_path(path), lambda told: _steps(told[0]))
     return found
 
 
@@ -104,14 +121,6 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
     True
     """
     return max(steps(path), default=None)
-
-
-def folders_in(path: str) -> list[Folder]:
-    """The complete checkpoints in a folder, in ascending order."""
-    try:
-        return complete_folders(os.listdir(path))
-    except FileNotFoundError:
-        return []
 
 
 def _steps(path: str) -> list[int]:
@@ -148,41 +157,37 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
 
     **Raises:** `PlanError` where that is not what was saved.
     """
-    wanted = [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)]
+    wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}
-    known = dict(wanted)
-    for path, spec in wanted:
-        if spec is None or path in saved:
-            continue
-        below = [other for other in saved if other.startswith(path)]
-        if below:
-            raise PlanError(
-                f"`specs{path}` is one spec, but {len(below)} leaves were saved below it, tree{below[0]} first: "
-                "restore needs a spec for each leaf."
-            )
+    of_leaf, without = match(saved, wanted)
+    if without:
         raise PlanError(
-            f"`specs{path}` has no leaf in the checkpoint of step {manifest.step}. It holds {_some(saved, known)}."
+            f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
+            f"{_some(saved, wanted)}."
         )
-    left = [path for path in saved if path not in known and not _is_left_out(path, known)]
-    if left:
+    if left := [path for path in saved if path not in of_leaf]:
         raise PlanError(
             f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
             "TensorSpec. None in its place leaves it out."
         )
-    for path, spec in wanted:
+    for path, above in of_leaf.items():
+        if path != above and wanted[above] is not None:
+            raise PlanError(
+                f"`specs{above}` is one spec, but {[*of_leaf.values()].count(above)} leaves were saved below it, "
+                f"tree{path} first: restore needs a spec for each leaf."
+            )
+    for path, spec in wanted.items():
         if spec is not None:
             _check_shape(path, spec, saved[path])
-    return [None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted]
+    return [
+        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted.items()
+    ]
 
 
 def _need(manifest: Manifest, name: str, spec: TensorSpec, leaf: Leaf) -> _Need:
     world = spec.partition.world
     saved = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
     return _Need(name, spec, leaf, spec.known_placeholder or saved or (0,))
-
-
-def _is_left_out(path: str, known: dict[str, Any]) -> bool:
-    return any(spec is None and path.startswith(above) for above, spec in known.items())
 
 
 def _some(paths: Any, known: Any) -> str:
@@ -194,11 +199,24 @@ def _some(paths: Any, known: Any) -> str:
 
 def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
     form = leaf.form
-    of_element = 0 if form.key is None else 1
-    shape = form.shape[: len(form.shape) - of_element]
+    of_element = () if form.key is None else _key_data(path, form)
+    shape = form.shape[: len(form.shape) - len(of_element)]
     if shape != spec.global_shape:
         kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
         raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
+
+
+def _key_data(path: str, form: Form) -> tuple[int, ...]:
+    """Return the shape of the data of one of the random keys in a leaf."""
+    try:
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=form.key)))
+    except ValueError as error:
+        raise CheckpointError(
+            f"`specs{path}` holds random keys of {form.key!r}, unknown to this JAX: {error}"
+        ) from None
+    if (form.dtype, form.shape[-data.ndim :]) != (data.dtype.name, data.shape):
+        raise CheckpointError(f"`specs{path}` holds random keys of {form.key!r}, but not their data: it is damaged.")
+    return tuple(data.shape)
 
 
 def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[Array | None]:
@@ -210,11 +228,5 @@ def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[
                 continue
             form = need.leaf.form
             box = stored_box(need.spec.box, form)
-            block = empty_block(form, box, len(need.spec.global_shape), need.placeholder)
-            if box is not None:
-                found = sum(read_part(files, need.leaf.path, piece, box, block, pause) for piece in need.leaf.blocks)
-                if found != prod(block.shape):
-                    raise CheckpointError(
-                        f"{folder} is damaged: its blocks do not cover the leaf {need.leaf.path or 'tree'}."
-                    )
-            yield as_leaf(need.name, form, block)
+            make = partial(empty_block, form, box, len(need.spec.global_shape), need.placeholder)
+            yield as_leaf(need.name, form, make() if box is None else read_leaf(files, need.leaf, box, make, pause))

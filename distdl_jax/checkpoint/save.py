@@ -9,12 +9,10 @@ import jax
 
 from distdl_jax.backends.base import World
 from distdl_jax.checkpoint.long_work import together_for_long
-from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import DistDLError, InvalidArgumentError
-from distdl_jax.gathering import checked_spec, is_spec
 from distdl_jax.partition import check_partitions
-from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.spec_trees import specs_by_path
 
 
 def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> None:
@@ -39,7 +37,8 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     Collective over all workers of the world.
 
     **Raises,** on all workers: `PlanError` where a block does not have the shape that its spec says, or the workers'
-    trees differ; `CheckpointError` where any of them can't write (the disk is full, say).
+    trees differ; `InvalidArgumentError` where a leaf has no spec, or a spec no leaf; `CheckpointError` where any of
+    them can't write (the disk is full, say), or another job has removed what is being written.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
@@ -50,7 +49,7 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     [0.0, 1.0, 2.0]
     """
     world = world_of_specs(specs)
-    finish(world, begin(checked_path(path), checked_integer("step", step, 0), tree, specs, world))
+    finish(world, begin(path, step, tree, specs, world))
 
 
 def finish(world: World, writing: Writing) -> None:
@@ -75,10 +74,11 @@ def world_of_specs(specs: Any) -> World:
 
     **Raises:** `InvalidTypeError`, `InvalidArgumentError` where one is no spec, or there is none.
     """
-    partitions: dict[str, Any] = {}
-    for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec):
-        if checked_spec(path, spec) is not None:
-            partitions[f"the partition of specs{jax.tree_util.keystr(path)}"] = spec.partition
+    partitions = {
+        f"the partition of specs{jax.tree_util.keystr(path)}": spec.partition
+        for path, spec in specs_by_path(specs).items()
+        if spec is not None
+    }
     if not partitions:
         raise InvalidArgumentError(f"`specs` (={specs!r}) must hold a TensorSpec at least.")
     check_partitions(**partitions)

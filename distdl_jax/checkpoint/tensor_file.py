@@ -16,7 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from distdl_jax.checkpoint.disk import read_exactly
+from distdl_jax.checkpoint.disk import open_to_read, read_exactly
+from distdl_jax.checkpoint.strict_json import fields, integers, parsed, typed
 from distdl_jax.errors import CheckpointError
 
 METADATA = "__metadata__"
@@ -47,7 +48,11 @@ CODES = {
 _PAGE = 4096
 _MUCH = 2**20
 
+_LARGEST_HEADER = 10**8
+"""Bytes of a header, at most, as the format has it."""
+
 _COMPLEX_OF = {"complex64": "float32", "complex128": "float64"}
+_PAIR_OF = {real: pair for pair, real in _COMPLEX_OF.items()}
 _NAMES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 
 
@@ -56,9 +61,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(jnp, name)) if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2") else np.dtype(name)
 
 
-def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Whether the format, with pairs for complex numbers, has a place for it."""
-    return dtype.name in CODES or dtype.name in _COMPLEX_OF
+def is_storable(name: str) -> bool:
+    """Return whether the format, with pairs for complex numbers, has a place for a dtype, by numpy's name."""
+    return name in CODES or name in _COMPLEX_OF
 
 
 @dataclass(frozen=True)
@@ -109,38 +114,55 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
 
 
 def read_header(path: str) -> dict[str, Tensor]:
-    """The tensors of a file, by name.
+    """Return the tensors of a file, by name. As the format asks for, they fill the file, one after the other.
 
     **Raises:** `CheckpointError` where it is no safetensors file; `OSError` where it can't be read.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_to_read(path)
     try:
         size = os.fstat(descriptor).st_size
         head = bytearray(8)
         read_exactly(descriptor, [memoryview(head)], 0)
         length = int.from_bytes(head, "little")
-        if length > size - 8:
+        if length > min(size - 8, _LARGEST_HEADER):
             raise EOFError
         text = bytearray(length)
         read_exactly(descriptor, [memoryview(text)], 8)
-        header = json.loads(bytes(text))
-        pairs = set(json.loads((header.pop(METADATA, None) or {}).get(COMPLEX, "[]")))
-        found = {name: _tensor(said, 8 + length, name in pairs) for name, said in header.items()}
-    except (EOFError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} is no safetensors file, or it is damaged: it has no header of one.") from None
+        found = _tensors(typed(parsed(bytes(text)), dict), 8 + length)
+    except (EOFError, ValueError) as error:
+        reason = str(error) or "it has no header of one"
+        raise CheckpointError(f"{path} is no safetensors file, or it is damaged: {reason}.") from None
     finally:
         os.close(descriptor)
-    end = max((tensor.offset + tensor.nbytes for tensor in found.values()), default=0)
-    if end > size:
+    end = max((tensor.offset + tensor.nbytes for tensor in found.values()), default=8 + length)
+    if end != size:
         raise CheckpointError(f"{path} is damaged: it should have {end} bytes, and has {size}.")
     return found
 
 
-def _tensor(said: Mapping[str, Any], begin: int, is_pair: bool) -> Tensor:
-    dtype, shape = _NAMES[said["dtype"]], tuple(said["shape"])
-    if is_pair:
-        dtype, shape = {real: pair for pair, real in _COMPLEX_OF.items()}[dtype], shape[:-1]
-    return Tensor(dtype, shape, begin + said["data_offsets"][0])
+def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
+    """Return what a header lists; `ValueError` where that is no list of tensors."""
+    metadata = typed(header.pop(METADATA, None) or {}, dict)
+    pairs = typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)
+    found, ranges = {}, []
+    for name, said in header.items():
+        code, shape, offsets = fields(said, "dtype", "shape", "data_offsets")
+        dtype, lengths = _NAMES.get(typed(code, str)), integers(shape)
+        if dtype is None:
+            raise ValueError(f"{name!r} is of the dtype {code!r}, which is not known")
+        if name in pairs:
+            if dtype not in _PAIR_OF or lengths[-1:] != (2,):
+                raise ValueError(f"{name!r} is no array of pairs of floats")
+            dtype, lengths = _PAIR_OF[dtype], lengths[:-1]
+        first, last = integers(offsets) if len(typed(offsets, list)) == 2 else (0, -1)
+        found[name] = Tensor(dtype, lengths, begin + first)
+        if last - first != found[name].nbytes:
+            raise ValueError(f"{name!r} has not the bytes of its shape")
+        ranges.append((first, last))
+    ranges.sort()
+    if [0, *(last for _, last in ranges)][: len(ranges)] != [first for first, _ in ranges]:
+        raise ValueError("its tensors don't follow one another")
+    return found
 
 
 def bytes_of(block: np.ndarray[Any, Any]) -> memoryview:

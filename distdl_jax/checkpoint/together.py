@@ -59,7 +59,7 @@ def together(
             return decide(told)
         except Exception as error:
             raised = error
-            return failure(error)
+            return failure_to_decide(error, told)
 
     decision = world.agree(tuple(range(world.size)), purpose, mine, decided)
     if isinstance(decision, Failure):
@@ -83,6 +83,14 @@ def failed_on_any(told: dict[int, Any]) -> Failure | None:
     return Failure(first.kind, f"On worker {worker}: {first.text}")
 
 
+def failure_to_decide(error: Exception, told: dict[int, Any]) -> Failure:
+    """Return the failure of the first worker to decide: it is named where it is its file system that has failed."""
+    found = failure(error)
+    if len(told) == 1 or isinstance(error, DistDLError):
+        return found
+    return Failure(found.kind, f"On worker {min(told)}: {found.text}")
+
+
 def this_host() -> str:
     """The name of this machine, for messages."""
     with suppress(OSError):
@@ -91,11 +99,26 @@ def this_host() -> str:
 
 
 def checked_path(path: Any) -> str:
-    """The argument `path`, absolute."""
+    """Return the argument `path`, absolute.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no path; `CheckpointError` where it is relative,
+    and the folder that the program works in is gone.
+    """
     try:
         text = os.fsdecode(path)
     except TypeError:
         raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a text or a pathlib.Path.") from None
     if not text:
         raise InvalidArgumentError("`path` (='') must name a folder; '.' is the one that the program works in.")
-    return os.path.abspath(text)
+    try:
+        has_nul = b"\0" in os.fsencode(text)
+    except UnicodeEncodeError:
+        has_nul = True
+    if has_nul:
+        raise InvalidArgumentError(f"`path` (={text!r}) must be a path, without NUL and without halves of letters.")
+    try:
+        return os.path.abspath(text)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"`path` (={text!r}) is relative to the folder that the program works in, which has been removed."
+        ) from None

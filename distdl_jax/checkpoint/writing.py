@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import Any, NamedTuple
@@ -19,29 +18,27 @@ import numpy as np
 from distdl_jax.backends.base import World
 from distdl_jax.checkpoint.checksums import checksums, crc32
 from distdl_jax.checkpoint.contents import Leaves, Own, Placeholders, agree_on_contents
-from distdl_jax.checkpoint.disk import Disk, disk, write_all, write_file
+from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, write_file
+from distdl_jax.checkpoint.folders import begin_folder, complete_folder, written_in
 from distdl_jax.checkpoint.layout import (
     CHECKSUMS,
     MANIFEST,
     Block,
     Checksums,
-    Folder,
     Leaf,
     Manifest,
     block_of,
     chunk_of,
     chunks,
-    complete_folders,
     said_of,
-    unfinished_folders,
     worker_file,
     worker_note,
 )
 from distdl_jax.checkpoint.long_work import Pause
 from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, laid_out
-from distdl_jax.checkpoint.together import this_host
+from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.errors import CheckpointError
-from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.plans.decomposition import box_shape, checked_integer
 
 PIECE = 2**23
 """Bytes that are written in one go at most."""
@@ -51,10 +48,12 @@ UNSYNCED = 2**28
 
 
 class Plan(NamedTuple):
-    """What all workers have agreed on: the leaves, by path and form, and the names of the folder, now and then."""
+    """What all workers have agreed on: the leaves, by path and form, the folder of the run, the step, and the name of
+    the checkpoint's folder as long as it is written."""
 
     leaves: Leaves
-    folder: Folder
+    path: str
+    step: int
     unfinished: str
 
 
@@ -63,13 +62,7 @@ class _Unfinished:
 
     def __init__(self, its: Disk, path: str, size: int, pause: Pause) -> None:
         self._disk, self._pause = its, pause
-        try:
-            self._descriptor = its.create(path)
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{os.path.dirname(path)}, which worker 0 has just made, is not there on {this_host()}: `path` must be "
-                "in a file system that all workers see."
-            ) from None
+        self._descriptor = its.create(path)
         self._unsynced = 0
         try:
             its.reserve(self._descriptor, size)
@@ -107,30 +100,32 @@ class _Unfinished:
 class Writing:
     """A checkpoint that this worker takes part in writing; made by `begin`."""
 
-    def __init__(self, world: World, path: str, plan: Plan, own: Sequence[Own], placeholders: Placeholders) -> None:
-        self._world, self._path, self._plan, self._own = world, path, plan, list(own)
+    def __init__(self, world: World, plan: Plan, own: Sequence[Own], placeholders: Placeholders) -> None:
+        self._world, self._plan, self._own = world, plan, list(own)
         self._placeholders = placeholders
         self.disk = disk.get()
-        self._folder = os.path.join(path, plan.unfinished)
+        self._folder = os.path.join(plan.path, plan.unfinished)
 
     @property
     def step(self) -> int:
         """Which step it is of."""
-        return self._plan.folder.step
+        return self._plan.step
 
     def write(self, pause: Pause) -> None:
         """Write this worker's file, and the note that it is on disk. `pause` is called between two pieces."""
         note: dict[str, Any] = {"file": None, "bytes": 0, "blocks": []}
-        if self._own:
-            note = self._write_file(pause)
-        self._own = []
-        note["placeholders"] = list(self._placeholders.items())
-        name = os.path.join(self._folder, worker_note(self._world.rank))
-        write_file(self.disk, name + ".part", json.dumps(note).encode())
-        self.disk.rename(name + ".part", name)  # who looks for it finds all of it
-
-    def _write_file(self, pause: Pause) -> dict[str, Any]:
         name = worker_file(self._world.rank)
+        with written_in(self._folder):
+            if self._own:
+                with naming(os.path.join(self._folder, name)):
+                    note = self._write_file(name, pause)
+            self._own = []
+            note["placeholders"] = list(self._placeholders.items())
+            name = os.path.join(self._folder, worker_note(self._world.rank))
+            write_file(self.disk, name + ".part", json.dumps(note).encode())
+            self.disk.rename(name + ".part", name)  # who looks for it finds all of it
+
+    def _write_file(self, name: str, pause: Pause) -> dict[str, Any]:
         shapes = [box_shape(own.box) for own in self._own]
         names = [self._plan.leaves[own.leaf][0] for own in self._own]
         steps = [chunk_of(shape, own.itemsize) for own, shape in zip(self._own, shapes, strict=True)]
@@ -154,11 +149,22 @@ class Writing:
         return {"file": name, "bytes": size, "blocks": blocks}
 
     def _missing_notes(self) -> list[int]:
-        names = set(os.listdir(self._folder))
+        with written_in(self._folder):
+            names = set(os.listdir(self._folder))
         return [worker for worker in range(self._world.size) if worker_note(worker) not in names]
 
     def complete(self) -> None:
         """Make a complete checkpoint of what all workers have written; the first worker does that."""
+        with written_in(self._folder):
+            manifest = self._manifest()
+            for worker in range(self._world.size):
+                self.disk.remove(os.path.join(self._folder, worker_note(worker)))
+            write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest.to_json().encode())
+            self.disk.sync_folder(self._folder)
+            complete_folder(self.disk, self._plan.path, self._plan.unfinished, self.step)
+
+    def _manifest(self) -> Manifest:
+        """Put the notes of all workers together."""
         leaves = self._plan.leaves
         files: dict[str, int] = {}
         blocks: list[list[Block]] = [[] for _ in leaves]
@@ -172,28 +178,18 @@ class Writing:
                 continue
             files[said["file"]] = said["bytes"]
             for each in said["blocks"]:
-                blocks[each["leaf"]].append(block_of(each))
+                blocks[each.pop("leaf")].append(block_of(each))
             if (found := os.stat(os.path.join(self._folder, said["file"])).st_size) != said["bytes"]:
                 raise CheckpointError(f"{said['file']} should have {said['bytes']} bytes, and has {found}.")
-        manifest = Manifest(
+        return Manifest(
             self.step,
             files,
             tuple(
                 Leaf(path, form, tuple(its), shapes)
-                for (path, form), its, shapes in zip(self._plan.leaves, blocks, placeholders, strict=True)
+                for (path, form), its, shapes in zip(leaves, blocks, placeholders, strict=True)
             ),
             self._world.size,
         )
-        for worker in range(self._world.size):
-            self.disk.remove(os.path.join(self._folder, worker_note(worker)))
-        write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest.to_json().encode())
-        self.disk.sync_folder(self._folder)
-        self.disk.rename(self._folder, os.path.join(self._path, self._plan.folder.name))
-        self.disk.sync_folder(self._path)
-        with suppress(OSError):  # what can't be removed does no harm
-            for before in complete_folders(os.listdir(self._path)):
-                if before.step == self.step and before.again < self._plan.folder.again:
-                    remove_folder(self.disk, self._path, before.name)
 
     def wait_for_all(self, cancelled: Event) -> bool:
         """Wait until all workers' files are on disk; False where that is no longer waited for."""
@@ -211,7 +207,7 @@ class Writing:
 
 
 def begin(
-    path: str, step: int, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
+    path: Any, step: Any, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
 ) -> Writing:
     """The beginning of a checkpoint: what it is to hold, and its folder. Collective in the world.
 
@@ -219,33 +215,13 @@ def begin(
     matter. `tidy`: what killed jobs have left in `path` is removed.
     """
 
-    def decide(leaves: Leaves) -> Plan:
-        folder, unfinished = _new_folder(path, step, tidy)
-        return Plan(leaves, folder, unfinished)
+    def arguments() -> dict[str, Any]:
+        return {"path": checked_path(path), "step": checked_integer("step", step, 0)}
+
+    def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
+        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=tidy))
 
     plan, own, placeholders = agree_on_contents(
-        world, "the beginning of a checkpoint", tree, specs, {"path": path, "step": step}, decide, copied=copied
+        world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=copied
     )
-    return Writing(world, path, plan, own, placeholders)
-
-
-def _new_folder(path: str, step: int, tidy: bool) -> tuple[Folder, str]:
-    its = disk.get()
-    its.make_folders(path)
-    names = os.listdir(path)
-    for name, of_step in unfinished_folders(names).items():
-        if tidy or of_step == step:
-            its.remove_folder(os.path.join(path, name))
-    before = [folder.again for folder in complete_folders(names) if folder.step == step]
-    folder = Folder(step, max(before) + 1 if before else 0)
-    unfinished = folder.unfinished(secrets.token_hex(4))
-    its.make_folder(os.path.join(path, unfinished))
-    return folder, unfinished
-
-
-def remove_folder(its: Disk, path: str, name: str) -> None:
-    """Remove a complete checkpoint: by its name first, so that it never looks complete when it isn't."""
-    (folder,) = complete_folders([name])
-    gone = os.path.join(path, folder.unfinished(secrets.token_hex(4)))
-    its.rename(os.path.join(path, name), gone)
-    its.remove_folder(gone)
+    return Writing(world, plan, own, placeholders)

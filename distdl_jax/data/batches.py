@@ -17,7 +17,8 @@ from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleR
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_boolean, checked_integer
-from distdl_jax.tensors import TensorSpec, check_specs
+from distdl_jax.spec_trees import specs_by_path
+from distdl_jax.tensors import TensorSpec
 
 _Read = Generator[tuple[Any, Place]]
 """What reads batches: each with the place after it."""
@@ -70,7 +71,7 @@ def batches(
     >>> [batch.tolist() for batch in batches(np.arange(10).reshape(5, 2), dj.TensorSpec((2,), P), 2)]
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     """
-    check_specs("spec", spec)
+    specs_by_path(spec, "spec")
     drop_last = checked_boolean("drop_last", drop_last)
     words = None
     if key is not None:

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import socket
+import time
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it."""
@@ -54,6 +55,8 @@ def abort_job(status: int) -> None:
     MPICH's launcher lets the others wait for ever for a process that ends before it has started MPI, whatever its exit
     status. Under other launchers the exit status of this process, which must not be 0, ends the job.
     """
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        time.sleep(_UNTIL_CONNECTED)
     _say_to_launcher(f"cmd=abort exitcode={status}\n")
 
 
@@ -78,3 +81,6 @@ def _say_to_launcher(command: str) -> int | None:
 
 _LONGEST_ANSWER = 10.0
 """Seconds that a launcher is given to take notice."""
+
+_UNTIL_CONNECTED = 2.0
+"""Open MPI's launcher (5.0.11) hangs where a process ends badly while another one, which starts MPI, connects to it."""

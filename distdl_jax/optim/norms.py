@@ -36,8 +36,9 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
     **Returns:** a real scalar, the same on every worker. Half precisions are summed in float32. Differentiable; its
     derivative at 0 is 0.
 
-    **Raises:** `PlanError`, on every worker, where a leaf does not have the shape that its spec says;
-    `InvalidTypeError` where a leaf has no spec.
+    **Raises,** on every worker: `PlanError` where a leaf does not have the shape that its spec says;
+    `InvalidArgumentError` where a leaf has no spec, or a spec no leaf (but where optax masks it); `InvalidTypeError`
+    where the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
     >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,30 +18,16 @@ from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.handshake import handshake
 from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.tensors import TensorSpec, check_specs
+from distdl_jax.spec_trees import leaves_with_specs, specs_by_path
+from distdl_jax.tensors import TensorSpec
 
 
-class Leaf(NamedTuple):
-    """A leaf of a pytree of blocks: its place, this worker's block, and whose block of what that is."""
+class Block(NamedTuple):
+    """A leaf of a pytree of blocks: its path, this worker's block, and whose block of what that is."""
 
     path: str
     block: Array
     spec: TensorSpec
-
-
-def leaves(tree: Any, specs: Any) -> list[Leaf]:
-    """The leaves of `tree`, each with its spec. A leaf may be missing that `specs` has, where it is masked, say."""
-    by_path = {jax.tree_util.keystr(path): spec for path, spec in jax.tree.leaves_with_path(specs)}
-    found = []
-    for path, block in jax.tree.leaves_with_path(tree):
-        spec = by_path.get(jax.tree_util.keystr(path))
-        if not isinstance(spec, TensorSpec):
-            raise InvalidTypeError(
-                f"`specs` must have a TensorSpec for each leaf of the tree, but has {spec!r} at "
-                f"{jax.tree_util.keystr(path) or 'its top'}."
-            )
-        found.append(Leaf(jax.tree_util.keystr(path), block if hasattr(block, "dtype") else jnp.asarray(block), spec))
-    return found
 
 
 class Whole:
@@ -52,7 +39,7 @@ class Whole:
     """
 
     def __init__(self, purpose: str, specs: Any, partition: Partition | None) -> None:
-        check_specs("specs", specs)
+        specs_by_path(specs)
         check_workers("partition", partition)
         self._purpose = purpose
         self._specs = specs
@@ -63,9 +50,17 @@ class Whole:
         """Those that sum, and get the sums."""
         return Partition() if self._partition is None else self._partition
 
-    def leaves(self, tree: Any) -> list[Leaf]:
-        """The leaves of a pytree of blocks."""
-        return leaves(tree, self._specs)
+    def leaves(self, tree: Any) -> list[Block]:
+        """Return the leaves of a pytree of blocks; those that optax masks are left out."""
+        masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
+        found = []
+        for path, value, spec in leaves_with_specs(tree, self._specs, masked=masked):
+            if spec is None:
+                raise InvalidTypeError(
+                    f"`specs` must have a TensorSpec for each leaf of the tree, but has None at {path or 'its top'}."
+                )
+            found.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
+        return found
 
     def dtypes(self, *trees: Any) -> list[np.dtype]:
         """The dtype of each leaf of the first of `trees`, as those hold it that hold a block of it.

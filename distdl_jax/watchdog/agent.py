@@ -18,7 +18,6 @@ from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
-from distdl_jax.watchdog.agreed import OthersArePast
 from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.clock import PATIENCE
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
@@ -26,6 +25,7 @@ from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.flight_recorder import last_operations
 from distdl_jax.watchdog.main_thread import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
+from distdl_jax.watchdog.replay import OthersArePast
 from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
 
@@ -75,6 +75,7 @@ class Agent:
         self._coordinating = threading.Lock()
         self._done = 0
         self._run = Run()
+        self._seen = Facts()
         self._left: int | None = None
         self._ends_at: float | None = None
         self._agents, self._covered = 0, False
@@ -140,7 +141,13 @@ class Agent:
         """
         while (received := self._mailbox.next()) is not None:
             self._hear(received[1], now)
-        self._reporter, messages = self._reporter.look(self._facts(sample, now, agents), now)
+        try:
+            self._seen = self._facts(sample, now, agents)
+        finally:  # what can't be seen of the worker must not stop the clock
+            self._act(now)
+
+    def _act(self, now: float) -> None:
+        self._reporter, messages = self._reporter.look(self._seen, now)
         for message in messages:
             if isinstance(message, Answer):
                 self._post(message, COORDINATOR)
@@ -202,7 +209,7 @@ class Agent:
             sample.run,
             run.program,
             run.function,
-            sample.compiles,
+            sample.compiles > 0,
             where,
             self._left,
             self._is_covered(agents),

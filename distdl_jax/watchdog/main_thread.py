@@ -24,7 +24,7 @@ import jax
 
 from distdl_jax.compat import activity
 from distdl_jax.watchdog.source_lines import is_library, is_of_python
-from distdl_jax.watchdog.status import WorkerStatus, worker_status
+from distdl_jax.watchdog.status import WorkerStatus, is_pending, worker_status
 
 _JIT = str(Path(__file__).parents[1] / "checked_jit.py")
 _RUN = "_run"
@@ -33,14 +33,18 @@ _OF_JAX = str(Path(jax.__file__).parent) + os.sep
 
 @dataclass(frozen=True)
 class Sample:
-    """What the thread does: the number of the run of a program that goes on (0: none), for how long it has been seen,
-    and the token of that run where it goes on beside the thread; whether it compiles, and for how long it has so far.
+    """What the worker does.
+
+    - `run`: the number of the run of a program that goes on, 0 for none. `seconds`: for how long it has been seen.
+      `token`: that of the run, where it goes on beside the thread.
+    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not.
+    - `compiled`: for how many seconds it has compiled so far, without the time in which one compilation took too long.
     """
 
     run: int = 0
     seconds: float = 0.0
     token: Any = None
-    compiles: bool = False
+    compiles: float = 0.0
     compiled: float = 0.0
 
 
@@ -55,46 +59,45 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.number} in {self.function}"
 
 
-class _Mark:
-    """What marks a frame as seen: as its trace function, which nothing calls unless the frame is being traced."""
-
-    def __call__(self, *event: Any) -> None:
-        return None
-
-
 class InCall(NamedTuple):
-    """A thread's call of XLA: the number of that run, since when it has been seen, and the mark of its frame."""
+    """A thread's call of XLA: the number of that run, since when it has been seen, and the thread's tokens meanwhile.
+
+    The next program that communicates finds other tokens. (One that does not is called without a frame of Python's, but
+    for its first time.)
+    """
 
     run: int
     began: float
-    mark: Any
+    tokens: list[Any]
 
 
 class Sampler:
-    """Looks from time to time at the threads that have called, or at the main one where there is none."""
+    """Looks from time to time at the threads that have called, or at the main one where there is none.
 
-    def __init__(self, status: WorkerStatus) -> None:
+    `most`: for how many seconds one compilation is taken for one; 0 for ever.
+    """
+
+    def __init__(self, status: WorkerStatus, most: float = 0.0) -> None:
         self._status = status
+        self._most = most
         self._pending: dict[int, tuple[Any, int, float, int]] = {}
         self._runs = 0
         self._in_calls: dict[int, InCall] = {}
-        self._compiled = 0.0
+        self._compiles = self._compiled = 0.0
         self._looked_at = 0.0
 
     def look(self, now: float) -> Sample:
-        """What the worker does `now`, in seconds in which the watch was awake."""
-        since, self._looked_at = self._looked_at, now
+        """Return what the worker does `now`, in seconds in which the watchdog was awake."""
+        since, self._looked_at = now - self._looked_at, now
         frames = sys._current_frames()
         callers = self._status.callers
         for thread in [thread for thread in list(callers) if thread not in frames]:
             callers.pop(thread)
         activities = {thread: _activity(frame) for thread, frame in frames.items()}
-        compiles = "compiling" in activities.values()  # in any thread: the others may wait for it
+        self._count_compilation("compiling" in activities.values(), since)  # in any thread: the others may wait for it
         for thread in list(callers) or [threading.main_thread().ident or 0]:
-            self._look_at_call(thread, frames[thread] if activities.get(thread) == "executing" else None, now)
+            self._look_at_call(thread, activities.get(thread) == "executing", now)
         self._in_calls = {thread: call for thread, call in self._in_calls.items() if thread in frames}
-        if compiles:
-            self._compiled += now - since
         run, began, token, thread = 0, now, None, self._status.home
         if self._in_calls:
             thread, (run, began, _) = min(self._in_calls.items(), key=lambda call: call[1].run)
@@ -102,29 +105,32 @@ class Sampler:
             token, run, began, thread = pending
         waiting = self._status.waiting
         self._status.shown = thread if waiting is None else waiting.thread
-        return Sample(run, now - began, token, compiles, self._compiled)
+        return Sample(run, now - began, token, self._compiles, self._compiled)
 
-    def _look_at_call(self, thread: int, frame: FrameType | None, now: float) -> None:
-        """Whether the thread is in a call of XLA (then that is its frame), and in which."""
-        if frame is None:
+    def _count_compilation(self, compiles: bool, seconds: float) -> None:
+        self._compiles = self._compiles + seconds if compiles else 0.0
+        if compiles and not 0 < self._most < self._compiles:
+            self._compiled += seconds
+
+    def _look_at_call(self, thread: int, is_in_xla: bool, now: float) -> None:
+        tokens = self._tokens(thread)
+        if not is_in_xla:
             self._in_calls.pop(thread, None)
-        elif (call := self._in_calls.get(thread)) is None or not _is_marked(frame, call.mark):
+        elif (call := self._in_calls.get(thread)) is None or list(map(id, call.tokens)) != list(map(id, tokens)):
             self._runs += 1
-            self._in_calls[thread] = InCall(self._runs, now, _put_mark(frame))
+            self._in_calls[thread] = InCall(self._runs, now, tokens)
+
+    def _tokens(self, thread: int) -> list[Any]:
+        return self._status.callers[thread]() if thread in self._status.callers else []
 
     def _oldest_pending(self, now: float) -> tuple[Any, int, float, int] | None:
-        """The token, the number and the beginning of a program that communicates and goes on beside a thread; and that
-        thread."""
-        for thread, tokens in list(self._status.callers.items()):
-            for buffer in tokens():
-                if id(buffer) not in self._pending:
-                    self._runs += 1
-                    self._pending[id(buffer)] = (buffer, self._runs, now, thread)
-        self._pending = {
-            key: pending
-            for key, pending in self._pending.items()
-            if not pending[0].is_deleted() and not pending[0].is_ready()
-        }
+        """Return a program that communicates and goes on beside a thread: its token, number, beginning and thread."""
+        tokens = [(token, thread) for thread in list(self._status.callers) for token in self._tokens(thread)]
+        for token, thread in tokens:
+            if id(token) not in self._pending:
+                self._runs += 1
+                self._pending[id(token)] = (token, self._runs, now, thread)
+        self._pending = {key: pending for key, pending in self._pending.items() if is_pending(pending[0], False)}
         return min(self._pending.values(), key=lambda pending: pending[1], default=None)
 
 
@@ -132,18 +138,6 @@ def _activity(innermost: FrameType) -> str | None:
     code = innermost.f_code
     is_run = code.co_filename == _JIT and code.co_name == _RUN  # what is called from C++ has no frame of its own
     return "executing" if is_run else activity(innermost)
-
-
-def _put_mark(frame: FrameType) -> Any:
-    # To hold the frame itself would hold the arrays of its call; its address says little, for it is used again.
-    if frame.f_trace is None or isinstance(frame.f_trace, _Mark):
-        mark = frame.f_trace = _Mark()
-        return mark
-    return id(frame)  # a debugger has it
-
-
-def _is_marked(frame: FrameType, mark: Any) -> bool:
-    return frame.f_trace is mark or mark == id(frame)
 
 
 @cache

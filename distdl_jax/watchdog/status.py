@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from distdl_jax.compat import dispatched_by_this_thread
-from distdl_jax.watchdog.agreed import Agreements, Traces
 from distdl_jax.watchdog.call_log import REMEMBERED, CallLog
+from distdl_jax.watchdog.replay import Agreed, Agreements
 
 RUNS_REMEMBERED = 8
 """Of how many programs that were dispatched the calls are remembered."""
@@ -93,8 +93,7 @@ class WorkerStatus:
     - `thread`: the one that has called last: agreements, and checked functions. `callers`: of all threads that have
       called, what tells how far their programs are. `home`: the one that has agreed with others last, or made a call
       that counts. `shown`: whose stack is reported.
-    - `agreements`: how this thread traces the checked function that it traces. `traces`: of all functions, and those
-      before.
+    - `agreements`: those of the checked function that this thread traces.
     - `worlds`: where somebody wants to know them, the worlds whose partitions this thread has used.
     - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
@@ -108,7 +107,6 @@ class WorkerStatus:
         self.thread = self.home = self.shown = 0
         self.callers: dict[int, Callable[[], list[Any]]] = {}
         self.mixed = False
-        self.traces = Traces()
         self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
         self._agreements = 0
         self._open: dict[int, Call] = {}
@@ -199,8 +197,7 @@ class WorkerStatus:
 
     def tokens_pending(self) -> bool:
         """Whether a program that communicates goes on beside the threads that call."""
-        buffers = (buffer for tokens in list(self.callers.values()) for buffer in tokens())
-        return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in buffers)
+        return any(is_pending(buffer, True) for tokens in list(self.callers.values()) for buffer in tokens())
 
     @contextmanager
     def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
@@ -257,15 +254,16 @@ class WorkerStatus:
             call.log = log
 
     @contextmanager
-    def traced(self) -> Iterator[Agreements]:
-        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
+    def traced(self, before: list[Agreed] | None = None) -> Iterator[Agreements]:
+        """Record that this thread traces the function that it calls; where it calls none, nothing follows.
+
+        `before`: what was agreed on in an earlier trace of it with the same arguments.
+        """
         call = self._open.get(threading.get_ident()) or Call("", None)
         call.tracing = True
-        # Here and not where it first agrees on something: JAX's settings there may be others, of a derivative for one.
-        traces = self.traces.now()
-        asks = call.log is not None and bool(traces) and traces[-1].before is not None
+        asks = call.log is not None and before is not None
         here = self._here
-        outer, here.agreements = here.agreements, Agreements(asks, len(traces) + 1)
+        outer, here.agreements = here.agreements, Agreements(before, asks)
         if call.log is not None:
             call.log.agreed_before, call.log.tracing = asks, True
         try:
@@ -286,7 +284,18 @@ class WorkerStatus:
         """What `meet`, in which the workers of a team meet, decides; or what it has decided when what is traced now was
         traced before. `meet` is told whether it was, and was not like this; `fail` makes all workers raise."""
         agreements = self.agreements or Agreements()
-        return agreements.agree(self.traces.now(), team, purpose, contribution, meet, fail)
+        return agreements.agree(team, purpose, contribution, meet, fail)
+
+
+def is_pending(token: Any, unknown: bool) -> bool:
+    """Return whether the program that gives this token goes on, and `unknown` where JAX can't say.
+
+    To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
+    """
+    try:
+        return not token.is_deleted() and not token.is_ready()
+    except Exception:
+        return unknown
 
 
 _of_process = WorkerStatus()

@@ -29,6 +29,13 @@ PAUSE = 0.05
 """Seconds between two turns."""
 
 
+COMPILATION = 8
+"""For how many times the limit of the clock one compilation does not count as waiting for others."""
+
+LONG_COMPILATION = 300.0
+"""Seconds after which a line says that a worker compiles; the next one comes after twice as many, and so on."""
+
+
 class WatchdogThread:
     """Watches the program of one worker, from the first world that is opened to the end, or to `dj.close()`."""
 
@@ -42,6 +49,7 @@ class WatchdogThread:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._waits_since: tuple[int, float] = (0, 0.0)
+        self._speaks_after = 0.0
 
     def add(self, agent: Agent) -> None:
         """Give one more agent its turns, from now on."""
@@ -74,7 +82,7 @@ class WatchdogThread:
             self._forget()
 
     def _run(self, status: WorkerStatus, stop: threading.Event) -> None:
-        sampler, clock = Sampler(status), AwakeClock(time.monotonic())
+        sampler, clock = Sampler(status, COMPILATION * self._limit), AwakeClock(time.monotonic())
         while not stop.wait(PAUSE) and not mpi_has_ended():
             self._turn(sampler, clock, status)
 
@@ -85,6 +93,7 @@ class WatchdogThread:
         sample = Sample()
         with self._surviving():
             sample = sampler.look(now)
+            self._speak_of_compilation(status, sample.compiles)
         with mpi_lock:
             for agent in self._agents:
                 with self._surviving():
@@ -100,6 +109,17 @@ class WatchdogThread:
                 self._failed.add(repr(error))
                 with suppress(Exception):  # where the log goes may be closed
                     log.exception("The watchdog failed; it goes on.")
+
+    def _speak_of_compilation(self, status: WorkerStatus, seconds: float) -> None:
+        if not seconds or not self._speaks_after:
+            self._speaks_after = min(LONG_COMPILATION, self._limit or LONG_COMPILATION)
+        if seconds > self._speaks_after:
+            self._speaks_after = 2 * seconds
+            counts = f" Beyond {COMPILATION * self._limit:g} s who waits for it counts that." if self._limit else ""
+            say(
+                f"distdl_jax: worker {status.rank} has compiled for {seconds_text(seconds)}, at {main_line()}; one XLA "
+                f"program, or many without a pause.{counts}\n"
+            )
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
         """End the job where the worker waits for too long to open a world whose workers no other one has all of."""

@@ -16,7 +16,7 @@ from distdl_jax.checkpoint.disk import Disk, disk
 
 OPERATIONS = (
     *("make_folder", "create", "open", "reserve", "write", "sync", "close"),
-    *("sync_folder", "rename", "remove", "remove_folder"),
+    *("sync_folder", "rename", "replace", "remove", "remove_folder"),
 )
 
 
@@ -53,14 +53,14 @@ class FailingDisk(Disk):
         self.failed = ""
         self._lock = threading.Lock()
 
-    def _next(self, kind: str) -> None:
+    def _next(self, kind: str, path: object = None) -> None:
         if self._kind not in ("", kind):
             return
         with self._lock:
             self.count += 1
             if self.count == self._fails_at:
                 self.failed = kind
-                raise OSError(28, "No space left on device")
+                raise OSError(28, "No space left on device", path if isinstance(path, str) else None)
 
 
 def _counted(kind: str):  # type: ignore[no-untyped-def]
@@ -68,7 +68,7 @@ def _counted(kind: str):  # type: ignore[no-untyped-def]
         if kind == "close":
             getattr(Disk, kind)(self, *arguments)  # a descriptor is closed even where close fails
             return self._next(kind)
-        self._next(kind)
+        self._next(kind, arguments[0])  # errors of paths name them, those of descriptors don't
         return getattr(Disk, kind)(self, *arguments)
 
     return operation

@@ -56,7 +56,11 @@ def test_over_mpi(tmp_path: Path) -> None:
         r"On worker 1: `tree` has shape \(3,\), but its spec",
     )
     with disk_used(Absent() if P.rank == 1 else Disk()):
-        refused(lambda: saves(path, 0, step=6), "worker 0 has just made, is not there on", dj.CheckpointError)
+        refused(
+            lambda: saves(path, 0, step=6),
+            "On worker 1: .*, which is being written, is not",
+            dj.CheckpointError,
+        )
     assert checkpoint.latest_step(path) == 4
     if P.rank == 0:  # which takes away what was begun; the others need not wait for that
         assert not [name for name in os.listdir(path) if name.startswith(".")]
@@ -171,20 +175,6 @@ def test_placeholders_come_back(tmp_path: Path) -> None:
 
     assert dj.simulate(2, program) == [[(3, 2), (3,), (3, 2)], [(3, 0), (0,), (7, 0)]]
     assert dj.simulate(3, program) == [[(3, 2), (3,), (3, 2)], [(0,), (0,), (7, 0)], [(0,), (0,), (0,)]]
-
-
-def test_a_checkpoint_of_version_1() -> None:
-    """Written before checksums went into the workers' files."""
-
-    def program() -> None:
-        P = dj.Partition()
-        everywhere = TensorSpec((), P, replicated=True)
-        its = {"w": TensorSpec((4, 3), grid(P, [0, 1, 2], [1, 3])), "key": everywhere, "step": everywhere}
-        got = checkpoint.restore(Path(__file__).parent / "version_1", its)
-        assert got["w"].tolist() == [[3.0 * row + P.rank] for row in range(4)]
-        assert got["key"] == jax.random.key(3) and int(got["step"]) == 7
-
-    dj.simulate(3, program)
 
 
 def test_what_can_not_be_saved(tmp_path: Path) -> None:

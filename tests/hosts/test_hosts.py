@@ -78,9 +78,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     subprocess.run([SLURM, "down", folder], check=True)
 
 
+BEFORE = "ended with exit status 1, before it had a partition with others; the job ends."
 CASES = {
     "normal_end": ["worker 0 is done", "worker 1 is done"],
-    "exception_before_the_first_partition": ["Worker 1 of 2 raised", "ValueError: no such configuration"],
+    "exception_before_the_first_partition": [BEFORE, "ValueError: no such configuration"],
     "never_joined": ["Worker 0 is about to run broadcast from 1 x 1 (0) to 1 x 2 (0, 1)"],
     "tags_differ": ["The plan of pass_on", "the message has tag 7, and one with tag 8 is expected"],
     "stopped": [f"Worker 1 was not heard from for {CLOCK} s."],
@@ -94,11 +95,16 @@ def test_on_two_hosts(program: str, hosts: Launcher, tmp_path: Path) -> None:
     assert all(sentence in said for sentence in CASES[program]), said
 
 
-@pytest.mark.parametrize("program", [*CASES, "killed", "exit_of_the_system"])
+@pytest.mark.parametrize("program", [*CASES, "killed", "exit_of_the_system", "segmentation_fault"])
 def test_under_slurm(program: str, slurm: Launcher, tmp_path: Path) -> None:
     status, said = slurm.run(program, tmp_path)
     assert (status == 0) == (program == "normal_end"), said
-    expected = {"killed": ["Killed"], "exit_of_the_system": ["Worker 1 has ended its program"], **CASES}[program]
+    expected = {
+        "killed": ["Worker 1 of 2 (process", "was ended by SIGKILL"],
+        "exit_of_the_system": ["ended with exit status 0, by os._exit"],
+        "segmentation_fault": ["was ended by SIGSEGV"],
+        **CASES,
+    }[program]
     assert all(sentence in said for sentence in expected), said
 
 
@@ -107,7 +113,7 @@ def test_scancel(slurm: Launcher, tmp_path: Path) -> None:
     wait_for_steps(tmp_path / "output")
     subprocess.run(["scancel", "--name=distdl"], check=True, env=slurm.environment)
     assert process.wait(20 * start_up()) != 0
-    assert "Worker 0 got SIGTERM; the job ends. It was at:" in (tmp_path / "output").read_text()
+    assert "Worker 0 of 2 (process" in (tmp_path / "output").read_text()
 
 
 def test_a_link_that_is_cut(hosts: Launcher, tmp_path: Path) -> None:

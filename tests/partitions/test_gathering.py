@@ -159,7 +159,11 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     wrong = {
         r"On worker 1: `tree\['b'\]\[0\]` has shape \(3,\), but its spec \(4 on 3 workers, replicated along \(0,\)\) "
         r"says \(4,\)": good | {"b": [jnp.ones(3)]},
-        r"must have the same leaves on all workers .* has \"tree\['b'\]\[0\]\" on worker 0 and 'fewer' on": {
+        r"must have the same leaves on all workers .* has 'fewer' on worker 0 and \"tree\['b'\]\[1\]\" on": {
+            "a": good["a"],
+            "b": [jnp.ones(4)] * 2,
+        },
+        r"but `specs\['b'\]` is a TensorSpec, and `tree` has no leaf there": {
             "a": good["a"],
             "b": [],
         },

@@ -111,7 +111,7 @@ def test_other_leaves_and_refusals() -> None:
     assert flags == {"is_nan": {"w": None}, "m": {"w": spec}}
     with pytest.raises(dj.InvalidArgumentError, match="`param_specs` must have the structure of `params`"):
         dj.specs_like(state, {"w": w}, {"v": spec})
-    with pytest.raises(dj.InvalidTypeError, match="`param_specs` must hold TensorSpecs, or None, but holds 3"):
+    with pytest.raises(dj.InvalidTypeError, match=r"`param_specs\['w'\]` \(=3\) must be a TensorSpec, or None"):
         dj.specs_like(state, {"w": w}, {"w": 3})
     with pytest.raises(dj.PlanError, match=r"`params\['w'\]` must have the shape that its spec says, \(2,\), but has"):
         dj.specs_like(state, {"w": jnp.ones(3) if P.rank == 0 else w}, {"w": spec})

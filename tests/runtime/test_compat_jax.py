@@ -211,51 +211,23 @@ def test_the_arguments_of_a_scan() -> None:
     assert compat.scan_counts(eqn) == (1, 2) and len(eqn.invars) == 4
 
 
-@what_breaks(compat.functions_traced)
-def test_the_functions_that_jax_traces_and_keeps() -> None:
-    seen = []
+@what_breaks(compat.is_staged)
+def test_whether_a_program_is_traced() -> None:
+    seen: list[bool] = []
 
-    def inner(x: Any) -> Any:
-        seen.append(compat.functions_traced())
-        return x + 1
+    def f(x: Any) -> Any:
+        seen.append(compat.is_staged())
+        return jnp.sum(x)
 
-    def outer(carry: Any, x: Any) -> Any:
-        return jax.jit(inner)(carry) + x, None
-
-    def twice() -> None:
-        for x in (jnp.ones(3), jnp.ones(3), jnp.ones(4)):
-            lax.scan(outer, x, jnp.ones((2, *x.shape)))
-
-    twice()
-    jax.clear_caches()
-    with jax.checking_leaks():  # what looks at the traces holds none of them
-        twice()
-    with jax.default_matmul_precision("highest"):
-        twice()
-    assert compat.functions_traced() == []
-    assert all([level.function for level in levels] == [outer, inner] for levels in seen)
-    keys = [tuple(level.key for level in levels) for levels in seen]
-    assert len(keys) >= 6 and keys[2:4] == keys[:2] and set(keys[:2]).isdisjoint(keys[-2:])
-    assert len(set(keys)) == 4
-    assert seen[0][1].name.startswith("inner at ")
-
-
-@what_breaks(compat.is_traced)
-def test_whether_a_trace_has_come_to_its_end() -> None:
-    seen: list[Any] = []
-
-    def f(x: Any, error: Exception | None) -> Any:
-        seen.append(compat.functions_traced()[-1].record)
-        assert not compat.is_traced(seen[-1])
-        y = jnp.sin(x)
-        if error is not None:
-            raise error
-        return y
-
-    jax.jit(f, static_argnums=1)(1.0, None)
-    with pytest.raises(KeyError):
-        jax.jit(f, static_argnums=1)(1.0, KeyError())
-    assert [compat.is_traced(record) for record in seen] == [True, False]
+    x = jnp.ones(3)
+    for call in (f, jax.grad(f), jax.vmap(f), jax.vmap(jax.grad(lambda x: f(x) ** 2))):
+        call(x)
+    eager = len(seen)
+    for call in (jax.jit(f), jax.jit(jax.grad(f)), jax.grad(jax.jit(f)), jax.make_jaxpr(jax.vmap(f))):
+        call(x)
+    lax.scan(lambda carry, x: (f(x), None), 0.0, x)
+    assert not any(seen[:eager]) and all(seen[eager:]) and len(seen) > eager >= 4
+    assert not compat.is_staged()
 
 
 @what_breaks(compat.mapped_sizes)

@@ -71,3 +71,15 @@ def test_a_name_that_is_none_is_warned_of_on_one_worker(monkeypatch):
         launch_checks.check_workers_agree(comm)
     assert len(caught) == (comm.rank == 0)
     assert all("DISTDL_JAX_TIMOUT (did you mean DISTDL_JAX_TIMEOUT?)" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.world(2)
+@pytest.mark.parametrize(("version", "warns"), [((0, 12, 9), False), ((0, 13, 0), True)])
+def test_a_jax_that_nobody_has_tried_is_warned_of_on_one_worker(monkeypatch, version, warns):
+    monkeypatch.setattr(launch_checks.jax, "__version_info__", version)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        launch_checks.check_launch()
+    found = [str(warning.message) for warning in caught]
+    assert len(found) == (warns and MPI.COMM_WORLD.rank == 0)
+    assert all("has not been tested with jax" in text and '"jax<0.13"' in text for text in found)

@@ -75,6 +75,7 @@ def test_every_worker_has_its_own_program_and_modules(program: Path, status: int
     got, output = run_alone("-m", "distdl_jax", "--simulate", 3, program, status, "--flag")
     assert got == status, output
     assert f"total [3. 3.] ['{status}', '--flag']" in output
+    assert ("SystemExit(5): Raised on worker 1 of 3, in dj.simulate." in output) == (status == 5)
 
 
 def test_a_mistake_ends_the_program_with_its_sentence() -> None:

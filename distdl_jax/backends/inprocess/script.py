@@ -22,7 +22,12 @@ def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
     main = ModuleOfEachWorker("__main__")
     folder = str(Path(path).resolve().parent)
     with _as_a_script(main, [path, *arguments], folder), modules_of_each_worker(folder):
-        simulate(n, _run, main, code, path)
+        try:
+            simulate(n, _run, main, code, path)
+        except SystemExit as end:
+            # Python ends in silence then; who looks at several workers wants to know which of them it was.
+            print(f"SystemExit({end.code!r}):", *getattr(end, "__notes__", ()), file=sys.stderr)
+            raise
 
 
 def _run(main: ModuleOfEachWorker, code: CodeType, path: str) -> None:

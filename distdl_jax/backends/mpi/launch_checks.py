@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 from mpi4py import MPI
 
+from distdl_jax.backends.mpi.compat import FIRST_JAX_NOT_TRIED
 from distdl_jax.errors import SetupError
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.onednn.compiled import version as onednn_version
@@ -23,6 +24,14 @@ def check_launch() -> None:
     """Refuse an MPI that JAX can't call from its threads, and one that was not started by its own launcher."""
     _check_thread_support()
     _check_one_library()
+    if jax.__version_info__ >= FIRST_JAX_NOT_TRIED and MPI.COMM_WORLD.Get_rank() == 0:
+        first = ".".join(map(str, FIRST_JAX_NOT_TRIED))
+        warnings.warn(
+            f"distdl_jax has not been tested with jax {jax.__version__}, but with versions before {first}. If "
+            f'something fails that should not, try `python -m pip install "jax<{first}" "jaxlib<{first}"`.',
+            RuntimeWarning,
+            stacklevel=2,
+        )
     if (started := job_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise SetupError(
             f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "

@@ -1,0 +1,231 @@
+"""What the file system refuses, and what is no path or no checkpoint: a sentence on every worker, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint.recorded_disk import FailingDisk, disk_used
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint import block_reader, restore
+from distdl_jax.checkpoint.disk import Disk, open_to_read
+from distdl_jax.checkpoint.folders import remove_folder
+
+
+def spec() -> TensorSpec:
+    return TensorSpec((6,), dj.Partition())
+
+
+def block() -> np.ndarray[Any, Any]:
+    (box,) = spec().box or ()
+    return np.arange(6.0)[slice(*box)]
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "save": lambda path: checkpoint.save(path, block(), spec()),
+    "export": lambda path: checkpoint.export(path, block(), spec()),
+    "restore": lambda path: checkpoint.restore(path, spec()),
+    "import_": lambda path: checkpoint.import_(path, spec()),
+    "steps": checkpoint.steps,
+}
+
+
+def raised(call: Callable[[], Any]) -> tuple[type, str]:
+    """What a call raises, which is the same on all workers."""
+    with pytest.raises(dj.DistDLError) as error:
+        call()
+    found = type(error.value), str(error.value)
+    assert {*dj.Partition().allgather_data(found)} == {found}
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_paths_that_are_none(name: str) -> None:
+    """On one worker only, too."""
+
+    def program() -> None:
+        for wrong in ("a\0b", "\udc00\ud800", b"a\0"):
+            for path in (wrong, wrong if dj.Partition().rank == 1 else "fine"):
+                kind, text = raised(lambda path=path: CALLS[name](path))  # type: ignore[misc]
+                assert kind is dj.InvalidArgumentError and "must be a path, without NUL" in text
+        kind, text = raised(lambda: CALLS[name](3.5 if dj.Partition().rank else "fine"))
+        assert kind is dj.InvalidTypeError and text.startswith("On worker 1: `path` (=3.5)")
+
+    dj.simulate(2, program)
+    assert not os.path.exists("fine")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_relative_path_in_a_folder_that_is_gone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    def program() -> None:
+        kind, text = raised(lambda: CALLS[name]("run"))
+        assert kind is dj.CheckpointError
+        assert text == "`path` (='run') is relative to the folder that the program works in, which has been removed."
+
+    try:
+        dj.simulate(2, program)
+    finally:
+        os.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["save", "export"])
+def test_a_file_that_gets_too_large(name: str, tmp_path: Path) -> None:
+    """By the limit of the system; what there was of it is removed."""
+
+    def program() -> None:
+        P = dj.Partition()
+        large = TensorSpec((2**17,), P, replicated=False)
+        call = checkpoint.save if name == "save" else checkpoint.export
+        kind, text = raised(lambda: call(tmp_path / "out", jnp.ones(2**16), large))
+        assert kind is dj.CheckpointError
+        assert f"On worker 0: File too large (errno 27): {tmp_path}" in text
+        assert ("worker-00000.safetensors" if name == "save" else ".out.") in text
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, before[1]))
+    try:
+        dj.simulate(2, program)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = [name for _, folders, files in os.walk(tmp_path) for name in [*folders, *files]]
+    assert left in ([], ["out"])
+
+
+@pytest.mark.parametrize("name", ["save", "export"])
+@pytest.mark.parametrize("kind", ["create", "reserve", "write", "sync", "close", "rename", "replace"])
+def test_a_full_disk(kind: str, name: str, tmp_path: Path) -> None:
+    """The file, its folder and the worker are named, whichever operation it is that fails."""
+    if (name, kind) in (("save", "replace"), ("export", "rename"), ("export", "reserve"), ("export", "create")):
+        return
+
+    def program() -> None:
+        failing = FailingDisk(1, kind)
+        with disk_used(failing if dj.Partition().rank == 1 or kind == "replace" else Disk()):
+            _, text = raised(lambda: CALLS[name](tmp_path / "out"))
+        worker = 0 if kind == "replace" else 1
+        assert f"On worker {worker}: No space left on device (errno 28): {tmp_path}/" in text, text
+
+    dj.simulate(2, program)
+
+
+def test_a_file_with_the_name_of_a_step(tmp_path: Path) -> None:
+    """It is no checkpoint, and in nobody's way."""
+    for name in ("step-0000000000", "step-0000000005", ".step-0000000000.ab"):
+        (tmp_path / name).write_text("mine")
+
+    def program() -> None:
+        _, text = raised(lambda: CALLS["restore"](tmp_path))
+        assert text == f"{tmp_path} holds no complete checkpoint."
+        kind, text = raised(lambda: checkpoint.restore(tmp_path / "step-0000000005", spec()))
+        assert kind is dj.CheckpointError and "Not a directory" in text
+        CALLS["save"](tmp_path)
+        assert checkpoint.steps(tmp_path) == [0]
+        assert CALLS["restore"](tmp_path).tolist() == block().tolist()
+        with checkpoint.Manager(tmp_path, keep=1) as manager:
+            manager.save(block(), spec(), 5)
+            manager.save(block(), spec(), 6)
+        assert checkpoint.steps(tmp_path) == [6]
+
+    dj.simulate(2, program)
+    assert (tmp_path / "step-0000000000").read_text() == (tmp_path / "step-0000000005").read_text() == "mine"
+
+
+@pytest.mark.parametrize("when", ["before its manifest is read", "after", "when a file is opened"])
+def test_a_checkpoint_that_is_removed_while_it_is_read(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = block_reader if when == "when a file is opened" else restore_module()
+
+    def opens(path: str, **kwargs: Any) -> int:
+        if when == "after":
+            descriptor = open_to_read(path, **kwargs)
+            remove_folder(Disk(), str(tmp_path), "step-0000000000")
+            return descriptor
+        remove_folder(Disk(), str(tmp_path), "step-0000000000")
+        return open_to_read(path, **kwargs)
+
+    def program() -> None:
+        CALLS["save"](tmp_path)
+        with monkeypatch.context() as patch:
+            dj.Partition().allgather_data(None)
+            patch.setattr(module, "open_to_read", opens)
+            kind, text = raised(lambda: CALLS["restore"](tmp_path))
+            dj.Partition().allgather_data(None)
+        assert kind is dj.CheckpointError
+        assert "step-0000000000, which worker 0 has found, is not there on" in text and "was removed while" in text
+
+    dj.simulate(2, program)
+
+
+def restore_module() -> Any:
+    import sys
+
+    return sys.modules[restore.__module__]
+
+
+class Killed(BaseException):
+    """What ends a program at once."""
+
+
+class KilledDisk(Disk):
+    """Its job is killed at the n-th operation on a file."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _next(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise Killed
+
+    def write(self, *arguments: Any) -> int:
+        self._next()
+        return super().write(*arguments)
+
+    def sync(self, *arguments: Any) -> None:
+        self._next()
+        super().sync(*arguments)
+
+    def remove(self, *arguments: Any) -> None:
+        self._next()
+        super().remove(*arguments)
+
+    def replace(self, *arguments: Any) -> None:
+        self._next()
+        super().replace(*arguments)
+
+
+def test_what_a_killed_export_leaves(tmp_path: Path) -> None:
+    """The next export to the same file removes it, and nothing else."""
+    others = [".out.txt", ".out", ".other.0123abcd", ".out.0123abcd.mine"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    left = 0
+
+    def program() -> None:
+        nonlocal left
+        for at in range(1, 9):
+            its = KilledDisk(at)
+            with disk_used(its):
+                try:
+                    CALLS["export"](tmp_path / "out")
+                except Killed:
+                    left += len({*os.listdir(tmp_path)} - {*others, "out"})
+            CALLS["export"](tmp_path / "out")
+            assert sorted(os.listdir(tmp_path)) == sorted([*others, "out"])
+            assert CALLS["import_"](tmp_path / "out").tolist() == block().tolist()
+
+    dj.simulate(1, program)
+    assert left >= 5

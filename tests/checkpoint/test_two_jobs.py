@@ -1,0 +1,204 @@
+"""Two jobs save into one folder: a requeued one begins while the one before is ending.
+
+Every operation on files waits for its turn, and turns are drawn: so each seed is an interleaving of two jobs, which
+repeats. The files of a folder are removed one by one. Some jobs are killed at an operation that is drawn as well.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint.recorded_disk import disk_used
+
+import distdl_jax as dj
+from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.checkpoint.disk import Disk, disk
+from distdl_jax.checkpoint.folders import remove_folder
+
+SEEDS = 600
+STEPS = 1, 2
+
+
+class Killed(BaseException):
+    """The end of a job that was killed: nothing of it runs any more."""
+
+
+class Turns:
+    """Who is next, of some jobs: one is drawn when all of them wait at an operation, or are over."""
+
+    def __init__(self, seed: int, jobs: int) -> None:
+        self._draw = random.Random(seed)
+        self._changed = threading.Condition()
+        self._live, self._waiting, self._next = jobs, set[int](), -1
+
+    def wait(self, job: int) -> None:
+        with self._changed:
+            self._waiting.add(job)
+            self._choose()
+            assert self._changed.wait_for(lambda: self._next == job, 60)
+            self._next = -1
+
+    def leave(self) -> None:
+        with self._changed:
+            self._live -= 1
+            self._choose()
+
+    def _choose(self) -> None:
+        if self._waiting and len(self._waiting) == self._live:
+            self._next = self._draw.choice(sorted(self._waiting))
+            self._waiting.remove(self._next)
+            self._changed.notify_all()
+
+
+class TurnDisk(Disk):
+    """Waits for its job's turn before every operation that another job can see."""
+
+    def __init__(self, turns: Turns, job: int, killed_at: int) -> None:
+        self._turns, self._job, self._left = turns, job, killed_at
+
+    def turn(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            raise Killed
+        self._turns.wait(self._job)
+
+    def remove_folder(self, path: str) -> None:
+        with suppress(OSError):
+            folder = os.open(path, os.O_RDONLY)
+            for name in os.listdir(folder):
+                self.turn()
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+            os.close(folder)
+            self.turn()
+            os.rmdir(path)
+
+
+def _in_turn(kind: str) -> Any:
+    def operation(self: TurnDisk, *arguments: Any) -> Any:
+        self.turn()
+        return getattr(Disk, kind)(self, *arguments)
+
+    return operation
+
+
+for _kind in ("make_folder", "create", "rename", "remove", "sync_folder"):
+    setattr(TurnDisk, _kind, _in_turn(_kind))
+
+
+def saves(path: Path, its: TurnDisk, steps: list[int], value: float, managed: bool) -> list[tuple[int, float, bool]]:
+    """What a job of one worker has tried to save: the step, the value, and whether that was said to be saved."""
+    said = []
+    spec = TensorSpec((3,), dj.Partition())
+    disk.set(its)
+    manager = checkpoint.Manager(path, keep=None) if managed else None
+    for n, step in enumerate(steps):
+        its_value = value + n
+        try:
+            if manager is None:
+                checkpoint.save(path, np.full(3, its_value), spec, step)
+            else:
+                manager.save(np.full(3, its_value), spec, step)
+                manager.wait()
+        except dj.CheckpointError:
+            said.append((step, its_value, False))
+        except Killed:
+            said.append((step, its_value, False))
+            break
+        else:
+            said.append((step, its_value, True))
+    return said
+
+
+def two_jobs(path: Path, seed: int) -> list[tuple[int, float, bool]]:
+    draw = random.Random(seed)
+    turns = Turns(seed, 2)
+    said: list[tuple[int, float, bool]] = []
+
+    def job(number: int) -> None:
+        managed = number == 1 and draw_managed
+        try:
+            (mine,) = dj.simulate(1, saves, path, disks[number], orders[number], 10.0 * (number + 1), managed)
+            said.extend(mine)
+        finally:
+            turns.leave()
+
+    draw_managed = draw.random() < 0.3
+    orders = [[draw.choice(STEPS) for _ in range(2)] for _ in range(2)]
+    ends = [draw.randrange(1, 40) if draw.random() < 0.4 and not (n == 1 and draw_managed) else 10**6 for n in range(2)]
+    disks = [TurnDisk(turns, n, end) for n, end in enumerate(ends)]
+    threads = [threading.Thread(target=job, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    return said
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_drawn_interleavings(part: int, tmp_path: Path) -> None:
+    """A step that a save returned for is whole, and every step that is listed; the next job's Manager tidies up."""
+    broken: list[str] = []
+
+    def check(path: Path, said: list[tuple[int, float, bool]], seed: int) -> None:
+        spec = TensorSpec((3,), dj.Partition())
+        steps = checkpoint.steps(path)
+        if missing := {step for step, _, saved in said if saved} - {*steps}:
+            broken.append(f"seed {seed}: lacks {missing}")
+        for step in steps:
+            try:
+                found = np.asarray(checkpoint.restore(path, spec, step)).tolist()
+            except dj.CheckpointError as error:
+                broken.append(f"seed {seed}: {error}")
+            else:
+                if not any(found == [value] * 3 for its_step, value, _ in said if its_step == step):
+                    broken.append(f"seed {seed}: {found} of {step}")
+        with checkpoint.Manager(path, keep=1) as manager:
+            manager.save(np.zeros(3), spec, 9)
+        if os.listdir(path) != ["step-0000000009"]:
+            broken.append(f"seed {seed}: left {os.listdir(path)}")
+
+    raised = saved = 0
+    for seed in range(part, SEEDS, 3):
+        path = tmp_path / f"{seed}"
+        said = two_jobs(path, seed)
+        dj.simulate(1, check, path, said, seed)
+        raised += sum(not is_saved for *_, is_saved in said)
+        saved += sum(is_saved for *_, is_saved in said)
+    assert not broken, f"{len(broken)}: {broken[:3]}"
+    assert raised > 10 and saved > 50, (raised, saved)
+
+
+class TakenDisk(Disk):
+    """Another job removes the folder once all that is in it is written."""
+
+    def rename(self, path: str, to: str) -> None:
+        super().rename(path, to)
+        if to.endswith(".json"):
+            remove_folder(Disk(), str(Path(to).parents[1]), Path(to).parent.name)
+
+
+@pytest.mark.parametrize("managed", [False, True])
+def test_files_that_are_gone(managed: bool, tmp_path: Path) -> None:
+    """`save` raises, or the next call of the Manager does."""
+
+    def program() -> None:
+        spec = TensorSpec((3,), dj.Partition())
+        with disk_used(TakenDisk()), pytest.raises(dj.CheckpointError, match="another job that saves"):
+            if managed:
+                manager = checkpoint.Manager(tmp_path)
+                manager.save(np.zeros(3), spec, 1)
+                manager.wait()
+            else:
+                checkpoint.save(tmp_path, np.zeros(3), spec, 1)
+        assert checkpoint.steps(tmp_path) == []
+
+    dj.simulate(1, program)

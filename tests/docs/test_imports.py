@@ -1,0 +1,34 @@
+"""What benchmarks, examples and tools import of the library is there: they run too long to be run here."""
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+PROGRAMS = sorted(path for folder in ("benchmarks", "examples", "tools") for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Each module of the library that a file imports, and each name from it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, "") for name in node.names if name.name.split(".")[0] == "distdl_jax")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "distdl_jax":
+            yield from ((node.module or "", name.name) for name in node.names)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_is_imported_is_there(path: Path) -> None:
+    for module, name in imported(path):
+        assert find_spec(module) is not None, f"there is no {module}"
+        if name and module.startswith("distdl_jax.backends.mpi"):
+            continue  # it would start MPI here
+        assert not name or hasattr(import_module(module), name) or find_spec(f"{module}.{name}"), f"{module}.{name}"
+
+
+def test_something_is_imported() -> None:
+    assert sum(len(list(imported(path))) for path in PROGRAMS) > 50
