@@ -144,9 +144,9 @@ class Agent:
         try:
             self._seen = self._facts(sample, now, agents)
         finally:  # what can't be seen of the worker must not stop the clock
-            self._take_turn(now)
+            self._act(now)
 
-    def _take_turn(self, now: float) -> None:
+    def _act(self, now: float) -> None:
         self._reporter, messages = self._reporter.look(self._seen, now)
         for message in messages:
             if isinstance(message, Answer):

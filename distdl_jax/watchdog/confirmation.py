@@ -64,4 +64,4 @@ class Confirmation:
             a, b = answers.get(sender), answers.get(receiver)
             return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
 
-        return View(states, plans, coming)
+        return View(states, plans, coming, in_full=True)

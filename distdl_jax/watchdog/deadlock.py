@@ -109,7 +109,7 @@ def _nothing_coming(sender: int, receiver: int) -> bool:
 class View:
     """The facts that conclusions are drawn from.
 
-    - `states`: by worker, with calls in full where the worker was asked so.
+    - `states`: by worker. `in_full`: whether their calls are told in full.
     - `plans`: what each worker's part in a function needs.
     - `coming`: whether a message of an agreement may be on its way from one worker to another.
     """
@@ -117,6 +117,7 @@ class View:
     states: Mapping[int, State]
     plans: Plans = field(default_factory=dict)
     coming: Callable[[int, int], bool] = _nothing_coming
+    in_full: bool = False
 
 
 def find_deadlock(view: View) -> Deadlock | None:
@@ -148,7 +149,7 @@ def _different_calls(view: View) -> Deadlock | None:
         waiting = tuple(w for w, s in ((first, reference), (worker, state)) if s.waits)
         if not waiting or not state.calls.differs_from(reference.calls):
             continue
-        if not (state.calls.names and reference.calls.names):
+        if not view.in_full:
             return Deadlock(f"The calls of {workers_text((first, worker))} differ.", waiting, (first, worker))
         if (call := state.calls.first_difference(reference.calls)) is not None:
             text = _different_text(call, first, reference.calls[call], worker, state.calls[call])
@@ -225,7 +226,7 @@ def _is_past(view: View, worker: int, traced: Calls) -> bool:
     if calls.passed < traced.number or not traced.digests:
         return False
     if (digest := calls.digest_at(traced.number)) is None:
-        return not calls.names  # they must be asked for in full
+        return not view.in_full  # if not, they must be asked for
     return digest == traced.digests[-1]
 
 

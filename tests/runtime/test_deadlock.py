@@ -5,7 +5,7 @@ from zlib import crc32
 
 import pytest
 
-from distdl_jax.watchdog.call_log import CallLog, Calls, Earlier
+from distdl_jax.watchdog.call_log import REMEMBERED, CallLog, Calls, Earlier
 from distdl_jax.watchdog.deadlock import State, View, different_earlier_calls, find_deadlock, workers_text
 from distdl_jax.watchdog.dependencies import Dependencies
 
@@ -99,7 +99,7 @@ def test_what_can_never_go_on(states, said):
     if "call 2 is" in said:
         called = {0: tuple("fff"), 1: tuple("fgf")}
         states = {w: replace(s, calls=replace(s.calls, names=called[w][: s.calls.number])) for w, s in states.items()}
-    assert said in find_deadlock(View(states, EVERYBODY)).text
+    assert said in find_deadlock(View(states, EVERYBODY, in_full="call 2 is" in said)).text
 
 
 def test_a_message_on_its_way_may_release_who_waits():
@@ -182,3 +182,18 @@ def test_a_call_that_raised_before_it_told_anybody_anything_was_none():
     log.begin("g")
     log.end(False)
     assert log.earlier().digest is None
+
+
+def test_what_is_told_in_full_decides_on_calls_long_ago():
+    """Workers tell few of their digests unasked; of what not even the full ones have, nothing is concluded."""
+    log, early = CallLog(), CallLog()
+    for number in range(3 * REMEMBERED):
+        log.begin(f"f{number}")
+        if number < 2 * REMEMBERED + 5:
+            early.begin(f"f{number}")
+    passed = replace(log.summary(0, in_full=True), passed=log.number, inside=False)
+    tracing = replace(early.summary(0, in_full=True), tracing=True, passed=0)
+    states = {0: replace(TRACING, calls=tracing), 1: State("running", calls=passed)}
+    unasked = {0: states[0], 1: State("running", calls=replace(log.summary(), passed=log.number, inside=False))}
+    assert find_deadlock(View(unasked)).call == find_deadlock(View(states, in_full=True)).call == early.number
+    assert find_deadlock(View(unasked, in_full=True)) is None
