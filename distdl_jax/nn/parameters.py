@@ -22,9 +22,9 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.handshake import concluded, shape_dtype_of
 from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast
-from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.tie import tie
 from distdl_jax.tensors import TensorSpec
 
