@@ -22,6 +22,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.handshake import concluded, shape_dtype_of
 from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.primitives.tie import tie
@@ -158,13 +159,14 @@ class BroadcastParameterPlan(ParameterPlan):
         if "bias" not in self.dtypes:  # as it is: of another shape it would be a copy
             copies = self.movement.run(world, tie(params["weight"].astype(together), *params.values()))
             return copies, copies if world.rank not in self.multiply else None
-        packed = jnp.concatenate([params[name].reshape(-1).astype(together) for name in self.dtypes])
+        flat = [params[name].reshape(-1).astype(together) for name in self.dtypes]
+        packed = joined_slices([(its, 0, its.size) for its in flat], 0)
         packed = self.movement.run(world, tie(packed, *params.values()))
         if world.rank not in self.multiply:
             return packed, packed
         size = math.prod(shape)
         copies = packed[:size].reshape(shape).astype(self.dtypes["weight"])
-        return copies, packed[size:].astype(self.dtypes["bias"])
+        return copies, joined_slices([(packed, size, packed.size)], 0).astype(self.dtypes["bias"])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,7 @@ from distdl_jax.plans.messages import ExchangePlan, Piece
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.channel import Channel
 from distdl_jax.primitives.team_operations import accumulation_dtype
+from distdl_jax.primitives.tie import tie
 
 
 def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ...]) -> Array:
@@ -174,3 +175,25 @@ def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
             its = blocks[place] if size == 1 else moved(place)
             joined = jnp.where((column >= start) & (column < start + size), its, joined)
     return lax.optimization_barrier(joined)  # else it is worked out again wherever it is read
+
+
+def joined_slices(
+    slices: Sequence[tuple[Array, int, int]],
+    axis: int,
+    join: Callable[[Sequence[Array], int], Array] = lax.concatenate,
+) -> Array:
+    """Join slices along `axis`, each of an array from a start to a stop; empty slices are left out.
+
+    JAX 0.10.2 can't compile a branch or loop with an empty slice of a concatenation that has an empty operand: it
+    aborts, or says that a custom call has no registered implementation. The result depends on every array, also on
+    those of which it has nothing, since the adjoint has to run on all workers.
+    """
+    kept = [each for each in slices if each[1] < each[2]]
+    blocks = [
+        x if stop - start == x.shape[axis] else lax.slice_in_dim(x, start, stop, axis=axis) for x, start, stop in kept
+    ]
+    if not blocks:
+        x = slices[0][0]
+        blocks = [jnp.zeros((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)]
+    used = {id(x) for x, _, _ in kept}
+    return tie(blocks[0] if len(blocks) == 1 else join(blocks, axis), *(x for x, _, _ in slices if id(x) not in used))

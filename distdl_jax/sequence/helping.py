@@ -18,6 +18,7 @@ from jax import Array, lax
 from distdl_jax.backends.base import World
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.primitives.halo_exchange import RangesPlan
+from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.team_operations import accumulation_dtype
 from distdl_jax.primitives.tie import tie
 from distdl_jax.sequence.softmax import Running, merged
@@ -98,9 +99,7 @@ def put(tree: T, part: T, rows: Range, axis: int) -> T:
     """Arrays with `part` in the place of their `rows`."""
 
     def of(whole: Array, part: Array) -> Array:
-        before = lax.slice_in_dim(whole, 0, rows[0], axis=axis)
-        after = lax.slice_in_dim(whole, rows[1], whole.shape[axis], axis=axis)
-        # An empty part stays, for the result depends on it on all workers.
-        return lax.concatenate([*([before] * (rows[0] > 0)), part, *([after] * (after.shape[axis] > 0))], axis)
+        size = whole.shape[axis]
+        return joined_slices([(whole, 0, rows[0]), (part, 0, part.shape[axis]), (whole, rows[1], size)], axis)
 
     return jax.tree.map(of, tree, part)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.team_operations import accumulation_dtype
 
 AT_ONCE = 3
@@ -124,9 +124,7 @@ def lowest(x: Array, axis: int, n: int, *, from_0: bool = False) -> Array:
     if n == x.shape[axis]:
         return x
     negative = 0 if from_0 else n // 2
-    first = jax.lax.slice_in_dim(x, 0, n - negative, axis=axis)
-    last = jax.lax.slice_in_dim(x, x.shape[axis] - negative, x.shape[axis], axis=axis)
-    return jnp.concatenate([first, last], axis) if negative else first
+    return joined_slices([(x, 0, n - negative), (x, x.shape[axis] - negative, x.shape[axis])], axis)
 
 
 def with_zeros(x: Array, axis: int, n: int) -> Array:
@@ -134,7 +132,5 @@ def with_zeros(x: Array, axis: int, n: int) -> Array:
     kept = x.shape[axis]
     if n == kept:
         return x
-    first = jax.lax.slice_in_dim(x, 0, kept - kept // 2, axis=axis)
-    last = jax.lax.slice_in_dim(x, kept - kept // 2, kept, axis=axis)
     between = jnp.zeros((*x.shape[:axis], n - kept, *x.shape[axis + 1 :]), x.dtype)
-    return jnp.concatenate([first, between, last], axis)
+    return joined_slices([(x, 0, kept - kept // 2), (between, 0, n - kept), (x, kept - kept // 2, kept)], axis)

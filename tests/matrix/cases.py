@@ -17,10 +17,12 @@ from matrix.layer_cases import (
     attention_of_two_heads,
     enlarged,
     hartley,
+    largest_of_three,
     layer,
     low_frequencies,
     normalised,
     past_a_linear_layer,
+    spread,
 )
 from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
@@ -184,6 +186,36 @@ PRIMITIVES = (
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
     conv(on(1, 1, 3), None, None, (4,), (3,), world=3, padding=(1,)),
+    conv(on(1, 1, 3), None, None, (6,), (3,), world=3, padding=(1,)),
+    average_pool(on(1, 1, 3), (6,), (4,), (1,), (2,), world=3),
+    layer(
+        "conv_transpose",
+        on(1, 1, 3),
+        (1, 2, 6),
+        lambda P: nn.DistributedConvTranspose1d(
+            on(1, 1, 3).partition(P), in_channels=2, out_channels=3, kernel_size=3, padding=1, bias=False
+        ),
+        lambda p, x: spread(p["weight"], x)[..., 1:-1],
+        world=3,
+        scale=0.1,
+    ),
+    layer(
+        "max_pool",
+        on(1, 1, 3),
+        (1, 2, 6),
+        lambda P: nn.DistributedMaxPool1d(on(1, 1, 3).partition(P), 3, 1, 1),
+        lambda p, x: largest_of_three(x),
+        world=3,
+        linear=False,
+    ),
+    layer(
+        "pad",
+        on(1, 3),
+        (2, 6),
+        lambda P: nn.DistributedPad(on(1, 3).partition(P), padding=[(1, 1)], mode="reflect"),
+        lambda p, x: np.pad(x, [(0, 0), (1, 1)], mode="reflect"),
+        world=3,
+    ),
     # Two workers.
     broadcast(on(1, ranks=(1,)), on(2), {1: (2, 3)}, world=2),
     sum_reduce(on(2, 1, ranks=(1, 0)), on(1, 1), _BLOCK, world=2),
@@ -199,6 +231,7 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
+    conv(on(1, 1, 2), None, None, (4,), (3,), world=2, padding=(1,)),
     average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
     layer(
         "group_norm",

@@ -150,6 +150,22 @@ def enlarged(x: Any) -> Any:
     return x.repeat(2, 2).repeat(2, 3)
 
 
+def spread(weight: Any, x: Any) -> np.ndarray:
+    """The transposed convolution of stride 1 along the last dimension."""
+    reach = weight.shape[2]
+    y = np.zeros((len(x), weight.shape[1], x.shape[2] + reach - 1), np.result_type(x, weight))
+    for k in range(reach):
+        y[..., k : k + x.shape[2]] += np.einsum("bin,io->bon", x, weight[..., k])
+    return y
+
+
+def largest_of_three(x: Any) -> Any:
+    """Of each entry along the last dimension and its neighbours; of equal ones the first, which gets the derivative."""
+    wide = jnp.pad(x, [(0, 0), (0, 0), (1, 1)], constant_values=-jnp.inf)
+    windows = jnp.stack([wide[..., :-2], wide[..., 1:-1], wide[..., 2:]], -1)
+    return jnp.take_along_axis(windows, jnp.argmax(windows, -1, keepdims=True), -1)[..., 0]
+
+
 def past_a_linear_layer(params: Any, x: Any) -> Any:
     return x + x @ params["body"]["weight"].T
 

@@ -20,6 +20,26 @@ def there_and_back(function: Callable[[Any], Any], x: Any, dy: Any) -> ClosedJax
     return jax.make_jaxpr(lambda x, dy: jax.vjp(function, x)[1](dy))(x, dy)
 
 
+def empty_pieces(program: ClosedJaxpr) -> list[str]:
+    """The equations that cut nothing out of an array, or join or widen arrays without elements.
+
+    JAX can't compile some of them in a branch or loop (see `joined_slices`); which of them depends on its version.
+    """
+    return [str(equation) for jaxpr in _programs(program.jaxpr) for equation in jaxpr.eqns if _takes_nothing(equation)]
+
+
+def _takes_nothing(equation: Any) -> bool:
+    given, made = ([atom.aval for atom in atoms] for atoms in (equation.invars, equation.outvars))
+    match equation.primitive.name:
+        case "concatenate":
+            return any(aval.size == 0 for aval in given)
+        case "slice" | "dynamic_slice" | "gather":
+            return made[0].size == 0 < given[0].size
+        case "pad":
+            return given[0].size == 0 < made[0].size
+    return False
+
+
 def _programs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """The program and all that it calls."""
     yield jaxpr

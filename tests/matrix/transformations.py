@@ -145,6 +145,58 @@ def _cond(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     return {"y": y, "y other": branches(x, n - 1), "dx": dx}
 
 
+def _switch(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """The operator in two of three branches, one of them in a branch of its own."""
+
+    def branches(x: Any, n: Array) -> Any:
+        def again(x: Any) -> Any:
+            return lax.cond(n > 1, lambda x: F(bent(x)), F, x)
+
+        return lax.switch(n - 1, [lambda x: jnp.sin(F(x)), lambda x: jnp.zeros_like(c), again], x)
+
+    def scalar(x: Any) -> tuple[Array, Any]:
+        y = branches(x, n)
+        return inner(c, y), y
+
+    dx, y = jax.grad(scalar, has_aux=True)(x)
+    return {"y": y, "y other": branches(x, n - 2), "dx": dx}
+
+
+def _while_with_derivative(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """A while loop, which JAX doesn't differentiate, whose derivative is another one."""
+
+    def times(first: Any, term: Callable[[], Any]) -> Any:
+        return lax.fori_loop(0, n, lambda _, total: jax.tree.map(lambda a, b: bent(a) + b, total, term()), first)
+
+    @jax.custom_vjp
+    def repeated(x: Any) -> Any:
+        return times(jnp.zeros_like(c), lambda: F(x))
+
+    def adjoint(x: Any, dy: Any) -> tuple[Any]:
+        return (times(jax.tree.map(jnp.zeros_like, x), lambda: jax.vjp(F, x)[1](dy)[0]),)
+
+    repeated.defvjp(lambda x: (repeated(x), x), adjoint)
+    return {"y": repeated(x), "dx": jax.grad(lambda x: inner(c, repeated(x)))(x)}
+
+
+def _nested_scan(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
+    """A branch in a scan in a scan."""
+
+    def scalar(x: Any) -> tuple[Array, Any]:
+        def inside(total: Any, i: Array) -> tuple[Any, None]:
+            y = lax.cond(i > 0, F, lambda x: jnp.ones_like(c), F.coupled(x, total))
+            return bent(total) + y, None
+
+        def outside(total: Any, _: Array) -> tuple[Any, None]:
+            return lax.scan(inside, bent(total), jnp.arange(2))[0], None
+
+        y = lax.scan(outside, jnp.zeros_like(c), jnp.arange(2))[0]
+        return inner(c, y), y
+
+    dx, y = jax.grad(scalar, has_aux=True)(x)
+    return {"y": y, "dx": dx}
+
+
 def _reverse_over_reverse(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     def norm(x: Any) -> Array:
         gradient = jax.grad(loss(F, c))(x)
@@ -211,6 +263,9 @@ TRANSFORMATIONS = {
     "grad of scan of what does not change": Transformation(_invariant),
     "unused results": Transformation(_unused),
     "cond": Transformation(_cond),
+    "switch": Transformation(_switch),
+    "while_loop with a derivative": Transformation(_while_with_derivative),
+    "nested scan": Transformation(_nested_scan),
     "reverse over reverse": Transformation(_reverse_over_reverse),
     "vmap of grad of scan of checkpoint": Transformation(_deepest, (2, 3)),
 }

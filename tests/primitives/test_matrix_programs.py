@@ -12,7 +12,7 @@ from matrix.cases import of_world, shape_dtypes
 from matrix.dense import shapes_out
 from matrix.painting import painted
 from matrix.programs import compare, library, named, run
-from matrix.ties import there_and_back, untied
+from matrix.ties import empty_pieces, there_and_back, untied
 
 import distdl_jax as dj
 from distdl_jax.backends.jaxpr_reader import read_program
@@ -103,10 +103,11 @@ def test_donated_inputs(world_size: int) -> None:
 
 
 @pytest.mark.world(1, 2)
-@pytest.mark.simulated(4)
+@pytest.mark.simulated(3, 4)
 def test_messages_where_something_moves_tied_to_data(world_size: int) -> None:
     """Forward and adjoint: between equal partitions, along no dimension, and on one worker, a program holds no message;
-    and every message depends on its operation's input, and its result on every message. On four workers all that is
+    and every message depends on its operation's input, and its result on every message. Where a worker has no
+    neighbour, the program cuts and joins nothing instead of arrays without elements. On four workers all that is
     silent, and one case of each operator."""
     xs, operators, blocks = mine(world_size), library(of_world(world_size)), blocks_of(world_size)
     one_of_each = of_world(world_size, turn=None if world_size < 4 or LONG > 1 else 3)
@@ -118,6 +119,7 @@ def test_messages_where_something_moves_tied_to_data(world_size: int) -> None:
         assert anyone == moves, f"{case}: messages {anyone}"
         loose = untied(both)
         assert not loose, f"{case}: {loose}"
+        assert not (empty := empty_pieces(both)), f"{case}: {empty}"
 
 
 @pytest.mark.world(2)

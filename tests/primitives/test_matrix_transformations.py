@@ -36,6 +36,9 @@ TAKE_LONG = (
     "grad of scan of what does not change",
     "unused results",
     "cond",
+    "switch",
+    "while_loop with a derivative",
+    "nested scan",
     "reverse over reverse",
     "vmap of grad of scan of checkpoint",
 )
@@ -97,6 +100,17 @@ def test_transformation(name: str, world_size: int) -> None:
 def test_transformation_of_two_workers(name: str, world_size: int) -> None:
     assert {case.kind for case in of_world(2)} == {case.kind for case in of_world(4)}
     check(name, world_size, parts(name)["two workers"])
+
+
+@pytest.mark.primitives
+@pytest.mark.world(2, 3)
+@pytest.mark.parametrize("name", ["cond", "switch", "while_loop with a derivative", "nested scan"])
+def test_layers_with_and_without_neighbours(name: str, world_size: int) -> None:
+    """What a layer runs in a branch or loop is compiled otherwise than elsewhere, and, on a worker without a neighbour
+    on one side, otherwise than on the others; so over MPI, in a short run too."""
+    transformation = TRANSFORMATIONS[name]
+    cases = [case for case in of_world(world_size) if case.kind in ("conv", "average_pool", "layer")]
+    compare(transformed(cases, transformation), expected(cases, transformation), TOLERANCE)
 
 
 @pytest.mark.simulated(2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jax import Array, lax
+from jax import Array
 
-from distdl_jax.primitives.packing import side_by_side
+from distdl_jax.primitives.packing import joined_slices, side_by_side
 
 Parts = tuple[Array, ...]
 """A block, and for each side of it an array of what is around it there."""
@@ -54,9 +54,8 @@ def joined(parts: Parts, apart: Apart) -> Array:
     """The block with what is around it."""
     block = parts[0]
     for its, (axis, low, high) in zip(parts[1:], apart.sides, strict=True):
-        before = lax.slice_in_dim(its, 0, low, axis=axis)
-        after = lax.slice_in_dim(its, low, low + high, axis=axis)
-        block = side_by_side([before, block, after], axis)
+        pieces = [(its, 0, low), (block, 0, block.shape[axis]), (its, low, low + high)]
+        block = joined_slices(pieces, axis, side_by_side)
     return block
 
 
@@ -66,12 +65,11 @@ def taken_apart(x: Array, apart: Apart) -> Parts:
     for axis, low, high in reversed(apart.sides):
         stop = x.shape[axis] - high
         around.append(ends(x, axis, low, high))
-        x = lax.slice_in_dim(x, low, stop, axis=axis)
+        x = joined_slices([(x, low, stop)], axis)
     return (x, *reversed(around))
 
 
 def ends(x: Array, axis: int, first: int, last: int) -> Array:
     """The first and the last entries of x along a dimension, side by side."""
     size = x.shape[axis]
-    its = lax.slice_in_dim(x, 0, first, axis=axis), lax.slice_in_dim(x, size - last, size, axis=axis)
-    return lax.concatenate(its, axis)
+    return joined_slices([(x, 0, first), (x, size - last, size)], axis)
