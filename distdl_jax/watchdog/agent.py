@@ -23,11 +23,11 @@ from distdl_jax.watchdog.clock import PATIENCE
 from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.flight_recorder import last_operations
-from distdl_jax.watchdog.main_thread import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
 from distdl_jax.watchdog.replay import OthersArePast
 from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
+from distdl_jax.watchdog.thread_sampler import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
 
 TO_REPORT = (1.0, 10.0)
 """Seconds from the order to end the job to the end, at most: so long worker 0 waits for those who have yet to say where

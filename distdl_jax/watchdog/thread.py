@@ -22,8 +22,8 @@ from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi
 from distdl_jax.watchdog.agent import Agent
 from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.main_thread import Sample, Sampler, main_line, prepare_to_write_stacks
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
+from distdl_jax.watchdog.thread_sampler import Sample, Sampler, main_line, prepare_to_write_stacks
 
 PAUSE = 0.05
 """Seconds between two turns."""

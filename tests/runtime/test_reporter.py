@@ -6,10 +6,10 @@ from distdl_jax.settings import Settings, TimeLimits
 from distdl_jax.watchdog import agent as agent_module
 from distdl_jax.watchdog.agent import Agent
 from distdl_jax.watchdog.deadlock import State
-from distdl_jax.watchdog.main_thread import Sample
 from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Question, Say, Wait
 from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
+from distdl_jax.watchdog.thread_sampler import Sample
 
 LIMIT = 16.0
 

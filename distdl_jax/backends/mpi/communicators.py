@@ -14,7 +14,7 @@ from distdl_jax.backends.base import Workers
 from distdl_jax.errors import SetupError
 from distdl_jax.watchdog.abort import end_the_job
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.main_thread import main_line
+from distdl_jax.watchdog.thread_sampler import main_line
 
 BEFORE_ABORT = 2.0
 """Seconds that the watchdog is given when MPI fails: it compares what was called, and may find out more."""
