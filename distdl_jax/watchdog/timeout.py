@@ -195,17 +195,20 @@ def held_up_by(waiting: int, states: Mapping[int, State], plans: Plans, unheard:
         if (worker := ahead.pop()) in seen:
             continue
         seen.add(worker)
-        state = states[worker]
+        state, others = states[worker], tuple[int, ...]()
         if worker in unheard or not (state.waits or state.kind == "elsewhere"):
             about.add(worker)
         elif state.kind != "executing":
-            ahead += state.waits_for
+            others = state.waits_for
         elif state.plan in plans and not state.calls.mixed:
             part = plans[state.plan].get(worker, Dependencies())
             missing = missing_of(part, state, states)
             found = (_others(worker, workers) for workers in (missing.absent, missing.pending, part.partners))
-            ahead += next(filter(None, found), ())
+            others = next(filter(None, found), ())
         else:  # it may wait for anybody, or be in a program of its own that does not end
-            is_certain = False
-            ahead += states
+            is_certain, others = False, tuple(states)
+        ahead += others
+        # Of a worker that ended before and one that waits for it, nobody can tell which of them has gone another way.
+        if any(states[other].kind == "left" and not states[other].status for other in others):
+            about.add(worker)
     return tuple(sorted(about if about and is_certain else seen))

@@ -12,6 +12,7 @@ from distdl_jax.watchdog import dependencies
 from distdl_jax.watchdog.coordinator import EVENTS, PAUSES, Coordinator
 from distdl_jax.watchdog.dependencies import Dependencies
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail, Question, Replay, Say, Wait
+from distdl_jax.watchdog.timeout import held_up_by
 
 LIMITS = TimeLimits(100.0, 1000.0)
 
@@ -212,6 +213,15 @@ def test_the_report_says_who_did_not_come_and_where_the_others_wait():
     text = clock(played, 200.0)[0][1].text
     assert "Worker 1 did not come to call 3, of f." in text
     assert "Worker 0 waits in operation 1 of 1 of its plan: sendrecv to worker 1 and from worker 1 (5 x int8)" in text
+
+
+@pytest.mark.parametrize(("left", "named"), [(LEFT, (1, 2)), (replace(LEFT, status=3), (2,))])
+def test_who_waits_for_one_that_has_ended_is_named_too(left, named):
+    """But where that has failed. Worker 0 waits for worker 1, which sends to worker 2."""
+    plan = {1: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=1),)}
+    sends = replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4)
+    coordinator = Played({0: replace(AGREEING, kind="elsewhere"), 1: sends, 2: left}, plan).coordinator
+    assert held_up_by(0, coordinator.states, coordinator.plans, ()) == named
 
 
 def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
