@@ -24,6 +24,10 @@ from distdl_jax.settings import current_settings
 LONGEST_TURN = 1.0
 """Seconds between two looks at the clock; a longer pause (of a suspended job) counts as so many."""
 
+LONGEST_END = 5.0
+"""Seconds from the failure of a program before the first partition to the end of its process: MPI's own end, in its exit
+handlers, may wait for the others for ever."""
+
 GRACE = 1.0
 """Seconds in which other workers can end as one has that did it with status 0, but without a word to them."""
 
@@ -57,7 +61,7 @@ def _watch(worker: subprocess.Popen[bytes], hears: int) -> list[str]:
         events += _read(hears)
         if in_world:
             continue
-        if (status := _failed(events)) and not _is_over(worker, LONGEST_TURN):
+        if job_size() > 1 and (status := _failed(events)) and not _is_over(worker, LONGEST_END):
             _abort(worker, f"{worker_text(worker.pid)} {_ended_before(status)}; the job ends.\n", status)
         if limit and events[-1:] == [STARTS_MPI]:
             waited += min(time.monotonic() - began, LONGEST_TURN)
@@ -86,10 +90,11 @@ def _is_over(worker: subprocess.Popen[bytes], seconds: float) -> bool:
 def _abort(worker: subprocess.Popen[bytes], text: str, status: int) -> NoReturn:
     """End a job whose worker lives on."""
     _say(text)
-    abort_job(status & 0xFF)
+    status = status & 0xFF or 1
+    abort_job(status)
     worker.kill()
     worker.wait()
-    os._exit(status & 0xFF)
+    os._exit(status)
 
 
 def _next_signal(seconds: float | None) -> signal.struct_siginfo | int | None:

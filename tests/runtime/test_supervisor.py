@@ -178,3 +178,9 @@ def test_workers_of_a_job_share_the_cores():
     cores = str(max(1, len(os.sched_getaffinity(0)) // 3)) if hasattr(os, "sched_getaffinity") else None
     status, output = run(3, "-m", "distdl_jax", "-c", program, settings={}, anew=True)
     assert status == 0 and cores in (None, *output.split()), output
+
+
+def test_exit_handlers_of_a_worker_that_is_alone_take_their_time():
+    process = start("import atexit, time; atexit.register(lambda: (time.sleep(7), print('done'))); raise SystemExit(3)")
+    output, errors = process.communicate(timeout=patience(60))
+    assert (output, process.returncode) == ("done\n", 3), errors
