@@ -25,8 +25,8 @@ LONGEST_TURN = 1.0
 """Seconds between two looks at the clock; a longer pause (of a suspended job) counts as so many."""
 
 LONGEST_END = 5.0
-"""Seconds from the failure of a program before the first partition to the end of its process: MPI's own end, in its exit
-handlers, may wait for the others for ever."""
+"""Seconds from the failure of a program before the first partition to the end of its process. MPI's own end, an exit
+handler, may wait for the others for ever."""
 
 GRACE = 1.0
 """Seconds in which other workers can end as one has that did it with status 0, but without a word to them."""
