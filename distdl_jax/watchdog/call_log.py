@@ -51,6 +51,7 @@ class Calls:
     - `passed`: up to which call it will trace, and agree on, nothing any more.
     - `done`: up to which call all its programs have ended.
     - `mixed`: whether it has run programs that communicate and were not compared: their messages may be astray.
+    - `failed`: the last call whose program it will never run, though all had agreed on the plan, and why.
     """
 
     number: int = 0
@@ -62,6 +63,7 @@ class Calls:
     passed: int = 0
     done: int = 0
     mixed: bool = False
+    failed: tuple[int, str] = (0, "")
 
     def digest_at(self, call: int) -> int | None:
         """That of the calls up to the given one; None where it is not told."""
@@ -101,6 +103,7 @@ class CallLog:
         self.agreed_before = False
         self.passed = 0
         self.mixed = False
+        self.failed = (0, "")
 
     def begin(self, name: str) -> None:
         """A call that counts."""
@@ -127,6 +130,11 @@ class CallLog:
             self._digests.pop()
             self._comparable = self._comparable and bool(self._digests)
             self.number -= 1
+
+    def cannot_run(self, why: str) -> None:
+        """The program of the call, on whose plan all have agreed, will never run here."""
+        with self._lock:
+            self.failed = (self.number, why)
 
     def agree(self, number: int, name: str) -> None:
         """All workers have agreed on the plan of their call, and that it is the given one."""
@@ -162,7 +170,7 @@ class CallLog:
         with self._lock:
             name = self._names[-1] if self._names else ""
             if not self._comparable:
-                return Calls(self.number, name, (), self.inside, self.tracing, mixed=self.mixed)
+                return Calls(self.number, name, (), self.inside, self.tracing, mixed=self.mixed, failed=self.failed)
             digests = tuple(self._digests)
             return Calls(
                 self.number,
@@ -174,4 +182,5 @@ class CallLog:
                 self.passed,
                 done,
                 self.mixed,
+                self.failed,
             )
