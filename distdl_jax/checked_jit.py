@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial, update_wrapper, wraps
+from functools import cache, partial, update_wrapper, wraps
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -107,6 +108,7 @@ class CheckedFunction:
     """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+        _hear_of_compilations()
         self._name = function_name(fun)
         self._inner: Any = jax.jit(_another(fun), **_of_the_inner_jit(options))
         # Where its calls count, by worker (of dj.simulate, too): nowhere if one trace counts, another doesn't.
@@ -140,9 +142,15 @@ class CheckedFunction:
             return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)):
-            if transformed or self._alone is None:
-                return self._jitted(*args, **kwargs)
-            done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
+            _enclosing.to_compile = False
+            try:
+                if transformed or self._alone is None:
+                    return self._jitted(*args, **kwargs)
+                done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
+            except Exception as error:
+                if _enclosing.to_compile:  # the caller may catch it, but the others wait
+                    status.cannot_run(f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR])
+                raise
             for number, array in done.items():
                 set_last_program(self._effects[number], array)
             return result
@@ -162,6 +170,7 @@ class CheckedFunction:
             world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
             if not agreements.replayed:
                 self._count_in(log)
+        _enclosing.to_compile, _enclosing.handled = True, sys.exc_info()[1]
         if signature is not None:
             agreed[signature] = agreements.made
             if len(agreed) > MOST_SIGNATURES:
@@ -224,6 +233,9 @@ class CheckedFunction:
         return f"dj.jit({self._name})"
 
 
+MOST_OF_AN_ERROR = 2000
+"""How many characters of a compiler's error the other workers are told."""
+
 MOST_SIGNATURES = 64
 """For how many kinds of arguments a function's agreements are kept."""
 
@@ -258,12 +270,29 @@ _SHAPED_LIKE_THE_RESULT = {"out_shardings"}
 
 
 class _Enclosing(threading.local):
-    """Of this thread: whether an enclosing trace is compared, so that what is nested in it need not be."""
+    """What `dj.jit` knows of this thread.
+
+    - `compared`: whether an enclosing trace is compared, so that what is nested in it need not be.
+    - `to_compile`: whether all have agreed on the plan of its call, and it has yet to compile its program.
+    - `handled`: the exception that was being handled when they did.
+    """
 
     compared = False
+    to_compile = False
+    handled: BaseException | None = None
 
 
 _enclosing = _Enclosing()
+
+
+@cache
+def _hear_of_compilations() -> None:
+    def compiled(event: str, duration_secs: float, **_: Any) -> None:
+        # JAX says so of a compilation that fails, too, while its error passes.
+        if event == "/jax/core/compile/backend_compile_duration" and sys.exc_info()[1] is _enclosing.handled:
+            _enclosing.to_compile = False
+
+    jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class Calls:
     - `passed`: up to which call it will trace, and agree on, nothing any more.
     - `done`: up to which call all its programs have ended.
     - `mixed`: whether it has run programs that communicate and were not compared: their messages may be astray.
+    - `failed`: the last call whose program it will never run, though all had agreed on the plan, and why.
     """
 
     number: int = 0
@@ -51,6 +52,7 @@ class Calls:
     done: int = 0
     mixed: bool = False
     names: tuple[str, ...] = ()
+    failed: tuple[int, str] = (0, "")
 
     def digest_at(self, call: int) -> int | None:
         """Return that of the calls up to the given one; None where it is not told."""
@@ -98,6 +100,7 @@ class CallLog:
         self.tracing = False
         self.agreed_before = False
         self.passed = 0
+        self.failed = (0, "")
 
     def begin(self, name: str) -> None:
         """Begin a call that counts."""
@@ -125,6 +128,11 @@ class CallLog:
             self._comparable = self._comparable and bool(self._digests)
             self.number -= 1
 
+    def cannot_run(self, why: str) -> None:
+        """Record that the program of the call, on whose plan all have agreed, will never run here."""
+        with self._lock:
+            self.failed = (self.number, why)
+
     def agree(self, number: int, name: str) -> None:
         """Record that all workers have agreed on the plan of their call, and on its number."""
         with self._lock:
@@ -151,7 +159,7 @@ class CallLog:
         """Return what to tell of them; up to call `done` all programs have ended."""
         with self._lock:
             name = self._names[-1] if self._names else ""
-            summary = Calls(self.number, name, (), self.inside, self.tracing)
+            summary = Calls(self.number, name, (), self.inside, self.tracing, failed=self.failed)
             if not self._comparable:
                 return summary
             digests, names = tuple(self._digests), tuple(self._names) if in_full else ()

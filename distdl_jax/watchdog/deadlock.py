@@ -122,7 +122,7 @@ class View:
 
 def find_deadlock(view: View) -> Deadlock | None:
     """Return what keeps some of the workers from ever going on; None where that is not certain."""
-    return _failed(view) or _traced_by_some(view) or _standstill(view) or _different_calls(view)
+    return _failed(view) or _never_runs(view) or _traced_by_some(view) or _standstill(view) or _different_calls(view)
 
 
 def _failed(view: View) -> Deadlock | None:
@@ -139,6 +139,21 @@ def _gone(view: View, worker: int, waiting: int) -> Deadlock:
 
 
 # --- calls ---
+
+
+def _never_runs(view: View) -> Deadlock | None:
+    """Find a worker in a program that can't end without one that could not compile, or start, its own part of it."""
+    for waiting, state in sorted(view.states.items()):
+        needed = view.plans.get(state.plan, {}).get(waiting, Dependencies()).required
+        for worker in sorted(needed & view.states.keys()):
+            call, why = view.states[worker].calls.failed
+            if state.plan and call == state.program:
+                text = (
+                    f"Worker {worker} can't run its program of call {call}, of {state.plan}, and worker {waiting}, "
+                    f"which is in its own, waits for it. Worker {worker} says: {why}"
+                )
+                return Deadlock(text, (waiting,), (worker, waiting))
+    return None
 
 
 def _different_calls(view: View) -> Deadlock | None:

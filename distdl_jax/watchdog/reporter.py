@@ -195,6 +195,8 @@ class Reporter:
 
     def _is_news(self, state: State, now: float) -> bool:
         before = self.reported
+        if state.calls.failed != before.calls.failed:
+            return True
         if state.kind == before.kind == "running" or state == before:
             return False
         return state.kind != before.kind or state.episode != before.episode or now - self.reported_at >= PATIENCE

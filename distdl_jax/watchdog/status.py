@@ -253,6 +253,11 @@ class WorkerStatus:
                 call.log.cannot_compare()
             call.log = log
 
+    def cannot_run(self, why: str) -> None:
+        """The program of the call that this thread is in, on whose plan all have agreed, will never run."""
+        if (call := self._open.get(threading.get_ident())) is not None and call.log is not None:
+            call.log.cannot_run(why)
+
     @contextmanager
     def traced(self, before: list[Agreed] | None = None) -> Iterator[Agreements]:
         """Record that this thread traces the function that it calls; where it calls none, nothing follows.
