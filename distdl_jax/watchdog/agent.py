@@ -194,9 +194,9 @@ class Agent:
         # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
         received = {} if channel is None else dict(channel.received)
         agreement = self._agreement()
-        passed = self.calls.passed  # before the programs are looked at
+        ended = self.calls.ended()  # before the programs are looked at
         if not sample.run and not status.tokens_pending():
-            self._done = max(self._done, passed)
+            self._done = max(self._done, ended)
         run = self._look_into(sample) if sample.run else Run()
         calls = self.calls.summary(self._done, any(question.in_full for question in self._reporter.questions))
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)

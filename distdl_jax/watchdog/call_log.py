@@ -148,6 +148,11 @@ class CallLog:
         """Conclude nothing from the calls from now on, until all agree again."""
         self._comparable = False
 
+    def ended(self) -> int:
+        """Return up to which call all are over; of one that is agreed on, and passed, the program may be yet to run."""
+        with self._lock:
+            return min(self.passed, self.number - self.inside)
+
     def earlier(self) -> Earlier:
         """Return those before the one that the worker is in, or is about to make."""
         with self._lock:

@@ -197,3 +197,15 @@ def test_what_is_told_in_full_decides_on_calls_long_ago():
     unasked = {0: states[0], 1: State("running", calls=replace(log.summary(), passed=log.number, inside=False))}
     assert find_deadlock(View(unasked)).call == find_deadlock(View(states, in_full=True)).call == early.number
     assert find_deadlock(View(unasked, in_full=True)) is None
+
+
+def test_a_call_whose_plan_is_agreed_on_has_not_ended():
+    """Its program is compiled first: who is in theirs waits for it."""
+    log = CallLog()
+    log.begin("f")
+    log.agree(5, "f")
+    assert log.passed == 5 and log.ended() == 4
+    log.end(completed=True)
+    assert log.ended() == 5
+    log.begin("g")
+    assert log.ended() == 5

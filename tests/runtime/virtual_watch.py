@@ -70,7 +70,7 @@ class Watch:
     def _facts(self) -> Facts:
         worker = self.worker
         if not worker.busy:
-            self._done = max(self._done, self.log.passed)
+            self._done = max(self._done, self.log.ended())
         program = worker.program if worker.program_of is self.log else 0
         calls = self.log.summary(self._done, any(question.in_full for question in self.reporter.questions))
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
