@@ -285,7 +285,7 @@ _enclosing = _Enclosing()
 
 @cache
 def _hear_of_compilations() -> None:
-    def compiled(event: str, _: float, **__: Any) -> None:
+    def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
         # JAX says so of a compilation that fails, too, while its error passes.
         if event == "/jax/core/compile/backend_compile_duration" and sys.exc_info()[1] is _enclosing.handled:
             _enclosing.to_compile = False
