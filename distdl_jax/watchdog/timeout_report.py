@@ -77,9 +77,9 @@ class Situation:
         if plan is None:
             return []
         if not absent:
-            gone = tuple(
-                w for w, state in sorted(states.items()) if state.calls.number > call or not state.calls.inside
-            )
+            # A program may go on beside its thread, which has left the call.
+            others = [(w, s.calls) for w, s in sorted(states.items()) if s.kind != "executing" or s.program != call]
+            gone = tuple(worker for worker, calls in others if calls.number > call or not calls.inside)
             return [_ended_the_call(gone, call, name) if gone else _by_the_data(name)]
         lines = [f"{workers_text(tuple(sorted(absent))).capitalize()} did not come to call {call}, of {name}."]
         for stop in find_stops(plan, absent):

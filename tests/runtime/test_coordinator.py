@@ -225,8 +225,10 @@ def test_who_waits_for_one_that_has_ended_is_named_too(left, named):
 
 
 def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
-    text = clock(Played({0: IN_CALL, 1: IN_CALL}, all_reduce(0, 1, loop=True)), 2000.0)[0][1].text
-    assert "they must have taken different branches of a cond" in text
+    beside_its_thread = replace(IN_CALL, calls=replace(IN_CALL.calls, inside=False), function="f")
+    for state in (IN_CALL, beside_its_thread):
+        text = clock(Played({0: state, 1: IN_CALL}, all_reduce(0, 1, loop=True)), 2000.0)[0][1].text
+        assert "they must have taken different branches of a cond" in text
 
 
 def test_the_report_says_whose_call_has_ended_where_others_are_still_in_it():
