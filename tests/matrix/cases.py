@@ -197,7 +197,7 @@ PRIMITIVES = (
         ),
         lambda p, x: spread(p["weight"], x)[..., 1:-1],
         world=3,
-        scale=0.1,
+        scale=0.125,
     ),
     layer(
         "max_pool",

@@ -92,7 +92,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
         "specs_like": (
             dj.specs_like,
             {"state": {"m": tree}, "params": tree, "param_specs": specs},
-            {"param_specs": ""},
+            {"param_specs": "None spec"},  # one spec, or None, for a whole tree,
         ),
         "jvp": (dj.jvp, derived, {"fun": "function", "primals": "", "tangents": "", "partition": anyone}),
         "hvp": (
@@ -110,22 +110,22 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
         "optim.global_norm": (
             dj.optim.global_norm,
             {"tree": tree, "specs": specs, "partition": P},
-            {"specs": "", "partition": "None"},
+            {"specs": "spec", "partition": "None"},
         ),
         "optim.clip_by_global_norm": (
             stepped(dj.optim.clip_by_global_norm),
             {"max_norm": 1.0, "specs": specs, "partition": P},
-            {"max_norm": "integer float", "specs": "", "partition": "None"},
+            {"max_norm": "integer float", "specs": "spec", "partition": "None"},
         ),
         "optim.adaptive_grad_clip": (
             stepped(dj.optim.adaptive_grad_clip),
             {"clipping": 0.1, "specs": specs, "eps": 1e-3, "axis": 0},
-            {"clipping": "integer float", "eps": "integer float", "axis": "None", "specs": ""},
+            {"clipping": "integer float", "eps": "integer float", "axis": "None", "specs": "spec"},
         ),
         "optim.scale_by_trust_ratio": (
             stepped(dj.optim.scale_by_trust_ratio),
             {"specs": specs, "min_norm": 0.0},
-            {"specs": "", "min_norm": "integer float"},
+            {"specs": "spec", "min_norm": "integer float"},
         ),
         "optim.lbfgs": (
             dj.optim.lbfgs,
