@@ -209,3 +209,15 @@ def test_no_job_that_is_ended_has_status_0(monkeypatch):
     for status in (1, 256, 259, -15):
         abort._abort(status)
     assert statuses == [1, 1, 3, 241]
+
+
+def test_where_mpi_cannot_start(tmp_path):
+    """As on a login node, with a launcher's environment: the import and `--simulate` start no MPI."""
+    (tmp_path / "program.py").write_text("import distdl_jax as dj\nprint(dj.Partition().size)\n")
+    environment = {**mpiexec.clean(os.environ), "PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}
+    for command, expected in (
+        (["-c", "import distdl_jax as dj; print(len([getattr(dj, name) for name in dj.__all__]) > 30)"], ["True"]),
+        (["-m", "distdl_jax", "--simulate", "2", str(tmp_path / "program.py")], ["2", "2"]),
+    ):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stdout.split()) == (0, expected), done.stderr

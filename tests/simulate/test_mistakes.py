@@ -197,7 +197,7 @@ MISTAKES = {  # what is said under jax.jit and under dj.jit
     cond_branches_differ: ("worker 0 has ended its program, after",) * 2,
     scan_lengths_differ: ("worker 0 has ended its program, after", "without its part in that. Nothing was run."),
     while_lengths_differ: ("worker 0 has ended its program, after",) * 2,
-    unused_output: ("dj.jit, in place of jax.jit, compares the programs", "let the loss use every output on every"),
+    unused_output: ("dj.grad and dj.value_and_grad, in place of JAX's", "let the loss use every output on every"),
     different_functions: ("(4 x float", "The workers call different functions: call 3 is"),
     traced_on_one: ("is about to run all_sum_reduce", "Worker 1 traces traced_on_one"),
     traced_on_one_that_sends_nothing: (
@@ -354,3 +354,24 @@ def test_bad_arguments_are_refused_in_a_sentence():
         dj.simulate(2, dj.simulate, 2, print)
     with pytest.raises(dj.InvalidArgumentError, match=r"this worker is a thread of dj\.simulate"):
         dj.simulate(2, dj.Partition, "a communicator")
+
+
+@pytest.mark.parametrize("wrap", [jax.grad, lambda fun: jax.jit(jax.grad(fun))], ids=["eager", "jit"])
+def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
+    """What is advised is right: with dj.grad the same program runs."""
+
+    def program(wrap):
+        P = dj.Partition()
+        P_all = P.create_cartesian_topology_partition([2])
+
+        def loss(x):
+            y = all_sum_reduce(x, P_all, axes_keep=())
+            return jnp.sum(y) if P.rank == 0 else jnp.sum(x)
+
+        gradient = wrap(loss)(jnp.ones(3))
+        P.allgather_data(0)
+        return gradient.tolist()
+
+    with pytest.raises(dj.PlanError, match="is missing there: dj.grad and dj.value_and_grad, in place of JAX's"):
+        dj.simulate(2, program, wrap)
+    assert dj.simulate(2, program, dj.grad) == [[1, 1, 1], [2, 2, 2]]

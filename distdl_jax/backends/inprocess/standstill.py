@@ -19,7 +19,7 @@ from distdl_jax.watchdog.source_lines import line_of
 
 _COMPARE = (
     " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
-    "missing there: dj.jit, in place of jax.jit, compares the programs before they run, and tells."
+    "missing there: dj.grad and dj.value_and_grad, in place of JAX's, see to that, jitted or not."
 )
 
 
@@ -37,11 +37,15 @@ def standstill_text(chain: list[Party]) -> str:
     else:
         what = f"{'; '.join(map(_at, chain))}: each waits for the next"
     advice = one_program(map(_purpose, chain))
-    if advice is ONE_PROGRAM and any(
-        party.waits and not _agrees(party) and not party.status.in_call for party in chain
-    ):
-        advice += _COMPARE
+    if advice is ONE_PROGRAM:
+        advice += _about_adjoints(*chain)
     return f"The workers wait for each other for ever: {what}. {advice}"
+
+
+def _about_adjoints(*parties: Party) -> str:
+    """Return a hint where a worker is in an operation that nobody has compared."""
+    uncompared = any(party.waits and not _agrees(party) and not party.status.in_call for party in parties)
+    return _COMPARE if uncompared else ""
 
 
 def amounts_text(first: Party, second: Party) -> str:
@@ -51,7 +55,9 @@ def amounts_text(first: Party, second: Party) -> str:
         return text
     if _agrees(first) or _agrees(second):
         advice = one_program(map(_purpose, (first, second)))
-        return f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}"
+        return (
+            f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}{_about_adjoints(first, second)}"
+        )
     return (
         f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
         "same data. Look for a shape, dtype or argument that differs between these workers."
