@@ -372,6 +372,6 @@ def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
         P.allgather_data(0)
         return gradient.tolist()
 
-    with pytest.raises(dj.PlanError, match="is missing there: dj.grad and dj.value_and_grad, in place of JAX's"):
+    with pytest.raises(dj.PlanError, match=r"is missing there: dj\.grad and dj\.value_and_grad, in place of JAX's"):
         dj.simulate(2, program, wrap)
     assert dj.simulate(2, program, dj.grad) == [[1, 1, 1], [2, 2, 2]]
