@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.moved_constants import told_of_constants
 from distdl_jax.backends.base import OutsideWorldError, World
 from distdl_jax.backends.contained import contained, inputs_unread
@@ -59,7 +60,7 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     **Returns:** what is called like `fun`. It has `jax.jit`'s attributes too (`lower`, `trace`, `clear_cache`, ...).
 
-    **Raises:** `PlanError`, on all workers, when called.
+    **Raises:** `InvalidTypeError` where `fun` is no function; `PlanError`, on all workers, when called.
 
     >>> import jax.numpy as jnp
     >>> step = jit(lambda x: 2 * x)
@@ -89,6 +90,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     >>> check(lambda x: 2 * x, jnp.ones(3)).ok
     True
     """
+    check_function("fun", fun)
     name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
         traceable = fun if hasattr(fun, "trace") else jax.jit(_another(fun))
@@ -106,6 +108,7 @@ class CheckedFunction:
     """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+        check_function("fun", fun)
         _hear_of_compilations()
         self._name = function_name(fun)
         self._inner: Any = jax.jit(_another(fun), **_of_the_inner_jit(options))
