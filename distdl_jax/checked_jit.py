@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.moved_constants import told_of_constants
 from distdl_jax.backends.base import OutsideWorldError, World
 from distdl_jax.backends.contained import contained, inputs_unread
 from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.backends.opening import world_of, worlds_used
 from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
-from distdl_jax.errors import PLAN_OF, InvalidTypeError, PlanError, SetupError
+from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
@@ -59,7 +60,7 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     **Returns:** what is called like `fun`. It has `jax.jit`'s attributes too (`lower`, `trace`, `clear_cache`, ...).
 
-    **Raises:** `InvalidTypeError` where `fun` can't be called; `PlanError`, on all workers, when it is called.
+    **Raises:** `InvalidTypeError` where `fun` is no function; `PlanError`, on all workers, when called.
 
     >>> import jax.numpy as jnp
     >>> step = jit(lambda x: 2 * x)
@@ -68,8 +69,6 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     In a call under `jax.grad` the derivative's program is not compared; `jit` the function that takes the gradient.
     """
-    if fun is not None and not callable(fun):
-        raise InvalidTypeError(f"`fun` (={fun!r}) must be a function, or anything else that can be called.")
     return partial(jit, **options) if fun is None else CheckedFunction(fun, options)
 
 
@@ -91,6 +90,7 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     >>> check(lambda x: 2 * x, jnp.ones(3)).ok
     True
     """
+    check_function("fun", fun)
     name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
         traceable = fun if hasattr(fun, "trace") else jax.jit(_another(fun))
@@ -108,6 +108,7 @@ class CheckedFunction:
     """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+        check_function("fun", fun)
         _hear_of_compilations()
         self._name = function_name(fun)
         self._inner: Any = jax.jit(_another(fun), **_of_the_inner_jit(options))
@@ -287,7 +288,7 @@ _enclosing = _Enclosing()
 
 @cache
 def _hear_of_compilations() -> None:
-    def compiled(event: str, duration_secs: float, **_: Any) -> None:
+    def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
         # JAX says so of a compilation that fails, too, while its error passes.
         if event == "/jax/core/compile/backend_compile_duration" and sys.exc_info()[1] is _enclosing.handled:
             _enclosing.to_compile = False

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from jax import Array
 
 from distdl_jax import functional
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
@@ -18,7 +16,7 @@ from distdl_jax.plans.decomposition import checked_booleans
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
-from distdl_jax.primitives.halo_exchange import Halo, checked_halo, plan_halo_exchange
+from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
@@ -245,13 +243,14 @@ class HaloExchange(ParameterFreeLayer):
     **Arguments:**
 
     - `P_x`: the partition.
-    - `halo`: this worker's ((left, right), ...), in elements, a pair per dimension. Not read outside P_x.
+    - `halo`: this worker's ((left, right), ...), in elements, a pair per dimension. Outside P_x () will do.
     - `periodic`: per dimension, whether it wraps around; the same on all workers. Default: none does.
 
     It is called with this worker's block; outside P_x with anything, which comes back.
 
-    **Raises:** `InvalidTypeError` where `halo` is no sequence, or `periodic` none of booleans; when it is called,
-    `InvalidArgumentError` where the widths don't fit, `PlanError` where the blocks don't form a grid.
+    **Raises:** `InvalidArgumentError` where `halo` or `periodic` is for another number of dimensions than P_x has, and
+    `InvalidTypeError` where `periodic` is no sequence of booleans; when it is called, `InvalidArgumentError` where the
+    widths don't fit, `PlanError` where the blocks don't form a grid.
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
@@ -262,11 +261,11 @@ class HaloExchange(ParameterFreeLayer):
 
     def __init__(self, P_x: Partition, halo: Sequence[Sequence[int]], periodic: Sequence[bool] = ()) -> None:
         check_partitions(P_x=P_x)
-        # The fields, in the form in which equal ones are equal. Widths are refused by all workers, when it is called.
+        checked_periodic(periodic, P_x.dim)
+        widths = checked_halo(halo, P_x.dim, or_none=not P_x.active)
+        # The fields, in the form in which equal ones are equal.
         wraps = checked_booleans("periodic", periodic)
-        if P_x.active and not isinstance(halo, list | tuple | np.ndarray):
-            raise InvalidTypeError(f"`halo` (={halo!r}) must be a pair (left, right) of integers for each dimension.")
-        vars(self).update(P_x=P_x, halo=_hashable(halo) if P_x.active else (), periodic=wraps)
+        vars(self).update(P_x=P_x, halo=widths if P_x.active else (), periodic=wraps)
 
     def _apply(self, x: Array) -> Array:
         """The block with its halo; outside P_x, `x`."""
@@ -284,13 +283,6 @@ class HaloExchange(ParameterFreeLayer):
             )
         pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
-
-
-def _hashable(values: Any) -> Any:
-    """Sequences as tuples, those in them too; what is none as it is."""
-    if isinstance(values, np.ndarray):
-        values = values.tolist()
-    return tuple(map(_hashable, values)) if isinstance(values, Sequence) and not isinstance(values, str) else values
 
 
 @dataclass(frozen=True)

@@ -119,22 +119,21 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     - `P_x`: the partition.
     - `halo`: this worker's ((left, right), ...), a pair of widths per dimension, in elements. They may differ between
       workers; those with the same index in a dimension exchange what the widest of them needs. A negative width
-      leaves out data that this worker does not need. Outside P_x the widths are not read, and () will do.
+      leaves out data that this worker does not need. Outside P_x nothing is done with it, and () will do.
     - `periodic`: per dimension, whether it wraps around. Default: none does.
 
     **Returns:** the wider block; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError`, on every worker of P_x, where the widths don't fit, and on every worker that
-    gives a `halo`, where it has not D pairs; `InvalidTypeError` where `periodic` has other entries than bools;
-    `PlanError` where the blocks don't form a grid.
+    **Raises:** `InvalidArgumentError`, on every worker, where `halo` or `periodic` is for another number of dimensions
+    than P_x has; on every worker of P_x, where one of them has such a `halo`, or the widths don't fit;
+    `InvalidTypeError` where `periodic` has other entries than bools; `PlanError` where the blocks don't form a grid.
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
     check_partitions(P_x=P_x)
     wraps = checked_periodic(periodic, P_x.dim)
     if not P_x.active:
-        if len(halo):  # which may be given there, too, and then is wrong on all workers
-            checked_halo(halo, P_x.dim)
+        checked_halo(halo, P_x.dim, or_none=True)
         return x
     purpose = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
     told = handshake(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
@@ -151,8 +150,10 @@ def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
     return wraps
 
 
-def checked_halo(halo: Sequence[Sequence[int]], dim: int) -> Halo:
-    """`halo` as a pair of integers for each of `dim` dimensions."""
+def checked_halo(halo: Sequence[Sequence[int]], dim: int, *, or_none: bool = False) -> Halo:
+    """Return `halo` as a pair of integers for each of `dim` dimensions; or (), where that is accepted."""
+    if or_none and (halo is None or (isinstance(halo, tuple | list) and not halo)):
+        return ()
     try:
         pairs = (checked_integers("halo", pair) for pair in halo)
         widths = tuple((left, right) for left, right in pairs)

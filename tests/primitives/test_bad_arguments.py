@@ -105,6 +105,8 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             {"fun": lambda x: 2 * x, "partition": P},
             {"fun": "function", "partition": anyone},
         ),
+        "jit": (dj.jit, {"fun": square}, {"fun": "function None"}),
+        "check": (lambda fun: dj.check(fun, x), {"fun": square}, {"fun": "function"}),
         "grad": (of_x(dj.grad), pulled, {"fun": "function", "argnums": "", "partition": anyone}),
         "value_and_grad": (of_x(dj.value_and_grad), pulled, {"fun": "function", "argnums": "", "partition": anyone}),
         "optim.global_norm": (
@@ -133,6 +135,11 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             {"memory_size": "integer", "partition": anyone, "linesearch": "None", "learning_rate": rates},
         ),
         "optim.check": (dj.optim.check, {"optimiser": optax.identity()}, {"optimiser": ""}),
+        "nn.HaloExchange": (
+            nn.HaloExchange,
+            {"P_x": C, "halo": ((1, 1),), "periodic": (True,)},
+            {"P_x": "partition", "halo": "", "periodic": ""},
+        ),
         "halo_exchange": (
             dj.functional.halo_exchange,
             {"x": x, "P_x": C, "halo": ((1, 1),), "periodic": (True,)},

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax import functional, nn
@@ -57,12 +58,18 @@ def test_what_no_message_can_hold_is_named() -> None:
                 dj.gather({"a": values}, dj.TensorSpec((2, 2), P))
 
 
-def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_called() -> None:
+def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made() -> None:
     P, x = dj.Partition().create_cartesian_topology_partition([1, 1]), jnp.ones((2, 2))
     wanted = nn.HaloExchange(P, ((1, 0), (0, 1)))
     for halo in (np.eye(2, dtype=int), [[1, np.array(0)], (0, np.int8(1))]):
         assert nn.HaloExchange(P, halo) == wanted
         np.testing.assert_array_equal(nn.HaloExchange(P, halo)(x), x)
     for bad in ("no", np.array(1), [1, 0], np.eye(2)):
-        with pytest.raises(dj.InvalidArgumentError, match=r"`halo` .* must be 2 pairs \(left, right\) of integers"):
-            nn.HaloExchange(P, bad)(x)
+        with pytest.raises(dj.InvalidArgumentError, match=r"(?s)`halo` .* must be 2 pairs \(left, right\) of integers"):
+            nn.HaloExchange(P, bad)
+    with pytest.raises(dj.InvalidArgumentError, match=r"`periodic` .* must have 2 entries"):
+        nn.HaloExchange(P, ((1, 0), (0, 1)), periodic=(True,))
+    outside = partition_of(3, 4).create_partition_inclusive([0, 1]).create_cartesian_topology_partition([1, 2])
+    assert nn.HaloExchange(outside, ()) == nn.HaloExchange(outside, ((1, 0), (0, 1)))  # it reads none
+    with pytest.raises(dj.InvalidArgumentError, match=r"`halo` \(=\(\(1, 1\),\)\) must be 2 pairs"):
+        nn.HaloExchange(outside, ((1, 1),))

@@ -55,6 +55,11 @@ BAD_ARGUMENTS = {
         dj.InvalidTypeError,
         ("`P_y` (=(0, 1))", "must be a partition"),
     ),
+    "a halo of two dimensions on a partition of one, which one worker is not in": Mistake(
+        lambda P, r: F.halo_exchange(array(2), P(on(3)), ((1, 1), (0, 0))),
+        dj.InvalidArgumentError,
+        ("`halo` (=((1, 1), (0, 0))) must be 1 pairs", "one for each dimension of P_x"),
+    ),
     "both axes": Mistake(
         lambda P, r: F.all_sum_reduce(array(2), P(on(2, 2)), 0, 1),
         dj.InvalidArgumentError,
