@@ -23,7 +23,7 @@ from distdl_jax.tensors import TensorSpec, device_array
 Cache = dict[str, Array]
 PREFIX = "cache."
 
-_KINDS = {
+_KINDS: dict[str, tuple[Any, str]] = {
     "key": (jnp.floating, "real floating-point numbers, of one length on all workers"),
     "value": (jnp.floating, "real floating-point numbers, of the length of its keys"),
     "padding": (jnp.bool_, "booleans, of the length of its keys"),

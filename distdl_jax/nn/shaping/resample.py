@@ -202,7 +202,7 @@ def _means(n: int, m: int) -> Taps:
     o = np.arange(m)
     starts, stops = o * n // m, -(-(o + 1) * n // m)
     lengths = stops - starts
-    k = np.arange(max(int(lengths.max(initial=0)), 1))[:, None]
+    k = np.arange(max(int(np.max(lengths, initial=0)), 1))[:, None]
     inside = k < lengths
     return Taps(np.where(inside, starts + k, starts), inside / np.maximum(lengths, 1))
 

@@ -129,7 +129,7 @@ class Taps:
     def is_even(self, size: int) -> bool:
         """Whether the `size` inputs are read about equally often, so that the adjoint is not much longer."""
         read = np.clip(self.inputs[np.nonzero(self.weights)], 0, size - 1)
-        return int(np.bincount(read, minlength=1).max()) * size <= MOST_UNEVEN * max(read.size, size)
+        return int(np.max(np.bincount(read, minlength=1))) * size <= MOST_UNEVEN * max(read.size, size)
 
     def adjoint(self, size: int) -> Taps:
         """What is read of the outputs' cotangents for those of the inputs, of which there are `size`."""
