@@ -36,7 +36,9 @@ def inputs_unread(jaxpr: ClosedJaxpr, count: int) -> list[int]:
     if len(variables) != count:  # with constants among them; then none
         return []
     read = {v for v in chain(jaxpr.jaxpr.outvars, *(eqn.invars for eqn in jaxpr.jaxpr.eqns)) if isinstance(v, Var)}
-    return [i for i, v in enumerate(variables) if v not in read and isinstance(getattr(v.aval, "dtype", None), np.dtype)]
+    return [
+        i for i, v in enumerate(variables) if v not in read and isinstance(getattr(v.aval, "dtype", None), np.dtype)
+    ]
 
 
 def _abstract(*_: Any, of: Callable[..., Any], outputs: tuple[Any, ...], effect: Any) -> list[Any]:
