@@ -1,7 +1,6 @@
 """What the workers of one process compile is compiled once: a third of it was, by another thread or test.
 
-By JAX's persistent cache, in a folder of this process, without MPI. What a program holds of its process (a callback,
-say) is part of what it is looked up by.
+By JAX's persistent cache, in a folder of this process, without MPI. JAX keeps no program with Python callbacks.
 """
 
 import atexit
