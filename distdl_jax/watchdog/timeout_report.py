@@ -103,8 +103,9 @@ class Situation:
             if state.kind == "agreeing" and past:
                 return [
                     f"Worker {worker} asks for what others hold, which is done only while a function is traced, or "
-                    f"runs without jit; {workers_text(past)} did not trace it: most often a shape, a dtype or a static "
-                    "argument of a jax.jit function has changed on some workers only. dj.jit finds that at once."
+                    f"runs without jit; {workers_text(past)} did not come to that. Most often a shape, a dtype or a "
+                    "static argument of a jax.jit function has changed on some workers only; dj.jit finds that at "
+                    f"once. Or a call without jit is left out on {workers_text(past)}. {ONE_PROGRAM}"
                 ]
         return []
 

@@ -3,7 +3,7 @@
 workers: 2
 timeout: 2
 says: Worker 1 asks for what others hold
-says: worker 0 did not trace it: most often a shape, a dtype or a static argument of a jax.jit function has changed
+says: worker 0 did not come to that. Most often a shape, a dtype or a static argument of a jax.jit function has changed
 """
 
 from parts import P_all, jax, jnp, rank
