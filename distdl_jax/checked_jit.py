@@ -243,6 +243,8 @@ MOST_SIGNATURES = 64
 
 def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """Return what a trace depends on: equal for calls that JAX traces once; None where that can't be told."""
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined, unused-ignore]
+        return None  # nothing is traced
     leaves, structure = jax.tree.flatten((args, kwargs))
     try:
         signature = structure, tuple(jax.typeof(x) if hasattr(x, "dtype") else x for x in leaves)
