@@ -247,8 +247,7 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         return None  # nothing is traced
     leaves, structure = jax.tree.flatten((args, kwargs))
     try:
-        signature = structure, tuple(jax.typeof(x) if hasattr(x, "dtype") else x for x in leaves)
-        hash(signature)
+        hash(signature := (structure, tuple(jax.typeof(x) if hasattr(x, "dtype") else x for x in leaves)))
     except TypeError:  # of something that is static, and a key for JAX by other means
         return None
     return signature
