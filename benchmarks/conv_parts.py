@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
-from distdl_jax.nn.local.conv_choice import chosen_here
-from distdl_jax.nn.local.layout import row_major
+from distdl_jax.kernels.algorithm_choice import chosen_here
+from distdl_jax.kernels.layout import row_major
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from mpi4py import MPI
 

@@ -4,7 +4,7 @@ NPROC=1 python benchmarks/local_convolution.py [--records FILE] [words: float32,
 
 Milliseconds of one thread with NPROC=1, the least of several in turns: of forward and of the gradients of input and
 weight as programs of their own. In brackets the ratio to plain; * marks what is chosen where nothing was measured.
-With --records they are added to FILE, such as distdl_jax/tuning/records.json, under the processor's name.
+With --records they are added to FILE, such as distdl_jax/kernels/records.json, under the processor's name.
 """
 
 import json
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from distdl_jax.nn.local.conv_choice import chosen_unseen, measured_forms
-from distdl_jax.nn.local.conv_forms import DIRECTIONS, Problem
-from distdl_jax.nn.local.placement import Placement
-from distdl_jax.tuning.processor import machine
+from distdl_jax.kernels.algorithm_choice import chosen_unseen, measured_forms
+from distdl_jax.kernels.conv_algorithms import DIRECTIONS, Problem
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.processor import machine
 from mpi4py import MPI
 
 from harness import Table

@@ -23,13 +23,13 @@ started = time.process_time()
 import distdl_jax as dj  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-from distdl_jax.backends.mpi.control import ControlChannel, Envelope  # noqa: E402
-from distdl_jax.backends.mpi.launch_checks import check_workers_agree  # noqa: E402
 from distdl_jax.functional import all_sum_reduce  # noqa: E402
 from distdl_jax.plans.trees import gathered  # noqa: E402
 from distdl_jax.programs.ir import Operation  # noqa: E402
 from distdl_jax.programs.matching import find_mismatch  # noqa: E402
 from distdl_jax.settings import TimeLimits  # noqa: E402
+from distdl_jax.transports.mpi.control import ControlChannel, Envelope  # noqa: E402
+from distdl_jax.transports.mpi.launch_checks import check_workers_agree  # noqa: E402
 from distdl_jax.watchdog.call_log import CallLog  # noqa: E402
 from distdl_jax.watchdog.coordinator import Coordinator  # noqa: E402
 from distdl_jax.watchdog.dependencies import takes_all  # noqa: E402

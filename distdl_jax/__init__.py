@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distdl_jax import checkpoint, data, functional, nn, optim, random
-    from distdl_jax.autodiff.directional import hvp, jvp, linear_transpose, linearize
+    from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
-    from distdl_jax.backends.inprocess.simulate import simulate
-    from distdl_jax.backends.opening import close
     from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
@@ -31,18 +29,20 @@ if TYPE_CHECKING:
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.primitives.all_reduce import all_reduce
     from distdl_jax.primitives.replicated import replicated
-    from distdl_jax.replicas import check_replicated
+    from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.torch_weights import from_torch
+    from distdl_jax.transports.open_world import close
+    from distdl_jax.transports.threads.simulate import simulate
 
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
     "": ("checkpoint", "data", "functional", "nn", "optim", "random"),
-    "autodiff.directional": ("hvp", "jvp", "linear_transpose", "linearize"),
+    "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
-    "backends.inprocess.simulate": ("simulate",),
-    "backends.opening": ("close",),
+    "transports.threads.simulate": ("simulate",),
+    "transports.open_world": ("close",),
     "checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
@@ -59,7 +59,7 @@ _MODULES = {
     "plans.shape_dtype": ("ShapeDtype",),
     "primitives.all_reduce": ("all_reduce",),
     "primitives.replicated": ("replicated",),
-    "replicas": ("check_replicated",),
+    "replica_check": ("check_replicated",),
     "tensors": ("TensorSpec", "zero_volume_tensor"),
     "torch_weights": ("from_torch",),
 }

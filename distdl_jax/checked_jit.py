@@ -19,25 +19,25 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from distdl_jax.agreement.replay import Agreed
 from distdl_jax.arguments import check_function
-from distdl_jax.autodiff.moved_constants import told_of_constants
-from distdl_jax.backends.base import OutsideWorldError, World
-from distdl_jax.backends.contained import contained, inputs_unread
-from distdl_jax.backends.jaxpr_reader import read_program
-from distdl_jax.backends.opening import world_of, worlds_used
+from distdl_jax.autodiff.constant_inputs import told_of_constants
 from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
-from distdl_jax.primitives.mapped import compared_as_a_whole
 from distdl_jax.programs.diagnosis import mismatch_text
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
+from distdl_jax.tracing.effect_free_call import contained, inputs_unread
+from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.tracing.vmap_check import compared_as_a_whole
+from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.watchdog.call_log import CallLog, Earlier
 from distdl_jax.watchdog.deadlock import different_earlier_calls
 from distdl_jax.watchdog.dependencies import takes_all
 from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.replay import Agreed
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
+from distdl_jax.world import OutsideWorldError, World
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:

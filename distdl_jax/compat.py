@@ -1,5 +1,5 @@
 """Every private part of jax that the library uses: nothing else imports `jax._src`. Those of mpi4jax are in
-`backends/mpi/compat.py`.
+`transports/mpi/compat.py`.
 
 One function each; its docstring says what for, which private names it needs, and what would replace them.
 `tests/runtime/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. So

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import SequenceKey, keystr
 
+from distdl_jax.agreement.handshake import handshake
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.handshake import handshake
 from distdl_jax.spec_trees import check_alike, check_shape, leaves_with_specs
 from distdl_jax.tensors import TensorSpec
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distdl_jax.backends.base import World
-from distdl_jax.backends.opening import open_world
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
@@ -27,7 +25,9 @@ from distdl_jax.plans.decomposition import (
 )
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.static import Static
+from distdl_jax.transports.open_world import open_world
 from distdl_jax.watchdog.status import worker_status
+from distdl_jax.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI

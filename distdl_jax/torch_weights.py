@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.layer import Layer, keeps_state
+from distdl_jax.layer.layer import Layer, keeps_state
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.plans.decomposition import checked_boolean

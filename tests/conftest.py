@@ -14,7 +14,7 @@ from launcher.settings import long_run
 from programs import FAST_TO_COMPILE
 
 if TYPE_CHECKING:
-    from distdl_jax.backends.inprocess.workers import Workers
+    from distdl_jax.transports.threads.workers import Workers
 
 pytest_plugins = ["launcher.plugin"]
 
@@ -77,7 +77,7 @@ _workers: "dict[int, Workers]" = {}
 
 def pytest_world_simulate(size: int, test: Callable[[], object]) -> None:
     """The workers stay from test to test, as those of MPI worlds do, and keep what they have compiled."""
-    from distdl_jax.backends.inprocess.workers import Workers
+    from distdl_jax.transports.threads.workers import Workers
 
     if not long_run():
         compiled_once.begin()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distdl_jax.backends.planning import PlanningWorld
 from distdl_jax.partition import Partition
+from distdl_jax.transports.planning import PlanningWorld
 
 
 def partition_of(rank: int, size: int) -> Partition:

@@ -15,9 +15,9 @@ from imaginary import partition_of
 from playing import Blocks, held, play, play_adjoint
 
 import distdl_jax as dj
-from distdl_jax.nn.parameters import BroadcastParameterPlan, GatheredParameterPlan, ParameterPlan
-from distdl_jax.nn.product import ProductPlan
-from distdl_jax.nn.windows import WindowsPlan
+from distdl_jax.layer.matmul_plan import ProductPlan
+from distdl_jax.layer.parameters import BroadcastParameterPlan, GatheredParameterPlan, ParameterPlan
+from distdl_jax.layer.sliding_windows import WindowsPlan
 
 NOTHING = np.zeros(0)
 

@@ -23,9 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax.backends.mpi.compat import import_mpi4jax
-from distdl_jax.primitives.tie import tie
-from distdl_jax.tuning.processor import processor
+from distdl_jax.kernels.processor import processor
+from distdl_jax.tracing.tie import tie
+from distdl_jax.transports.mpi.compat import import_mpi4jax
 from jax import Array, lax
 from mpi4py import MPI
 

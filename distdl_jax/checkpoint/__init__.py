@@ -1,6 +1,6 @@
 """Checkpoints: the state of a run on disk, in a form that any number of workers on any partition can read."""
 
-from distdl_jax.checkpoint.exchange_files import export, import_
+from distdl_jax.checkpoint.import_export import export, import_
 from distdl_jax.checkpoint.manager import Manager
 from distdl_jax.checkpoint.preemption import Preemption
 from distdl_jax.checkpoint.restore import latest_step, restore, steps

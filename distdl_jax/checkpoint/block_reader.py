@@ -11,9 +11,9 @@ import numpy as np
 
 from distdl_jax.checkpoint.checksums import checksums, crc32
 from distdl_jax.checkpoint.disk import open_to_read, read_exactly
+from distdl_jax.checkpoint.hyperslabs import fill
 from distdl_jax.checkpoint.layout import Block, Leaf, chunks, volume
-from distdl_jax.checkpoint.long_work import Pause
-from distdl_jax.checkpoint.slabs import fill
+from distdl_jax.checkpoint.progress import Pause
 from distdl_jax.checkpoint.tensor_file import dtype_named
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box, box_shape, intersect

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distdl_jax.backends.base import World
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.layout import Form, volume
 from distdl_jax.checkpoint.leaves import Held, agreed_form, held_leaves
 from distdl_jax.checkpoint.tensor_file import dtype_named
-from distdl_jax.checkpoint.together import together
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import Box
 from distdl_jax.spec_trees import check_alike, described
+from distdl_jax.world import World
 
 Leaves = tuple[tuple[str, Form], ...]
 """The leaves of a tree: their paths, and what they are made of."""

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from distdl_jax.checkpoint.agreement import this_host
 from distdl_jax.checkpoint.disk import Disk
-from distdl_jax.checkpoint.together import this_host
 from distdl_jax.errors import CheckpointError
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from distdl_jax.checkpoint.slabs import ROW
+from distdl_jax.checkpoint.hyperslabs import ROW
 from distdl_jax.checkpoint.strict_json import fields, integer, integers, parsed, typed
 from distdl_jax.checkpoint.tensor_file import dtype_named, is_storable
 from distdl_jax.errors import CheckpointError

@@ -9,18 +9,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from distdl_jax.backends.base import World
-from distdl_jax.backends.inprocess.current import simulated_world
+from distdl_jax.checkpoint.agreement import checked_path
 from distdl_jax.checkpoint.disk import Disk
 from distdl_jax.checkpoint.folders import folders_in, remove_folder
-from distdl_jax.checkpoint.long_work import Pause, together_for_long
+from distdl_jax.checkpoint.progress import Pause, together_for_long
 from distdl_jax.checkpoint.restore import restore, steps
 from distdl_jax.checkpoint.save import not_saved, world_of_specs
-from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import checked_integer
+from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.watchdog.abort import end_the_job
+from distdl_jax.world import World
 
 LOOKS_EVERY = 0.25
 """Seconds after which who waits for the thread looks whether it has gone on."""

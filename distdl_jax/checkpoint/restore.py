@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from distdl_jax.backends.opening import world_of
+from distdl_jax.checkpoint.agreement import checked_path, this_host, together
 from distdl_jax.checkpoint.block_reader import Files, read_leaf
 from distdl_jax.checkpoint.disk import open_to_read
 from distdl_jax.checkpoint.folders import Folder, folders_in
 from distdl_jax.checkpoint.layout import MANIFEST, Form, Leaf, Manifest
 from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
-from distdl_jax.checkpoint.long_work import Pause, together_for_long
+from distdl_jax.checkpoint.progress import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
-from distdl_jax.checkpoint.together import checked_path, this_host, together
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.spec_trees import is_spec, match, specs_by_path
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.transports.open_world import world_of
 
 
 def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from distdl_jax.backends.base import World
-from distdl_jax.checkpoint.long_work import together_for_long
+from distdl_jax.checkpoint.progress import together_for_long
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import DistDLError, InvalidArgumentError
 from distdl_jax.partition import check_partitions
 from distdl_jax.spec_trees import specs_by_path
+from distdl_jax.world import World
 
 
 def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distdl_jax.backends.base import World
+from distdl_jax.checkpoint.agreement import checked_path
 from distdl_jax.checkpoint.checksums import checksums, crc32
 from distdl_jax.checkpoint.contents import Leaves, Own, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, write_file
@@ -34,11 +34,11 @@ from distdl_jax.checkpoint.layout import (
     worker_file,
     worker_note,
 )
-from distdl_jax.checkpoint.long_work import Pause
+from distdl_jax.checkpoint.progress import Pause
 from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, laid_out
-from distdl_jax.checkpoint.together import checked_path
 from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import box_shape, checked_integer
+from distdl_jax.world import World
 
 PIECE = 2**23
 """Bytes that are written in one go at most."""

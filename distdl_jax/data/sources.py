@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distdl_jax.checkpoint.array_files import ArrayInFile, arrays_in, some
+from distdl_jax.checkpoint.foreign_formats import ArrayInFile, arrays_in, some
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.plans.decomposition import Box, box_shape
 

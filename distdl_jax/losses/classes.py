@@ -25,7 +25,7 @@ from distdl_jax.primitives.argmax import argmax_of
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
 
 
 @dataclass(frozen=True)

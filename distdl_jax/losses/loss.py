@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.handshake import handshake, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.layer import purpose_of
+from distdl_jax.layer.layer import purpose_of
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.handshake import handshake, shape_dtype_of
-from distdl_jax.primitives.held import common_dtype, owned_grid
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.static import Static
+from distdl_jax.tracing.tie import tie
 
 Reduction = Literal["mean", "sum", "none", "batchmean"]
 

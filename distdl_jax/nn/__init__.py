@@ -1,5 +1,6 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
+from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
 from distdl_jax.losses.elementwise import (
     DistributedBCELoss,
@@ -11,7 +12,12 @@ from distdl_jax.losses.elementwise import (
     DistributedPoissonNLLLoss,
 )
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
-from distdl_jax.nn.conv_one_algorithm import (
+from distdl_jax.nn.conv_transpose import (
+    DistributedConvTranspose1d,
+    DistributedConvTranspose2d,
+    DistributedConvTranspose3d,
+)
+from distdl_jax.nn.conv_variants import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
@@ -21,11 +27,6 @@ from distdl_jax.nn.conv_one_algorithm import (
     DistributedGeneralConv1d,
     DistributedGeneralConv2d,
     DistributedGeneralConv3d,
-)
-from distdl_jax.nn.conv_transpose import (
-    DistributedConvTranspose1d,
-    DistributedConvTranspose2d,
-    DistributedConvTranspose3d,
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
@@ -40,7 +41,7 @@ from distdl_jax.nn.data_movement import (
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
-from distdl_jax.nn.layer import Layer
+from distdl_jax.nn.fno import DistributedFNOBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.features import DistributedLayerNorm, DistributedRMSNorm
@@ -67,7 +68,6 @@ from distdl_jax.nn.shaping.resample import (
 from distdl_jax.nn.wrappers import Precision, Remat
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
-from distdl_jax.spectral.fno import DistributedFNOBlock
 from distdl_jax.spectral.spectral_conv import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,

@@ -15,13 +15,13 @@ from jax.typing import DTypeLike
 from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
-from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
-from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
-from distdl_jax.nn.local.conv import Choose, LocalConvolution, in_equal_forms
-from distdl_jax.nn.local.conv_choice import chosen_here, chosen_unseen
-from distdl_jax.nn.local.conv_forms import Forms
-from distdl_jax.nn.local.conv_transpose import LocalTransposedConvolution
-from distdl_jax.nn.parameters import (
+from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
+from distdl_jax.kernels.conv_algorithms import Forms
+from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
+from distdl_jax.kernels.convolution import Choose, LocalConvolution, in_equal_forms
+from distdl_jax.layer.matmul_plan import ProductPlan, products
+from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
@@ -30,10 +30,10 @@ from distdl_jax.nn.parameters import (
     held_by_specs,
     unboxed,
 )
-from distdl_jax.nn.product import ProductPlan, products
-from distdl_jax.nn.window_arguments import Padding, Sizes, window_spec
-from distdl_jax.nn.windows import WindowsPlan, plan_windows
-from distdl_jax.output_specs import output_spec
+from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
+from distdl_jax.nn.conv_arguments import Padding, Sizes, window_spec
+from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
+from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text

@@ -12,13 +12,13 @@ from functools import cached_property
 
 from jax import Array
 
-from distdl_jax.backends.base import World
-from distdl_jax.nn.halo_apart import halo_apart
-from distdl_jax.nn.local.conv import LocalConvolution
-from distdl_jax.nn.parameters import Params
-from distdl_jax.nn.product import ProductPlan
-from distdl_jax.nn.windows import WindowsPlan
+from distdl_jax.kernels.convolution import LocalConvolution
+from distdl_jax.layer.matmul_plan import ProductPlan
+from distdl_jax.layer.parameters import Params
+from distdl_jax.layer.sliding_windows import WindowsPlan
+from distdl_jax.layer.split_halo import halo_apart
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved
+from distdl_jax.world import World
 
 
 @dataclass(frozen=True)

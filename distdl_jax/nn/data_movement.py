@@ -9,7 +9,7 @@ from jax import Array
 
 from distdl_jax import functional
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.layer import ParameterFreeLayer
+from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
 from distdl_jax.plans.decomposition import checked_booleans

@@ -11,10 +11,11 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.base import Workers
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
-from distdl_jax.nn.parameters import (
+from distdl_jax.layer.matmul_plan import ProductPlan, products
+from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
@@ -23,8 +24,6 @@ from distdl_jax.nn.parameters import (
     told_with_params,
     unboxed,
 )
-from distdl_jax.nn.product import ProductPlan, products
-from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, checked_integer, index_of
 from distdl_jax.plans.shape_dtype import shape_text
@@ -34,6 +33,7 @@ from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, takin
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.world import Workers
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,19 @@ import numpy as np
 from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distdl_jax.backends.base import Workers
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.nn.layer import ParameterFreeLayer
-from distdl_jax.nn.local.pool import largest, total
-from distdl_jax.nn.window_arguments import Padding, Sizes, per_feature, window_spec
-from distdl_jax.nn.windows import WindowsPlan, plan_windows
+from distdl_jax.kernels.pooling import largest, total
+from distdl_jax.layer.layer import ParameterFreeLayer
+from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
+from distdl_jax.nn.conv_arguments import Padding, Sizes, per_feature, window_spec
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import Pairs, WindowSpec
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.team_operations import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers
 
 
 def check_ordered(dtype: np.dtype) -> None:

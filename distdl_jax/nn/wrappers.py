@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 
 from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.layer import Layer
-from distdl_jax.nn.parameters import unboxed
+from distdl_jax.layer.layer import Layer
+from distdl_jax.layer.parameters import unboxed
 from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import InvalidTypeError
-from distdl_jax.optim.require import optax_for
+from distdl_jax.optim.optional import optax_for
 
 WRONG_ON_BLOCKS = {
     "adaptive_grad_clip": "dj.optim.adaptive_grad_clip",

@@ -17,9 +17,9 @@ from jax import Array, lax
 
 from distdl_jax.autodiff.gradients import summed, value_and_grad
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.optim.in_step import in_step
-from distdl_jax.optim.require import optax_for
-from distdl_jax.optim.whole import Whole, check_params
+from distdl_jax.optim.global_reductions import Whole, check_params
+from distdl_jax.optim.optional import optax_for
+from distdl_jax.optim.synced_loops import in_step
 from distdl_jax.partition import Partition
 
 if TYPE_CHECKING:

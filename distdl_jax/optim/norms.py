@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 
 from distdl_jax.arguments import check_not_negative
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.optim.require import optax_for
-from distdl_jax.optim.whole import Whole, check_params, square_root, squares, widened
+from distdl_jax.optim.global_reductions import Whole, check_params, square_root, squares, widened
+from distdl_jax.optim.optional import optax_for
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives import all_sum_reduce

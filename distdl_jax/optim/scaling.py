@@ -17,9 +17,9 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.primitives.all_reduce import all_reduce
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.static import Static
+from distdl_jax.tracing.tie import tie
 
 
 def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.backends.base import Workers, World
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
@@ -20,10 +20,10 @@ from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, plan_all_sum_reduce
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
-from distdl_jax.primitives.held import is_differentiable
+from distdl_jax.primitives.block_checks import is_differentiable
+from distdl_jax.primitives.collectives import accumulation_dtype, allreduce_in_team
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.primitives.team_operations import accumulation_dtype, allreduce_in_team
+from distdl_jax.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
 

@@ -9,14 +9,14 @@ from functools import cached_property
 import jax
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
-from distdl_jax.primitives.held import common_shape_dtype, is_differentiable
+from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable
+from distdl_jax.primitives.collectives import allreduce_in_team
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
-from distdl_jax.primitives.team_operations import allreduce_in_team
+from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)

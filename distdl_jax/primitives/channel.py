@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jax import Array
 
-from distdl_jax.backends.base import Transport
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Transport
 
 
 class Channel:

@@ -22,13 +22,13 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from distdl_jax.backends.base import World
-from distdl_jax.primitives.gradient_anchors import after_the_one_before, note_anchor
-from distdl_jax.primitives.mapped import agree_on_size, agreed_on_sizes
-from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
-from distdl_jax.primitives.tie import nothing, tie
-from distdl_jax.primitives.written_once import written_once
 from distdl_jax.programs.ir import movement_scope
+from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
+from distdl_jax.tracing.gradient_anchors import after_the_one_before, note_anchor
+from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
+from distdl_jax.world import World
 
 Parts = tuple[Array, ...]
 """An array, or the real and the imaginary part of one."""

@@ -12,8 +12,8 @@ from jax import Array, lax
 from distdl_jax.plans.messages import ExchangePlan, Piece
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.channel import Channel
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.primitives.collectives import accumulation_dtype
+from distdl_jax.tracing.tie import tie
 
 
 def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ...]) -> Array:

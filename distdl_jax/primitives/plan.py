@@ -14,10 +14,10 @@ from functools import cached_property
 
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.movement import Movement, move
+from distdl_jax.world import Workers, World
 
 ShapeDtypes = Mapping[int, ShapeDtype]
 """What workers hold, by world rank."""

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
-from distdl_jax.primitives.held import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
+from distdl_jax.primitives.block_checks import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
+from distdl_jax.primitives.collectives import broadcast_in_team, reduce_in_team
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
-from distdl_jax.primitives.team_operations import broadcast_in_team, reduce_in_team
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)

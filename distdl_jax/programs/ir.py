@@ -1,6 +1,6 @@
 """What one worker's program communicates: its operations in order, with its loops and branches.
 
-Read off a traced program (`backends.jaxpr_reader`), compared between workers before anything runs (`matching`).
+Read off a traced program (`tracing.program_reader`), compared between workers before anything runs (`matching`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from jax import Array
 
 from distdl_jax.arguments import check_key
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.parameters import ParamShapeDtypes
+from distdl_jax.layer.parameters import ParamShapeDtypes
 from distdl_jax.plans.decomposition import Range, checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import ShapeDtypes

@@ -15,24 +15,24 @@ from jax.typing import DTypeLike
 from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
-from distdl_jax.nn.layer import purpose_of
-from distdl_jax.nn.parameters import Params, ParamShapeDtypes, check_params, held_by_specs, told_with_params, unboxed
-from distdl_jax.output_specs import output_spec
+from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes, check_params, held_by_specs, told_with_params, unboxed
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
-from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replicated import plan_replicated
-from distdl_jax.primitives.tie import tie
 from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, checked_key, is_padded, memory_of
 from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, regions_of, ring_steps
 from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, entries_of, remembered
+from distdl_jax.sequence.online_softmax import rotated
 from distdl_jax.sequence.ring import Extras, block_of
-from distdl_jax.sequence.softmax import rotated
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.tracing.tie import tie
 
 Exchange = Literal["ring", "heads", "gather"]
 

@@ -10,22 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
+from distdl_jax.primitives.block_checks import owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.held import owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.primitives.replicated import ReplicatedPlan
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.sequence.dropping import Dropping
-from distdl_jax.sequence.helping import Help, HelpMovements
+from distdl_jax.sequence.dropout_mask import Dropping
+from distdl_jax.sequence.load_balance import Help, HelpMovements
 from distdl_jax.sequence.ring import Extras, Ring, Step, attended
-from distdl_jax.sequence.turns import Turn, turns_of
+from distdl_jax.sequence.ring_schedule import Turn, turns_of
+from distdl_jax.world import Workers, World
 
 Region = tuple[Range, Range, Range]
 """Samples, heads, queries."""

@@ -16,9 +16,9 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.tie import tie
-from distdl_jax.sequence.softmax import Hidden, Places, added, finished, start
+from distdl_jax.sequence.online_softmax import Hidden, Places, added, finished, start
 from distdl_jax.tensors import TensorSpec, device_array
+from distdl_jax.tracing.tie import tie
 
 Cache = dict[str, Array]
 PREFIX = "cache."

@@ -13,11 +13,12 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, initialize_params
-from distdl_jax.nn.layer import purpose_of
-from distdl_jax.nn.parameters import (
+from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.matmul_plan import SummedPlan
+from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
@@ -26,19 +27,18 @@ from distdl_jax.nn.parameters import (
     told_with_params,
     unboxed,
 )
-from distdl_jax.nn.product import SummedPlan
-from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
-from distdl_jax.primitives.held import common_dtype
+from distdl_jax.primitives.block_checks import common_dtype
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.primitives.tie import tie
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)

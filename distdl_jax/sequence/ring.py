@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import World
 from distdl_jax.plans.decomposition import Range
-from distdl_jax.primitives.gradient_anchors import after_the_one_before, note_anchor
+from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.reverse_only import never_transposed, reverse_only
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import nothing, tie
-from distdl_jax.sequence.dropping import Dropping
-from distdl_jax.sequence.helping import Help, cut, home, parts_of, put, side_by_side, told, with_those
-from distdl_jax.sequence.softmax import Factors, Hidden, Places, Running, added, finished, gradients, start
+from distdl_jax.sequence.dropout_mask import Dropping
+from distdl_jax.sequence.load_balance import Help, cut, home, parts_of, put, side_by_side, told, with_those
+from distdl_jax.sequence.online_softmax import Factors, Hidden, Places, Running, added, finished, gradients, start
+from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
+from distdl_jax.tracing.gradient_anchors import after_the_one_before, note_anchor
+from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.world import World
 
 
 class Extras(NamedTuple):

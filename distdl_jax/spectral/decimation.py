@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan
-from distdl_jax.spectral.lines import AT_ONCE, as_complex, as_real, real_part
+from distdl_jax.spectral.local_fft import AT_ONCE, as_complex, as_real, real_part
+from distdl_jax.world import Workers, World
 
 Kind = Literal["fft", "ifft", "rfft", "irfft"]
 

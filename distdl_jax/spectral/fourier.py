@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import checked_axes
 from distdl_jax.plans.decomposition import checked_integer, checked_integers
 from distdl_jax.plans.pencils import Reals, pencils
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
-from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.spectral.decimation import DecimationPlan, Kind, plan_decimation
-from distdl_jax.spectral.lines import Forward, Inverse
-from distdl_jax.spectral.stages import StagesPlan, Step, plan_stages
+from distdl_jax.spectral.local_fft import Forward, Inverse
+from distdl_jax.spectral.staged_fft import StagesPlan, Step, plan_stages
 
 Axes = int | Sequence[int]
 NORMS = (None, "backward", "ortho", "forward")

@@ -14,11 +14,11 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, initialize_params
-from distdl_jax.nn.layer import purpose_of
-from distdl_jax.nn.parameters import (
+from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.parameters import (
     Params,
     ParamShapeDtypes,
     check_params,
@@ -26,19 +26,19 @@ from distdl_jax.nn.parameters import (
     told_with_params,
     unboxed,
 )
-from distdl_jax.output_specs import output_spec
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer, checked_integers
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.tie import tie
 from distdl_jax.spectral.fourier import on_grid
-from distdl_jax.spectral.lines import Forward, Inverse
-from distdl_jax.spectral.stages import StagesPlan, plan_stages
+from distdl_jax.spectral.local_fft import Forward, Inverse
+from distdl_jax.spectral.staged_fft import StagesPlan, plan_stages
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import NoReturn
 
+from distdl_jax.agreement.replay import OthersArePast
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.decomposition import Workers
 from distdl_jax.programs.ir import Program
@@ -24,7 +25,6 @@ from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.flight_recorder import last_operations
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
-from distdl_jax.watchdog.replay import OthersArePast
 from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
 from distdl_jax.watchdog.thread_sampler import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames

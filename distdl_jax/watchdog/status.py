@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from distdl_jax.agreement.replay import Agreed, Agreements
 from distdl_jax.compat import dispatched_by_this_thread
 from distdl_jax.watchdog.call_log import REMEMBERED, CallLog
-from distdl_jax.watchdog.replay import Agreed, Agreements
 
 RUNS_REMEMBERED = 8
 """Of how many programs that were dispatched the calls are remembered."""

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 import jax
 
 from distdl_jax.compat import activity
-from distdl_jax.watchdog.source_lines import is_library, is_of_python
+from distdl_jax.source_lines import is_library, is_of_python
 from distdl_jax.watchdog.status import WorkerStatus, is_pending, worker_status
 
 _JIT = str(Path(__file__).parents[1] / "checked_jit.py")

@@ -15,9 +15,10 @@ from programs import patience, run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint import long_work, manager
+from distdl_jax.checkpoint import manager
+from distdl_jax.checkpoint import progress as long_work
 from distdl_jax.checkpoint.disk import Disk, disk
-from distdl_jax.checkpoint.long_work import together_for_long
+from distdl_jax.checkpoint.progress import together_for_long
 from distdl_jax.settings import Settings, TimeLimits
 
 
@@ -188,7 +189,10 @@ SLOW = """
 import os, sys, time
 import numpy as np
 import distdl_jax as dj
-from distdl_jax.checkpoint import block_reader, array_files, disk, exchange_files, slabs, writing
+from distdl_jax.checkpoint import block_reader, disk, writing
+from distdl_jax.checkpoint import foreign_formats as array_files
+from distdl_jax.checkpoint import import_export as exchange_files
+from distdl_jax.checkpoint import hyperslabs as slabs
 
 P = dj.Partition()
 seconds = 2 * float(os.environ["DISTDL_JAX_TIMEOUT"]) / 32  # each of 32 pieces: together twice what the clock allows

@@ -10,7 +10,7 @@ from playing_layers import Fetched, Played, cuts, play_product
 
 from convolution import direct
 from convolution.draws import Conv, Pool
-from distdl_jax.nn.local.conv import LocalConvolution
+from distdl_jax.kernels.convolution import LocalConvolution
 from distdl_jax.nn.pooling import PoolingPlan
 
 

@@ -9,9 +9,10 @@ import pytest
 from convolution.draws import Conv, Draw, On, Pool
 from convolution.programs import check
 
+from distdl_jax.kernels import algorithm_choice as conv_choice
+from distdl_jax.kernels import conv_algorithms as conv_forms
+from distdl_jax.kernels.onednn.compiled import version
 from distdl_jax.nn import conv_plan
-from distdl_jax.nn.local import conv_choice, conv_forms
-from distdl_jax.onednn.compiled import version
 from distdl_jax.settings import Settings
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1

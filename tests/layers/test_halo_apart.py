@@ -12,8 +12,8 @@ import pytest
 from matrix.partitions import On, on
 
 import distdl_jax as dj
-from distdl_jax.nn.halo_apart import HaloApartPlan, halo_apart
-from distdl_jax.nn.local.apart import taken_apart
+from distdl_jax.kernels.split_halo import taken_apart
+from distdl_jax.layer.split_halo import HaloApartPlan, halo_apart
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.primitives.halo_exchange import plan_ranges

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from distdl_jax.nn.local import pool
-from distdl_jax.nn.local.conv import LocalConvolution
+from distdl_jax.kernels import pooling as pool
+from distdl_jax.kernels.convolution import LocalConvolution
 from distdl_jax.plans.windows import WindowSpec
 
 WINDOWS = WindowSpec(kernel=(2, 2), stride=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))

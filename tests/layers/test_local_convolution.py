@@ -13,11 +13,12 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
-from distdl_jax.nn.local import conv2d_cpu, conv_forms
-from distdl_jax.nn.local.apart import Apart, Side, joined, taken_apart
-from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem, convolution, convolution_apart
-from distdl_jax.nn.local.placement import Placement
-from distdl_jax.onednn.compiled import version
+from distdl_jax.kernels import conv2d_cpu
+from distdl_jax.kernels import conv_algorithms as conv_forms
+from distdl_jax.kernels.conv_algorithms import DIRECTIONS, PLAIN, Forms, Problem, convolution, convolution_apart
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.onednn.compiled import version
+from distdl_jax.kernels.split_halo import Apart, Side, joined, taken_apart
 from distdl_jax.settings import Settings
 
 # features, channels in and out, kernel, stride, padding, dilation, groups

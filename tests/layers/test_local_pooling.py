@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from launcher.examples import examples
 
-from distdl_jax.nn.local import pool
-from distdl_jax.nn.local.pool import largest, total
+from distdl_jax.kernels import pooling as pool
+from distdl_jax.kernels.pooling import largest, total
 from distdl_jax.plans.windows import WindowSpec
 
 # features, kernel, stride

@@ -16,7 +16,7 @@ from sequential import Beside, block_of, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.sequence.softmax import PIECE, Hidden, Places, added, finished, gradients, start
+from distdl_jax.sequence.online_softmax import PIECE, Hidden, Places, added, finished, gradients, start
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:

@@ -380,7 +380,7 @@ def test_transposed_convolutions_differ_by_output_padding() -> None:
 
 
 def on_planning() -> Any:
-    from distdl_jax.backends.planning import PlanningWorld
+    from distdl_jax.transports.planning import PlanningWorld
 
     return PlanningWorld(0, 1)
 

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.optim.in_step import in_step
 from distdl_jax.optim.norms import _unit_axes
+from distdl_jax.optim.synced_loops import in_step
 
 SHAPES = {"matrix": (5, 3), "kernel": (3, 2, 3, 2), "bias": (5,), "few": (1,), "scale": (), "gain": (4,)}
 

@@ -14,8 +14,8 @@ from imaginary import on_all, partition_of, refusal
 
 import distdl_jax as dj
 from distdl_jax import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.backends.planning import PlanningWorld
 from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.transports.planning import PlanningWorld
 
 
 def grid(P, ranks, shape):

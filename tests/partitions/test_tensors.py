@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
 
 
 def grid(P, ranks, shape):

@@ -15,10 +15,10 @@ from matrix.programs import compare, library, named, run
 from matrix.ties import empty_pieces, there_and_back, untied
 
 import distdl_jax as dj
-from distdl_jax.backends.jaxpr_reader import read_program
 from distdl_jax.functional import repartition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.boxes import BoxMovement
+from distdl_jax.primitives.box_exchange import BoxMovement
+from distdl_jax.tracing.program_reader import read_program
 
 
 def blocks_of(world_size: int) -> dict[str, Any]:

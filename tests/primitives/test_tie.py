@@ -9,7 +9,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
 
 X, OTHER = np.arange(3.0), np.arange(4.0) + 1
 

@@ -11,7 +11,7 @@ from private_parts import tested, what_breaks
 from programs import ROOT
 
 from distdl_jax import compat
-from distdl_jax.backends.mpi import compat as mpi_compat
+from distdl_jax.transports.mpi import compat as mpi_compat
 
 
 def test_each_item_has_a_test_and_says_what_would_replace_it() -> None:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from private_parts import what_breaks
 from programs import ROOT
 
-from distdl_jax.backends.mpi import compat
+from distdl_jax.transports.mpi import compat
 
 
 @pytest.mark.world(1)
@@ -31,7 +31,7 @@ def test_the_warning_of_a_new_jax(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_library_is_imported_without_that_warning() -> None:
     """With the jax that is installed, which is one of those that were tried."""
     environment = {name: value for name, value in os.environ.items() if name != "MPI4JAX_NO_WARN_JAX_VERSION"}
-    program = "from distdl_jax.backends.mpi.compat import import_mpi4jax; print(import_mpi4jax().sendrecv.__name__)"
+    program = "from distdl_jax.transports.mpi.compat import import_mpi4jax; print(import_mpi4jax().sendrecv.__name__)"
     process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment
     )

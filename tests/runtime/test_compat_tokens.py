@@ -14,7 +14,7 @@ from mpi4py import MPI
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
-from distdl_jax.backends.mpi.compat import import_mpi4jax
+from distdl_jax.transports.mpi.compat import import_mpi4jax
 
 
 @pytest.mark.world(2)

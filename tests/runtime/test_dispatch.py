@@ -16,8 +16,8 @@ from mpi4py import MPI
 from private_parts import MOST_LOOKS
 
 import distdl_jax as dj
-from distdl_jax.backends.opening import open_world
 from distdl_jax.functional import all_sum_reduce
+from distdl_jax.transports.open_world import open_world
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_its_call
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.nn.local import conv_onednn
-from distdl_jax.nn.local.placement import Placement
-from distdl_jax.onednn import __main__ as command
-from distdl_jax.onednn import build, compiled
+from distdl_jax import onednn as command
+from distdl_jax.kernels import conv_onednn
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.onednn import build, compiled
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
 needs_it = pytest.mark.skipif(compiled.version() == "none", reason="oneDNN's convolutions are not compiled here")

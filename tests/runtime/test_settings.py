@@ -9,9 +9,9 @@ import pytest
 from programs import ROOT
 
 import distdl_jax as dj
-from distdl_jax.nn.local import conv_forms
-from distdl_jax.nn.local.conv_forms import Forms
-from distdl_jax.nn.local.placement import Placement
+from distdl_jax.kernels import conv_algorithms as conv_forms
+from distdl_jax.kernels.conv_algorithms import Forms
+from distdl_jax.kernels.geometry import Placement
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
@@ -109,8 +109,8 @@ def test_no_other_file_reads_the_environment():
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
-    readers += ("backends/inprocess/devices.py",)
-    readers += ("tuning/processor.py", "tuning/kept.py", "onednn/compiled.py", "onednn/build.py")
+    readers += ("transports/threads/devices.py",)
+    readers += ("kernels/processor.py", "kernels/tuning_cache.py", "kernels/onednn/compiled.py", "kernels/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 

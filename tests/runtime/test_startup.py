@@ -6,8 +6,8 @@ import pytest
 from mpi4py import MPI
 
 import distdl_jax as dj
-from distdl_jax.backends.mpi import launch_checks
 from distdl_jax.settings import read_settings
+from distdl_jax.transports.mpi import launch_checks
 
 
 @pytest.mark.world(3)

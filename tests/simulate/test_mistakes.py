@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.backends.inprocess.rendezvous import Rendezvous
 from distdl_jax.functional import all_sum_reduce, broadcast, repartition
+from distdl_jax.transports.threads.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.limit(300)
 

@@ -13,8 +13,8 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.backends.inprocess.transport import InProcessTransport
 from distdl_jax.functional import all_sum_reduce, broadcast, halo_exchange, repartition, sum_reduce
+from distdl_jax.transports.threads.transport import InProcessTransport
 
 pytestmark = pytest.mark.limit(600)
 

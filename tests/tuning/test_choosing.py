@@ -1,7 +1,7 @@
 """Which way is taken, from measurements that are given."""
 
-from distdl_jax.tuning.choosing import best_everywhere, cheapest, worth_trying
-from distdl_jax.tuning.timing import Measurement
+from distdl_jax.kernels.selection import best_everywhere, cheapest, worth_trying
+from distdl_jax.kernels.timing import Measurement
 
 DATA = 1000
 

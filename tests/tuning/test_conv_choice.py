@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
+from distdl_jax.kernels import algorithm_choice as conv_choice
+from distdl_jax.kernels import conv_algorithms as conv_forms
+from distdl_jax.kernels import convolution as local_conv
+from distdl_jax.kernels import timing
+from distdl_jax.kernels.conv_algorithms import DIRECTIONS, PLAIN, Forms, Problem
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.onednn.compiled import version
+from distdl_jax.kernels.processor import machine
+from distdl_jax.kernels.split_halo import Apart, Side
+from distdl_jax.kernels.timing import Measurement
+from distdl_jax.kernels.tuning_cache import add, read
 from distdl_jax.nn import conv as layers
-from distdl_jax.nn.local import conv as local_conv
-from distdl_jax.nn.local import conv_choice, conv_forms
-from distdl_jax.nn.local.apart import Apart, Side
-from distdl_jax.nn.local.conv_forms import DIRECTIONS, PLAIN, Forms, Problem
-from distdl_jax.nn.local.placement import Placement
-from distdl_jax.onednn.compiled import version
 from distdl_jax.settings import Settings
-from distdl_jax.tuning import timing
-from distdl_jax.tuning.kept import add, read
-from distdl_jax.tuning.processor import machine
-from distdl_jax.tuning.timing import Measurement
 
 SMALL = Problem((2, 8, 6, 5), (8, 8, 3, 3), Placement((1, 1), ((1, 1), (1, 1)), (1, 1)), 1, "float32")
 LARGE = replace(SMALL, x=(2, 8, 256, 256))
@@ -56,7 +57,7 @@ def keep(path, problem, **seconds):
 
 def test_the_records_decide_where_nothing_else_is_known():
     """Every other form than the plain one was 1.2 times faster in all records of its class, on two processors."""
-    told = json.loads((files("distdl_jax.tuning") / "records.json").read_text())
+    told = json.loads((files("distdl_jax.kernels") / "records.json").read_text())
     rows = [(processor, row) for processor, its in told.items() for row in its]
     taken, class_of = set(), conv_choice._class
     for _, row in rows:
@@ -127,7 +128,7 @@ def test_what_is_far_better_in_one_direction_is_taken_in_those_not_measured(tune
 
 
 def test_by_the_records_what_is_far_better_in_one_direction_is_no_worse_in_another():
-    told = json.loads((files("distdl_jax.tuning") / "records.json").read_text())
+    told = json.loads((files("distdl_jax.kernels") / "records.json").read_text())
     rows = [row for its in told.values() for row in its]
     ratios = [
         row[other]["rewritten"] / row[other]["plain"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distdl_jax.tuning.kept import VERSION, add, default_path, read
-from distdl_jax.tuning.timing import Measurement
+from distdl_jax.kernels.timing import Measurement
+from distdl_jax.kernels.tuning_cache import VERSION, add, default_path, read
 
 ONE = {"a convolution": {"plain": Measurement(0.5, 10), "other": Measurement(0.25, 0)}}
 TWO = {"another one": {"plain": Measurement(1.5, 0)}}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.nn.norms.moments import Along
 from distdl_jax.nn.norms.normalization import DistributedNorm, check_norm
+from distdl_jax.nn.norms.statistics import Along
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.plans.shape_dtype import shape_text

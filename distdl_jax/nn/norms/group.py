@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.nn.norms.moments import Along, Entries, InGroups
 from distdl_jax.nn.norms.normalization import DistributedNorm, check_norm
+from distdl_jax.nn.norms.statistics import Along, Entries, InGroups
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.tensors import TensorSpec

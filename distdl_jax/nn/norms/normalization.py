@@ -16,12 +16,10 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.arguments import checked_dtype, is_real
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.layer import purpose_of
-from distdl_jax.nn.norms.moments import Entries, Moments
-from distdl_jax.nn.norms.scaling import scaled
-from distdl_jax.nn.parameters import (
+from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.parameters import (
     Params,
     ParamShapeDtypes,
     Specs,
@@ -30,17 +28,19 @@ from distdl_jax.nn.parameters import (
     told_with_params,
     unboxed,
 )
-from distdl_jax.output_specs import output_spec
+from distdl_jax.nn.norms.scaling import scaled
+from distdl_jax.nn.norms.statistics import Entries, Moments
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import tie
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 _STATE = "state."
 """What the workers call the entries of a state with, where they tell each other what they hold."""

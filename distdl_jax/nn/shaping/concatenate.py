@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
+from distdl_jax.agreement.handshake import handshake, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.nn.layer import purpose_of
+from distdl_jax.layer.layer import purpose_of
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.handshake import handshake, shape_dtype_of
-from distdl_jax.primitives.held import owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.tie import tie
 from distdl_jax.static import Static
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.backends.base import Workers, World
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.errors import PlanError
-from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
-from distdl_jax.nn.local.pool import least
+from distdl_jax.kernels.pooling import least
+from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.nn.pooling import check_ordered
 from distdl_jax.nn.shaping.resample import check_features
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
-from distdl_jax.primitives.held import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.team_operations import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.tie import tie
-from distdl_jax.primitives.written_once import written_once
+from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)

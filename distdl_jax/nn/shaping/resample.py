@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.arguments import is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.nn.layer import ParameterFreeLayer, purpose_of
-from distdl_jax.nn.shaping.moved import MovedPlan, moved_to
+from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.nn.shaping.output_partition import MovedPlan, moved_to
 from distdl_jax.nn.shaping.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.primitives.handshake import exchange_shape_dtypes
+from distdl_jax.primitives.collectives import mean_dtype
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.team_operations import mean_dtype
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 

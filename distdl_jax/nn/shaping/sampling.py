@@ -15,18 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.backends.base import Workers, World
 from distdl_jax.errors import PlanError
-from distdl_jax.nn.local.layout import between_layers
+from distdl_jax.kernels.layout import between_layers
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.held import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.team_operations import accumulation_dtype
-from distdl_jax.primitives.tie import tie
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
 
 MOST_TAPS = 4
 """The most inputs of an output that are taken one after the other; more are taken together."""

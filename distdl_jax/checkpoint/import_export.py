@@ -1,0 +1,229 @@
+"""`export` and `import_`: one file for the whole of every tensor, as other programs write and read it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import jax
+
+from distdl_jax.checkpoint.agreement import checked_path, together
+from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
+from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all
+from distdl_jax.checkpoint.folders import written_in
+from distdl_jax.checkpoint.foreign_formats import ArrayInFile, arrays_in, some
+from distdl_jax.checkpoint.hyperslabs import runs
+from distdl_jax.checkpoint.layout import Form
+from distdl_jax.checkpoint.leaves import as_leaf, empty_block
+from distdl_jax.checkpoint.progress import Pause, together_for_long
+from distdl_jax.checkpoint.save import world_of_specs
+from distdl_jax.checkpoint.tensor_file import METADATA, Tensor, bytes_of, is_storable, laid_out
+from distdl_jax.checkpoint.writing import PIECE, UNSYNCED
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.spec_trees import is_spec, specs_by_path
+from distdl_jax.tensors import TensorSpec
+
+
+def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
+    """Write one safetensors file with the whole of every leaf; nothing is gathered, each worker writes its own bytes.
+
+    Any program that reads safetensors reads it, without MPI and without this library. A tensor's name is where it
+    stands in the tree, with dots, as PyTorch has it: that of `tree["conv1"]["weight"]` is `conv1.weight`, and that of
+    `tree[0]["bias"]` is `0.bias`. Complex numbers are pairs of floats, in one dimension more; random keys are their
+    data.
+
+    **Arguments:** those of `dj.checkpoint.save`, but `path` is that of the file. A file that is there is replaced once
+    the new one is complete.
+
+    Collective over all workers of the world.
+
+    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` where two leaves would get one
+    name, or one a name that the format keeps for itself.
+
+    >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> specs = {"conv1": {"weight": dj.TensorSpec((3,), P)}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export(f"{folder}/net.safetensors", {"conv1": {"weight": jnp.arange(3)}}, specs)
+    ...     import_(f"{folder}/net.safetensors", specs)["conv1"]["weight"].tolist()
+    [0, 1, 2]
+    """
+    world = world_of_specs(specs)
+    names = {jax.tree_util.keystr(place): _name(place) for place, _ in jax.tree.leaves_with_path(tree)}
+    its = disk.get()
+
+    def decide(leaves: Leaves, given: Mapping[str, Any]) -> tuple[str, str, list[Tensor]]:
+        path = given["path"]
+        _check_names([leaf for leaf, _ in leaves], names)
+        head, tensors, size = laid_out({names[leaf]: (form.dtype, form.shape) for leaf, form in leaves})
+        return path, _begin_file(its, path, head, size), [tensors[names[leaf]] for leaf, _ in leaves]
+
+    (to, unfinished, tensors), own, _ = agree_on_contents(
+        world, "the beginning of an export", tree, specs, lambda: {"path": checked_path(path)}, decide
+    )
+
+    def write(pause: Pause) -> None:
+        if not own:
+            return
+        with opened() as descriptor:
+            for each in own:
+                _write(each, tensors[each.leaf], descriptor, pause)
+
+    def complete(told: Any) -> None:
+        with opened():
+            pass  # its end is the sync of the header, too
+        with written_in(unfinished):
+            its.replace(unfinished, to)
+        its.sync_folder(os.path.dirname(to))
+
+    @contextmanager
+    def opened() -> Iterator[int]:
+        with written_in(unfinished), naming(unfinished):
+            descriptor = its.open(unfinished)
+            try:
+                yield descriptor
+                its.sync(descriptor)
+            finally:
+                its.close(descriptor)
+
+    try:
+        together_for_long(world, f"the export to {to}", write, complete)
+    except Exception:
+        if world.rank == 0:
+            with suppress(OSError):
+                its.remove(unfinished)
+        raise
+
+
+def import_(path: str | os.PathLike[str], specs: Any) -> Any:
+    """This worker's blocks of the tensors in a safetensors, npz or npy file, of any program; each reads its own part.
+
+    **Arguments:**
+
+    - `path`: the file. All workers must see it.
+    - `specs`: a pytree of `TensorSpec` with the tensors' global shapes. The file is asked for each leaf by where that
+      stands, as in `export`: `specs["conv1"]["weight"]` gets `conv1.weight`. One spec that is no pytree gets the only
+      array of a file. None is left as it is. What else the file holds is not looked at.
+
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume where it has none,
+    in the file's dtype. Little more is held than the blocks; from what is compressed (`numpy.savez_compressed`) all
+    that lies before them is read, too.
+
+    Collective over all workers of the world.
+
+    **Raises,** on all workers: `PlanError` where the file lacks a tensor or has it in another shape; `CheckpointError`
+    where it can't be read.
+    """
+    world = world_of_specs(specs)
+    wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
+    structure = jax.tree.structure(specs, is_leaf=is_spec)
+
+    def alike(told: dict[int, str]) -> str:
+        for worker, theirs in told.items():
+            if theirs != told[0]:
+                raise PlanError(
+                    f"`path` must be the same on all workers, but is {told[0]} on worker 0, {theirs} on worker "
+                    f"{worker}."
+                )
+        return told[0]
+
+    file: str = together(world, "the beginning of an import", lambda: checked_path(path), alike)
+
+    def found() -> dict[str, ArrayInFile]:
+        arrays = arrays_in(file)
+        return {name: _found(file, arrays, name, spec) for name, spec in wanted if spec is not None}
+
+    leaves: list[Any] = []
+
+    def read(pause: Pause) -> None:
+        arrays = found()
+        for name, spec in wanted:
+            leaves.append(None if spec is None else _block(arrays[name], name, spec, pause))
+
+    together_for_long(world, f"the import from {file}", read)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _begin_file(its: Disk, path: str, head: bytes, size: int) -> str:
+    """Make the file in which an export is written, of its length, and return its path; remove those of killed jobs."""
+    folder, file = os.path.split(path)
+    its.make_folders(folder)
+    form = re.compile(rf"\.{re.escape(file)}\.[0-9a-f]{{8}}")
+    for name in filter(form.fullmatch, os.listdir(folder)):
+        with suppress(OSError):
+            its.remove(os.path.join(folder, name))
+    unfinished = os.path.join(folder, f".{file}.{secrets.token_hex(4)}")
+    try:
+        with naming(unfinished):
+            descriptor = its.create(unfinished)
+            try:
+                write_all(its, descriptor, memoryview(head), 0)
+                if size > len(head):
+                    write_all(its, descriptor, memoryview(b"\0"), size - 1)
+            finally:
+                its.close(descriptor)
+    except Exception:
+        with suppress(OSError):
+            its.remove(unfinished)
+        raise
+    return unfinished
+
+
+def _name(place: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(place, simple=True, separator=".")
+
+
+def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
+    leaf_of: dict[str, str] = {}
+    for path in paths:
+        if names[path] == METADATA:
+            raise InvalidArgumentError(
+                f"`tree{path}` can't be called {METADATA!r}: safetensors files have something else under that name."
+            )
+        if (other := leaf_of.setdefault(names[path], path)) != path:
+            raise InvalidArgumentError(
+                f"`tree{other}` and `tree{path}` would both be called {names[path]!r}; rename a key of `tree`."
+            )
+
+
+def _write(own: Own, tensor: Tensor, descriptor: int, pause: Pause) -> None:
+    """Write a block at its places in the whole tensor."""
+    its = disk.get()
+    data = bytes_of(own.block())
+    length, starts = runs(own.form.shape, own.box)
+    nbytes = length * tensor.itemsize
+    unsynced = 0
+    for n, start in enumerate(starts):
+        run, offset = data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize
+        for done in range(0, nbytes, PIECE):
+            write_all(its, descriptor, run[done : done + PIECE], offset + done)
+            unsynced += min(PIECE, nbytes - done)
+            if unsynced >= UNSYNCED:
+                its.sync(descriptor)
+                unsynced = 0
+            pause()
+
+
+def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpec) -> ArrayInFile:
+    array = next(iter(arrays.values())) if not name and len(arrays) == 1 else arrays.get(name)
+    if array is None:
+        raise PlanError(f"{path} has no tensor {name!r}, of which `specs` has a TensorSpec. It holds {some(arrays)}.")
+    if array.shape != spec.global_shape:
+        raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec says {spec.global_shape}.")
+    if not is_storable(array.dtype.name):
+        raise PlanError(f"{name!r} is of dtype {array.dtype} in {path}, which JAX does not have.")
+    return array
+
+
+def _block(array: ArrayInFile, name: str, spec: TensorSpec, pause: Pause) -> Any:
+    form = Form(array.shape, array.dtype.name)
+    if spec.box is None:
+        return as_leaf(name, form, empty_block(form, None, len(array.shape)))
+    block = array.read(spec.box, pause)
+    assert block.shape == box_shape(spec.box)
+    return as_leaf(name, form, block if block.flags.c_contiguous else block.copy(order="C"))

@@ -1,0 +1,266 @@
+"""Where the weight and the bias of a layer live, and how they get to the workers that multiply with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.agreement.handshake import concluded, shape_dtype_of
+from distdl_jax.errors import InvalidTypeError, PlanError
+from distdl_jax.origins import Origins, check_origins, origins_of
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import balanced_ranges
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.halo_exchange import plan_ranges
+from distdl_jax.primitives.packing import joined_slices
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.primitives.replication import plan_broadcast
+from distdl_jax.tensors import TensorSpec
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Workers, World
+
+T = TypeVar("T")
+
+Params = dict[str, Array]
+Specs = Mapping[str, TensorSpec]
+
+ParamShapeDtypes = Mapping[int, Mapping[str, ShapeDtype]]
+"""What workers hold of the parameters: by world rank, by name."""
+
+
+@dataclass(frozen=True)
+class ParameterPartitions:
+    """The parameters of a layer whose workers form P_n x P_out x P_in x features, the partition `work`.
+
+    Weights are the same along batch and features, so they live on the first slice of `work`, and are broadcast. Or they
+    are cut along their first dimension over all workers that would get copies, and gathered.
+
+    - `sharded`: whether they are cut.
+    - `inputs_first`: whether the weight is n_in x n_out, not n_out x n_in.
+    """
+
+    work: Partition
+    sharded: bool = False
+    inputs_first: bool = False
+
+    @cached_property
+    def stored(self) -> Partition:
+        """The workers that hold the weight, in a shape that broadcasts to `work`: 1 x P_out x P_in x 1 x ... x 1."""
+        p_out, p_in, _ = self._grid.shape
+        return self._partition(self._grid[:, :, 0], [1, p_out, p_in, *(1,) * (self.work.dim - 3)])
+
+    @cached_property
+    def weight(self) -> Partition:
+        """P_out x P_in x 1 x ... x 1, or P_in x P_out; the first of them `shards` times where they are cut."""
+        grid = self._grid.swapaxes(0, 1) if self.inputs_first else self._grid
+        rows, columns, _ = grid.shape
+        shape = [rows * self.shards, columns, *(1,) * (self.work.dim - 3)]
+        return self._partition(grid[:, :, : self.shards].swapaxes(1, 2), shape)
+
+    @cached_property
+    def bias(self) -> Partition:
+        """P_out, the first of the weight's workers along P_in; `shards` times where they are cut."""
+        return self._partition(self._grid[:, 0, : self.shards], [len(self._grid) * self.shards])
+
+    @property
+    def shards(self) -> int:
+        """Into how many pieces a block is cut."""
+        return self._grid.shape[2] if self.sharded else 1
+
+    @cached_property
+    def _grid(self) -> np.ndarray:
+        """The ranks in `work`, P_out x P_in x copies."""
+        _, p_out, p_in, *_ = shape = self.work.shape
+        return np.moveaxis(np.arange(self.work.size).reshape(shape), 0, 2).reshape(p_out, p_in, -1)
+
+    def _partition(self, ranks: np.ndarray, shape: list[int]) -> Partition:
+        return self.work.create_partition_inclusive(ranks.ravel().tolist()).create_cartesian_topology_partition(shape)
+
+    def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
+        """How the parameters get to the workers of `work`, from what all workers of the layer hold of them.
+
+        **Raises:** `PlanError` where those who hold a parameter hold it in different dtypes, or placeholders elsewhere
+        are of another kind.
+        """
+        owners = {"weight": self.weight} | ({"bias": self.bias} if has_bias else {})
+        dtypes = {
+            name: common_dtype(f'params["{name}"]', {worker: held[name] for worker, held in params.items()}, P.ranks)
+            for name, P in owners.items()
+        }
+        if self.shards > 1:
+            gathered = {name: self._gathering(name, params, P) for name, P in owners.items()}
+            return GatheredParameterPlan(dtypes, gathered)
+        if self.stored.ranks == self.work.ranks:
+            return ParameterPlan(dtypes)
+        together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
+        shapes = {
+            worker: (sum(held[name].size for name in dtypes),) if has_bias else held["weight"].shape
+            for worker, held in params.items()
+        }
+        packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
+        movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
+        return BroadcastParameterPlan(dtypes, movement, frozenset(self.work.ranks))
+
+    def _gathering(self, name: str, params: ParamShapeDtypes, P: Partition) -> MovementPlan:
+        """The movement that gives each worker of P the whole of the block that it has a piece of."""
+        pieces = {worker: held[name] for worker, held in params.items()}
+        owned = owned_grid(f'params["{name}"]', P, pieces)
+        rows = balanced_ranges(owned.extent[0], P.shape[0] // self.shards)
+        needed = tuple(its for its in rows for _ in range(self.shards))
+        return plan_ranges("parameters", pieces, P, Halos(owned, (needed, *owned.ranges[1:])))
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How weight and bias get from where they live to the workers that multiply with them: they are there already.
+
+    - `dtypes`: of "weight", and of "bias" where there is one, where they live. Placeholders may be of another.
+    """
+
+    dtypes: Mapping[str, np.dtype] = field(hash=False)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the copies of the weight, and of what stands for them."""
+        return self.dtypes["weight"]
+
+    def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """This worker's copy of its weight, of `shape`, and of its bias.
+
+        On workers with an index other than 0 along P_in the bias is empty. On workers that don't multiply: two
+        zero-volume arrays.
+        """
+        return params["weight"], params["bias"] if "bias" in self.dtypes else None
+
+
+@dataclass(frozen=True)
+class BroadcastParameterPlan(ParameterPlan):
+    """The same of parameters that live on some of these workers, or on others.
+
+    - `movement`: of both in one message.
+    - `multiply`: the world ranks of the workers that multiply.
+    """
+
+    movement: MovementPlan
+    multiply: frozenset[int]
+
+    def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """This worker's copies; as `ParameterPlan.run`."""
+        together = reduce(jnp.promote_types, self.dtypes.values())
+        if "bias" not in self.dtypes:  # as it is: of another shape it would be a copy
+            copies = self.movement.run(world, tie(params["weight"].astype(together), *params.values()))
+            return copies, copies if world.rank not in self.multiply else None
+        flat = [params[name].reshape(-1).astype(together) for name in self.dtypes]
+        packed = joined_slices([(its, 0, its.size) for its in flat], 0)
+        packed = self.movement.run(world, tie(packed, *params.values()))
+        if world.rank not in self.multiply:
+            return packed, packed
+        size = math.prod(shape)
+        copies = packed[:size].reshape(shape).astype(self.dtypes["weight"])
+        return copies, joined_slices([(packed, size, packed.size)], 0).astype(self.dtypes["bias"])
+
+
+@dataclass(frozen=True)
+class GatheredParameterPlan(ParameterPlan):
+    """The same of parameters that are cut.
+
+    - `gathered`: the movement of each, between all workers that have a piece of it.
+    """
+
+    gathered: Mapping[str, MovementPlan] = field(hash=False)
+
+    def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+        """This worker's copies; as `ParameterPlan.run`."""
+        # All workers differentiate with respect to what any of them does.
+        copies = {name: its.run(world, tie(params[name], *params.values())) for name, its in self.gathered.items()}
+        return copies["weight"], copies.get("bias")
+
+
+def unboxed(params: Any) -> Any:
+    """Parameters, or a tuple of them, without the variables of flax that they, or each of them, are in."""
+    params = params.get_value() if hasattr(params, "get_value") else params
+    if not isinstance(params, Mapping):
+        return params
+    return {name: its.get_value() if hasattr(its, "get_value") else its for name, its in params.items()}
+
+
+def held_by_specs(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:
+    """What `workers` hold of parameters of `dtype` that are as `specs` say."""
+    return {
+        worker: {name: ShapeDtype(spec.block_shapes.get(worker, (0,)), dtype) for name, spec in specs.items()}
+        for worker in workers
+    }
+
+
+def told_with_params(
+    world: World, team: Workers, layer: str, specs: Specs, params: Params, x: Array
+) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+    """What all workers of `team` hold of x and of the parameters `specs`: the one handshake of a layer's call.
+
+    **Raises:** `PlanError`, on all of them, where `init` has made their parameters of different keys.
+    """
+    return concluded_with_params(world, team, layer, specs, params, x, lambda *told: None)[:2]
+
+
+def concluded_with_params(
+    world: World,
+    team: Workers,
+    layer: str,
+    specs: Specs,
+    params: Params,
+    x: Array,
+    conclude: Callable[[ShapeDtypes, ParamShapeDtypes], T],
+) -> tuple[ShapeDtypes, ParamShapeDtypes, T]:
+    """The same, and what the team's first worker concludes from the two, which goes to all; it must not raise."""
+
+    def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype], Origins]:
+        if not isinstance(params, Mapping):
+            raise InvalidTypeError(
+                f"`params` (={params!r}) must be a dictionary of {sorted(specs)}, as `init` makes it."
+            )
+        held = {name: shape_dtype_of(_argument(name, specs), its) for name, its in params.items()}
+        return shape_dtype_of("x", x), held, origins_of(specs)
+
+    def apart(told: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype], Origins]]) -> tuple[Any, Any]:
+        of_x = {worker: of_x for worker, (of_x, _, _) in told.items()}
+        return of_x, {worker: held for worker, (_, held, _) in told.items()}
+
+    told, conclusion = concluded(world, team, layer, mine, lambda told: conclude(*apart(told)))
+    check_origins(layer, {worker: origins for worker, (_, _, origins) in told.items()})
+    return *apart(told), conclusion
+
+
+def _argument(name: str, specs: Specs) -> str:
+    """How a user gives what the workers tell each other under this name: a parameter, or what goes along with them."""
+    if name in specs:
+        return f'params["{name}"]'
+    of, *entry = name.split(".", 1)
+    return f'{of}["{entry[0]}"]' if entry else name
+
+
+def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:
+    """Refuse parameters that are not their worker's blocks, in the same words on all workers.
+
+    - `of`: the argument that they are the entries of.
+    """
+    for worker, held in params.items():
+        for name, spec in specs.items():
+            if name not in held:
+                raise PlanError(
+                    f'On worker {worker}: `{of}` must hold "{name}" on every worker, but holds {sorted(held)}.'
+                )
+            expected = spec.block_shapes.get(worker)
+            if expected is not None and held[name].shape != expected:
+                raise PlanError(
+                    f'On worker {worker}: `{of}["{name}"]` has shape {held[name].shape}, but this worker\'s block of '
+                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
+                )

@@ -1,0 +1,133 @@
+"""Windows that slide over a partitioned tensor: what convolution and pooling share.
+
+A worker's balanced output block needs an input range. The workers exchange so that each has that range, and what lies
+outside the tensor is left to the local operation as padding, or filled in by the padding mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.partition import Partition
+from distdl_jax.plans.decomposition import Range
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowedAxis, WindowSpec
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.world import Workers, World
+
+_Ranges = tuple[tuple[Range, ...], ...]  # per feature dimension and index
+
+
+@dataclass(frozen=True)
+class WindowsPlan(Plan):
+    """Who needs which input for its balanced block of outputs, and how it gets it.
+
+    - `spec`: the windows; `axes`: the same along each feature dimension of the tensor.
+    - `wanted`: what the windows read, reaching outside the tensor where they do.
+    - `movement`: gives each worker the part of the tensor from which that can be made.
+    """
+
+    spec: WindowSpec
+    axes: tuple[WindowedAxis, ...]
+    wanted: _Ranges
+    movement: RangesPlan
+
+    @property
+    def workers(self) -> Workers:
+        return self.movement.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        """What `worker` has of what its windows read, but for padding with zeros."""
+        shape = list(self.movement.output(worker).shape)
+        for d, sources in enumerate(self.filling(worker)):
+            if sources is not None:
+                shape[d + 2] = len(sources)
+        return ShapeDtype(tuple(shape), self.movement.dtype)
+
+    def index(self, worker: int) -> tuple[int, ...]:
+        """The index of `worker` along the features."""
+        owned = self.movement.halos.owned
+        return owned.index(owned.cell_of[worker])[2:]
+
+    def output_ranges(self, index: Sequence[int]) -> tuple[Range, ...]:
+        """The outputs that the worker at feature index `index` computes, per feature dimension."""
+        workers = map(len, self.wanted)
+        return tuple(axis.output_range(p, i) for axis, p, i in zip(self.axes, workers, index, strict=True))
+
+    def output_counts(self, index: Sequence[int]) -> tuple[int, ...]:
+        """How many outputs the worker at feature index `index` computes, per feature dimension."""
+        return tuple(stop - start for start, stop in self.output_ranges(index))
+
+    def padding(self, index: Sequence[int]) -> Pairs:
+        """The zeros (low, high) to put around the exchanged block of the worker at `index`, per feature dimension."""
+        if self.spec.mode in ("reflect", "replicate"):
+            return ((0, 0),) * len(self.axes)
+        along = zip(self.axes, self.wanted, index, strict=True)
+        return tuple(axis.clipped(ranges[i])[1] for axis, ranges, i in along)
+
+    def filling(self, worker: int) -> tuple[np.ndarray | None, ...]:
+        """Per feature dimension, which entry of the exchanged block goes where, for `worker`.
+
+        None where the block is right as it is: everywhere but at the boundary, under reflect or replicate padding.
+        """
+        if self.spec.mode not in ("reflect", "replicate"):
+            return (None,) * len(self.axes)
+        found: list[np.ndarray | None] = []
+        fetched = self.movement.halos.needed[2:]
+        for axis, wanted, ranges, i in zip(self.axes, self.wanted, fetched, self.index(worker), strict=True):
+            sources = _sources(axis, self.spec.mode, wanted[i]) - ranges[i][0]
+            found.append(None if np.array_equal(sources, np.arange(ranges[i][1] - ranges[i][0])) else sources)
+        return tuple(found)
+
+    def run(self, world: World, x: Array) -> Array:
+        """The input that this worker's windows read, but for padding with zeros; for others, `x`."""
+        block = self.movement.run(world, x)
+        if world.rank in self.movement.inputs:
+            for d, sources in enumerate(self.filling(world.rank)):
+                if sources is not None:
+                    block = jnp.take(block, sources, axis=d + 2, mode="clip")
+        return block
+
+
+def plan_windows(shape_dtypes: ShapeDtypes, P_x: Partition, spec: WindowSpec) -> WindowsPlan:
+    """The plan of the windows over an N x C x features tensor on P_x, P_n x P_c x P_{D-1} x ... x P_0.
+
+    `shape_dtypes` is what all workers of the layer hold, those of P_x among them. Raises `PlanError` where the blocks
+    don't form a grid or the windows don't fit.
+    """
+    common_dtype("x", shape_dtypes, P_x.ranks)
+    owned = owned_grid("x", P_x, shape_dtypes)
+    axes = tuple(spec.along(d, size) for d, size in enumerate(owned.extent[2:]))
+    wanted = tuple(axis.input_ranges(p) for axis, p in zip(axes, P_x.shape[2:], strict=True))
+    fetched = (
+        tuple(_source_range(axis, spec.mode, each) for each in ranges)
+        for axis, ranges in zip(axes, wanted, strict=True)
+    )
+    periodic = (False, False) + (spec.mode == "circular",) * len(axes)
+    halos = Halos(owned, (*owned.ranges[:2], *fetched), periodic)
+    return WindowsPlan(spec, axes, wanted, plan_ranges("windows", shape_dtypes, P_x, halos))
+
+
+def _sources(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> np.ndarray:
+    """For each index of a range that may reach outside the tensor, the index inside that fills it."""
+    indices = np.arange(*wanted)
+    last = axis.size - 1
+    if mode == "replicate":
+        return np.clip(indices, 0, last)
+    return last - np.abs(last - np.abs(indices))
+
+
+def _source_range(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> Range:
+    """The range of the tensor that fills `wanted`."""
+    if mode not in ("reflect", "replicate"):
+        return axis.clipped(wanted)[0]
+    sources = _sources(axis, mode, wanted)
+    return (int(sources.min()), int(sources.max()) + 1) if sources.size else axis.clipped(wanted)[0]

@@ -1,0 +1,181 @@
+"""Mean and variance of what several workers hold, in one movement and without cancellation.
+
+Each worker finds the mean and the sum of squared deviations of its own entries. These travel to all workers of the
+team, which add them up by the parallel algorithm: with n_i entries, means m_i and sums of squares s_i,
+
+    m = sum n_i m_i / n,        var = sum (s_i + n_i (m_i - m)^2) / n
+
+The counts n_i follow from the shapes, so they don't travel. Source: Chan, Golub and LeVeque (1983).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.plans.broadcasting import reduction_team
+from distdl_jax.plans.decomposition import Box, ProductGrid, Workers, box_shape, ranges_of_sizes
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.all_gather import GatherPlan
+from distdl_jax.primitives.all_sum_reduce import AllSumPlan
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import World
+
+
+class Entries(Protocol):
+    """Which entries of a tensor have a mean and a variance in common, as one worker's block has them.
+
+    Statistics have one shape on all workers of a team, the *shape of the sums*.
+    """
+
+    def counts(self, box: Box) -> np.ndarray:
+        """How many entries of the block `box` each statistic is of; it broadcasts with the sums."""
+
+    def sums(self, box: Box, x: Array) -> Array:
+        """The sums over the entries of the block."""
+
+    def spread(self, box: Box, sums: Array) -> Array:
+        """Statistics for every entry of the block: an array that broadcasts with it."""
+
+
+@dataclass(frozen=True)
+class Along:
+    """All entries that agree in every dimension but `dims`: sums have length 1 in those."""
+
+    dims: tuple[int, ...]
+
+    def counts(self, box: Box) -> np.ndarray:
+        shape = box_shape(box)
+        return np.full((1,) * len(shape), math.prod(shape[d] for d in self.dims))
+
+    def sums(self, box: Box, x: Array) -> Array:
+        return jnp.sum(x, axis=self.dims, keepdims=True)
+
+    def spread(self, box: Box, sums: Array) -> Array:
+        return sums
+
+
+@dataclass(frozen=True)
+class InGroups:
+    """The entries of one sample and one of `groups` groups of neighbouring channels: sums are samples x groups.
+
+    A group may be split, and a worker have parts of several.
+    """
+
+    groups: int
+    channels: int
+
+    def _members(self, box: Box) -> np.ndarray:
+        """Channels of the block x groups: whether the channel is in the group."""
+        group_of = np.arange(*box[1]) // (self.channels // self.groups)
+        return group_of[:, None] == np.arange(self.groups)
+
+    def counts(self, box: Box) -> np.ndarray:
+        return self._members(box).sum(axis=0, keepdims=True) * math.prod(box_shape(box)[2:])
+
+    def sums(self, box: Box, x: Array) -> Array:
+        # Chosen, not multiplied with 0 and 1: what is infinite or NaN in one group is none of the others'.
+        of_channels = jnp.sum(x, axis=tuple(range(2, x.ndim)))
+        return jnp.sum(jnp.where(self._members(box), of_channels[:, :, None], 0), axis=1)
+
+    def spread(self, box: Box, sums: Array) -> Array:
+        of_channels = jnp.sum(jnp.where(self._members(box), sums[:, None, :], 0), axis=2)
+        return of_channels.reshape(*of_channels.shape, *(1,) * (len(box) - 2))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How workers find mean and variance over their teams.
+
+    - `grid`: the blocks of the tensor.
+    - `axes`: the dimensions along which workers are a team.
+    - `entries`: what is averaged together.
+    - `dtype`: in which everything is summed.
+    - `centred`: whether the mean is subtracted. Without, the mean is not found, and the "variance" is the mean square.
+    """
+
+    grid: ProductGrid
+    axes: tuple[int, ...]
+    entries: Entries
+    dtype: np.dtype
+    centred: bool = True
+
+    def team(self, worker: int) -> Workers:
+        """The workers with which `worker` combines what it finds, by world rank."""
+        places = reduction_team(self.grid.shape, self.axes, self.grid.cell_of[worker])
+        return tuple(self.grid.ranks[place] for place in places)
+
+    def box(self, worker: int) -> Box:
+        """The ranges of the block of `worker`."""
+        return self.grid.box(self.grid.cell_of[worker])
+
+    def counts(self, worker: int) -> np.ndarray:
+        """How many entries each worker of the team has: workers x what broadcasts with the sums."""
+        return np.stack([self.entries.counts(self.box(each)) for each in self.team(worker)])
+
+    def spread(self, worker: int, sums: Array) -> Array:
+        """Statistics for every entry of the block of `worker`."""
+        return self.entries.spread(self.box(worker), sums)
+
+    def run(self, world: World, x: Array) -> tuple[Array, Array]:
+        """Mean and biased variance over this worker's team, in the shape of the sums."""
+        x, team, counts = x.astype(self.dtype), self.team(world.rank), self.counts(world.rank)
+        total = np.maximum(counts.sum(axis=0), 1).astype(self.dtype)
+        if not self.centred:
+            squares = self._sums(world.rank, x, jnp.square)
+            held = dict.fromkeys(team, ShapeDtype(squares.shape, self.dtype))
+            return jnp.zeros_like(squares), AllSumPlan((team,), held).run(world, squares) / total
+        if x.size:
+            mean, squares = _mean_and_squares(x, self.entries, self.box(world.rank))
+        else:
+            mean = squares = self._sums(world.rank, x)
+        if len(team) == 1:
+            return mean, squares / total
+        row = jnp.stack([mean, squares]).reshape(1, -1)
+        rows = self._gathered(team, row.shape[1]).run(world, row).reshape(len(team), 2, *mean.shape)
+        means, weights = rows[:, 0], counts.astype(self.dtype)
+        mean = jnp.sum(means * (weights / total), axis=0)
+        return mean, jnp.sum(rows[:, 1] + weights * jnp.square(means - mean), axis=0) / total
+
+    def _sums(self, worker: int, x: Array, of: Callable[[Array], Array] = lambda x: x) -> Array:
+        """Those of the block of `worker`; 0 of no entries, and depending on `x` all the same."""
+        if x.size == 0:
+            return tie(self.entries.sums(self.box(worker), jnp.zeros(x.shape, self.dtype)), x)
+        return self.entries.sums(self.box(worker), of(x))
+
+    def _gathered(self, team: Workers, size: int) -> GatherPlan:
+        """How the rows of a team come together on all of its workers."""
+        grid = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, size),)))
+        row = ShapeDtype((1, size), self.dtype)
+        return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _mean_and_squares(x: Array, entries: Entries, box: Box) -> tuple[Array, Array]:
+    """The mean of each statistic's entries in a block that has some, and the sum of their squared deviations."""
+    mean = entries.sums(box, x) / np.maximum(entries.counts(box), 1).astype(x.dtype)
+    return mean, entries.sums(box, jnp.square(x - entries.spread(box, mean)))
+
+
+def _forward(x: Array, entries: Entries, box: Box) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    mean, squares = _mean_and_squares(x, entries, box)
+    return (mean, squares), (x, mean)
+
+
+def _backward(entries: Entries, box: Box, kept: tuple[Array, Array], cotangents: tuple[Array, Array]) -> tuple[Array]:
+    """In one pass over x: through the mean the squares do not depend on it, since deviations sum to 0."""
+    (x, mean), (of_mean, of_squares) = kept, cotangents
+    of_mean = of_mean / np.maximum(entries.counts(box), 1).astype(x.dtype)
+    deviation = x - entries.spread(box, mean)
+    return (entries.spread(box, of_mean) + 2 * entries.spread(box, of_squares) * deviation,)
+
+
+_mean_and_squares.defvjp(_forward, _backward)

@@ -1,0 +1,109 @@
+"""Copies and reductions within one team of workers, on arrays inside traced programs.
+
+A receive has no buffer but its result, so small teams broadcast and reduce by trees of messages. Half precisions are
+summed in float32 and rounded once; the sum of booleans is their "or".
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.trees import broadcast_steps, reduction_steps
+from distdl_jax.primitives.channel import Channel
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Reduction, Workers, World
+
+
+def accumulation_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which data of `dtype` is summed: float32 for the half precisions, else itself."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return np.dtype(np.float32)
+    return np.dtype(dtype)
+
+
+def mean_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of means of data of `dtype`: of integers and booleans a floating one, as in `jnp.mean`; else itself."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.dtype(dtype)
+    return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+
+
+def broadcast_in_team(
+    world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
+) -> Array:
+    """The first worker's `x`, on every worker of `team`; the others pass None."""
+    if x is None and (shape_dtype.size == 0 or len(team) == 1):
+        return _zeros(shape_dtype, anchor)
+    if shape_dtype.size == 0 or len(team) == 1:
+        assert x is not None
+        return x
+    if len(team) > world.transport.largest_tree:
+        return world.transport.broadcast(_zeros(shape_dtype, anchor) if x is None else x, team)
+    channel = Channel(world.transport, anchor, tag)
+    for action, partner in broadcast_steps(len(team), team.index(world.rank)):
+        if action == "receive":
+            x = channel.receive(shape_dtype, team[partner])
+        else:
+            assert x is not None  # the root has it, and every other worker receives before it sends
+            channel.send(x, team[partner])
+    assert x is not None
+    return channel.finish(x)
+
+
+def reduce_in_team(
+    world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
+) -> Array:
+    """The sum of the workers' `x`, on the first worker of `team`; on the others something tied to it.
+
+    The first worker may pass None, and then adds nothing of its own. `shape_dtype` is that of `x`.
+    """
+    wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
+    if x is not None:
+        x = x.astype(wide.dtype)
+    if shape_dtype.size == 0 or len(team) == 1:
+        y = _zeros(wide, anchor) if x is None else x
+    elif len(team) > world.transport.largest_tree:
+        summable, op = _reducible(_zeros(wide, anchor) if x is None else x, "sum")
+        y = world.transport.reduce(summable, team, op)
+    else:
+        y = _tree_reduce(world, team, x, anchor, wide, tag)
+    return y.astype(shape_dtype.dtype)
+
+
+def allreduce_in_team(world: World, team: Workers, x: Array, op: Reduction = "sum") -> Array:
+    """The sum, or maximum, of the workers' `x`, on every worker of `team` (the same order on all)."""
+    if x.size == 0 or len(team) == 1:
+        return x
+    reducible, its_op = _reducible(x.astype(accumulation_dtype(np.dtype(x.dtype))), op)
+    return world.transport.allreduce(reducible, team, its_op).astype(x.dtype)
+
+
+def _tree_reduce(
+    world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
+) -> Array:
+    channel = Channel(world.transport, anchor if x is None else x, tag)
+    for action, partner in reduction_steps(len(team), team.index(world.rank)):
+        if action == "receive":
+            received = channel.receive(shape_dtype, team[partner])
+            x = received if x is None else _add(x, received)
+        else:
+            assert x is not None  # only the first worker may pass None, and it never sends
+            channel.send(x, team[partner])
+    assert x is not None
+    return channel.finish(x)
+
+
+def _zeros(shape_dtype: ShapeDtype, anchor: Array) -> Array:
+    return tie(jnp.zeros(shape_dtype.shape, shape_dtype.dtype), anchor)
+
+
+def _reducible(x: Array, op: Reduction) -> tuple[Array, Reduction]:
+    """`x` in a dtype, and the operation, that every transport has: of booleans, sum and maximum are both "or"."""
+    return (x.astype(jnp.uint8), "max") if x.dtype == jnp.bool_ else (x, op)
+
+
+def _add(x: Array, y: Array) -> Array:
+    return x | y if x.dtype == jnp.bool_ else x + y

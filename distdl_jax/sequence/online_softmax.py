@@ -1,0 +1,291 @@
+"""Attention of one worker's queries to a block of keys, piece by piece: a running maximum and sum; the way back.
+
+Neither way are there more scores at a time than those of the queries and `PIECE` keys, so memory is linear in the
+block. Source: Milakov and Gimelshein (2018), arXiv:1805.02867 (running sums); Dao et al. (2022), arXiv:2205.14135.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.primitives.collectives import accumulation_dtype
+from distdl_jax.tracing.materialize import written_once
+
+PIECE = 512
+"""How many keys are looked at together."""
+
+
+class Places(NamedTuple):
+    """Where queries and keys are in the sequence: numbers, or scalars that JAX traces.
+
+    - `queries`, `keys`: those of the first ones. - `causal`: whether queries see no keys that come after them.
+    """
+
+    queries: int | Array
+    keys: int | Array
+    causal: bool
+
+
+class Hidden(NamedTuple):
+    """What keeps queries from keys, of one block of keys; None for what there is not.
+
+    - `padding`: n x t, of bool: which keys are seen by nobody.
+    - `mask`: (n or 1) x (heads or 1) x queries x t: of bool, True where a query doesn't see a key; or added to scores.
+    """
+
+    padding: Array | None = None
+    mask: Array | None = None
+
+
+Factors = Callable[[int, int], Array]
+"""What the weights of some keys (from the first one on, so many) are multiplied with: n x heads x queries x keys."""
+
+
+class Running(NamedTuple):
+    """What is known after some keys: per query and head the largest score, and sums relative to it.
+
+    - `top`, `total`: n x heads x queries; -inf and 0 where a query has seen none.
+    - `values`: n x heads x queries x features, not yet divided by `total`.
+    """
+
+    top: Array
+    total: Array
+    values: Array
+
+
+def start(q: Array) -> Running:
+    """Before the first key, of queries n x s x heads x d."""
+    n, s, heads, d = q.shape
+    wide = accumulation_dtype(np.dtype(q.dtype))
+    return Running(
+        jnp.full((n, heads, s), -jnp.inf, wide), jnp.zeros((n, heads, s), wide), jnp.zeros((n, heads, s, d), wide)
+    )
+
+
+def added(
+    running: Running,
+    q: Array,
+    k: Array,
+    v: Array,
+    hidden: Hidden,
+    places: Places,
+    factors: Factors | None = None,
+) -> Running:
+    """What is known after one block of keys and values more, n x t x (key heads) x d.
+
+    Each key head serves the heads of one group of neighbours. `factors`: what weights are multiplied with, by the
+    numbers of keys within the block.
+    """
+    whole, t = _pieces(k)
+
+    def of_piece(running: Running, first: int | Array, n: int) -> Running:
+        its = None if factors is None else factors(int(first), n)  # their pieces are not in a loop
+        return _added(running, q, *_cut(first, n, k, v, hidden), _from(places, first), its)
+
+    if factors is not None:
+        for i in range(whole):
+            running = of_piece(running, i * PIECE, PIECE)
+    elif whole:
+        running, _ = lax.scan(lambda r, i: (of_piece(r, i * PIECE, PIECE), None), running, jnp.arange(whole))
+    return running if whole * PIECE == t else of_piece(running, whole * PIECE, t - whole * PIECE)
+
+
+def merged(one: Running, other: Running) -> Running:
+    """What is known after the keys of both."""
+    top = jnp.maximum(one.top, other.top)
+    base = jnp.where(jnp.isneginf(top), 0, top)
+    of_one, of_other = jnp.exp(one.top - base), jnp.exp(other.top - base)
+    values = one.values * of_one[..., None] + other.values * of_other[..., None]
+    return Running(top, one.total * of_one + other.total * of_other, values)
+
+
+def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
+    """The output, n x queries x heads x features, and the logarithms of the sums of exponentials, n x heads x queries.
+
+    A query that has seen no key has 0 as both.
+    """
+    nothing = running.total == 0
+    total = jnp.where(nothing, 1, running.total)
+    y = jnp.moveaxis(running.values / total[..., None], 1, 2).astype(dtype)
+    return y, jnp.where(nothing, 0, running.top) + jnp.log(total)
+
+
+def gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    hidden: Hidden,
+    places: Places,
+    dy: Array,
+    log_sum: Array,
+    delta: Array,
+    factors: Factors | None = None,
+) -> tuple[Array, Array, Array, Array | None]:
+    """The gradients of queries, keys, values and an added mask that one block of keys makes, in the dtype of sums.
+
+    - `dy`: of the output. - `log_sum`: from `finished`.
+    - `delta`, like it: the sum over a head's features of dy * y, less the gradient of `log_sum`.
+    """
+    whole, t = _pieces(k)
+
+    def of_piece(first: int | Array, n: int) -> tuple[Array, Array, Array, Array | None]:
+        its = None if factors is None else factors(int(first), n)
+        return _gradients(q, *_cut(first, n, k, v, hidden), _from(places, first), dy, log_sum, delta, its)
+
+    def step(dq: Array, i: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
+        more, *rest = of_piece(i * PIECE, PIECE)
+        return dq + more, tuple(rest)  # type: ignore[return-value]
+
+    if not whole:
+        return of_piece(0, t)
+    dq, parts = jnp.zeros(q.shape, log_sum.dtype), []
+    if factors is None:
+        dq, stacked = lax.scan(step, dq, jnp.arange(whole))
+        parts.append(
+            tuple(its if its is None else _side_by_side(its, a) for its, a in zip(stacked, (1, 1, 3), strict=True))
+        )
+    else:
+        for i in range(whole):
+            more, *rest = of_piece(i * PIECE, PIECE)
+            dq, parts = dq + more, [*parts, tuple(rest)]
+    if whole * PIECE < t:
+        more, *rest = of_piece(whole * PIECE, t - whole * PIECE)
+        dq, parts = dq + more, [*parts, tuple(rest)]
+    dk, dv, of_mask = zip(*parts, strict=True)
+    joined = None if of_mask[0] is None else jnp.concatenate(of_mask, 3)
+    return dq, jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), joined
+
+
+def _side_by_side(stacked: Array, axis: int) -> Array:
+    """Pieces in front of the other dimensions, as one along `axis` of these."""
+    moved = jnp.moveaxis(stacked, 0, axis)
+    return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
+
+
+def _pieces(k: Array) -> tuple[int, int]:
+    """How many whole pieces there are, where there is more than one, and how many keys."""
+    t = k.shape[1]
+    return (t // PIECE if t > PIECE else 0), t
+
+
+def _cut(first: int | Array, n: int, k: Array, v: Array, hidden: Hidden) -> tuple[Array, Array, Hidden]:
+    padding, mask = hidden
+    k, v = (lax.dynamic_slice_in_dim(x, first, n, 1) for x in (k, v))
+    padding = None if padding is None else lax.dynamic_slice_in_dim(padding, first, n, 1)
+    return k, v, Hidden(padding, None if mask is None else lax.dynamic_slice_in_dim(mask, first, n, 3))
+
+
+def _from(places: Places, first: int | Array) -> Places:
+    return places._replace(keys=places.keys + first)
+
+
+def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> tuple[Array, Array | None]:
+    """n x key heads x heads of each x queries x keys; -inf where a query doesn't see a key. And where that is."""
+    (n, s, heads, d), (_, t, groups, _) = q.shape, k.shape
+    wide = accumulation_dtype(np.dtype(q.dtype))
+    products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), k.astype(wide))
+    scores = products.reshape(n, groups, heads // groups, s, t) / np.sqrt(d).astype(wide)
+    unseen = [] if hidden.padding is None else [hidden.padding[:, None, None, None, :]]
+    if hidden.mask is not None:
+        mask = _in_groups(hidden.mask, groups)
+        if mask.dtype == jnp.bool_:
+            unseen.append(mask)
+        else:
+            scores = scores + mask.astype(wide)
+    if places.causal:
+        unseen.append(places.keys + jnp.arange(t)[None, :] > places.queries + jnp.arange(s)[:, None])
+    if not unseen:
+        return scores, None
+    somewhere = reduce(jnp.logical_or, unseen)
+    return jnp.where(somewhere, -jnp.inf, scores), somewhere
+
+
+def _rows(x: Array, groups: int) -> Array:
+    """n x s x heads x d, as n x key heads x rows x d: head after head of each group, so that products are batched ones.
+
+    With the heads of a group as a dimension of their own XLA takes three times as long for them.
+    """
+    n, s, heads, d = x.shape
+    return jnp.moveaxis(x, 1, 2).reshape(n, groups, heads // groups * s, d)
+
+
+def _in_groups(x: Array, groups: int) -> Array:
+    """n x heads (or 1) x queries x keys, as n x key heads (or 1) x heads of each (or 1) x queries x keys."""
+    n, heads, *rest = x.shape
+    return x.reshape(n, 1, 1, *rest) if heads == 1 else x.reshape(n, groups, heads // groups, *rest)
+
+
+def _added(
+    running: Running, q: Array, k: Array, v: Array, hidden: Hidden, places: Places, factors: Array | None
+) -> Running:
+    (n, s, heads, d), wide = q.shape, running.top.dtype
+    scores, _ = _scores(q, k, hidden, places)
+    # The results do not depend on which number this is. Its derivative would compare the largest score with scores that
+    # XLA works out again, rounded in another way, so that none of them might be it.
+    top = lax.stop_gradient(jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s)))
+    base = jnp.where(jnp.isneginf(top), 0, top)
+    weights = jnp.exp(scores - base.reshape(scores.shape[:-1])[..., None])
+    shrunk = jnp.exp(running.top - base)
+    total = jnp.sum(weights, axis=-1).reshape(n, heads, s)
+    if factors is not None:
+        weights = weights * _in_groups(factors, k.shape[2])
+    values = _dot("ngrst,ntgd->ngrsd", weights, v.astype(wide)).reshape(n, heads, s, d)
+    return Running(top, running.total * shrunk + total, running.values * shrunk[..., None] + values)
+
+
+def _gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    hidden: Hidden,
+    places: Places,
+    dy: Array,
+    log_sum: Array,
+    delta: Array,
+    factors: Array | None,
+) -> tuple[Array, Array, Array, Array | None]:
+    (n, s, heads, d), groups, wide = q.shape, k.shape[2], log_sum.dtype
+    scores, unseen = _scores(q, k, hidden, places)
+    by_group = (*scores.shape[:-1], 1)
+    weights = jnp.exp(scores - log_sum.reshape(by_group))
+    of_rows = _rows(dy.astype(wide), groups)
+    of_weights, used = _dot("ngmd,ntgd->ngmt", of_rows, v.astype(wide)).reshape(weights.shape), weights
+    if factors is not None:
+        its = _in_groups(factors, groups)
+        of_weights, used = of_weights * its, weights * its
+    rows = (*of_rows.shape[:3], weights.shape[-1])
+    dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), of_rows)
+    of_scores = weights * (of_weights - delta.reshape(by_group))
+    if unseen is not None:  # not even a query whose output is NaN makes anything of a key that it doesn't see
+        of_scores = jnp.where(unseen, 0, of_scores)
+    of_mask, mask = None, hidden.mask
+    if mask is not None and mask.dtype != jnp.bool_:
+        by_head = of_scores.reshape(n, heads, s, -1)
+        of_mask = jnp.sum(by_head, [a for a in (0, 1) if mask.shape[a] != by_head.shape[a]], keepdims=True)
+    of_scores = (of_scores / np.sqrt(d).astype(wide)).reshape(rows)
+    dq = _dot("ngmt,ntgd->ngmd", of_scores, k.astype(wide)).reshape(n, heads, s, d)
+    return jnp.moveaxis(dq, 1, 2), _dot("ngmt,ngmd->ntgd", of_scores, _rows(q.astype(wide), groups)), dv, of_mask
+
+
+def _dot(subscripts: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(subscripts, a, b, precision=lax.Precision.HIGHEST)
+
+
+def rotated(x: Array, first: int | Array, base: float) -> Array:
+    """Rotary positions: the pairs (x_i, x_{i + d/2}) of each head, turned by place * base^(-2i/d).
+
+    Places are those from `first` on.
+    """
+    d, wide = x.shape[-1], accumulation_dtype(np.dtype(x.dtype))
+    speeds = base ** (-np.arange(0, d, 2) / d)
+    angles = ((first + jnp.arange(x.shape[1]))[:, None] * speeds[None, :].astype(wide))[None, :, None, :]
+    low, high = jnp.split(x.astype(wide), 2, axis=-1)
+    # XLA would work them out again for each sample and head.
+    cos, sin = written_once(jnp.stack([jnp.cos(angles), jnp.sin(angles)]).astype(wide))
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,180 @@
+"""The control channel: how workers agree on something while they trace, without ever waiting in silence.
+
+An agreement has a purpose and a team. Every worker of the team sends its contribution to the team's first worker, which
+replies to all; in a large team, both through others, along a tree. Between two workers messages keep their order, so in
+a correct program the next message of a partner is for the same purpose; where it isn't, the two run different programs,
+and all workers get to know it. Nothing blocks: a worker that waits looks for messages, and for failures that its
+monitor knows of, in turns.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import jax
+
+from distdl_jax.errors import one_program
+from distdl_jax.plans.trees import gathered
+from distdl_jax.source_lines import user_line
+from distdl_jax.transports.mpi.mailbox import Mailbox
+from distdl_jax.watchdog.call_log import CallLog, Calls
+from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.status import worker_status
+from distdl_jax.world import Workers
+
+Contributions = dict[int, Any]
+
+SPINS = 200
+"""How often a waiting worker looks at once before it begins to sleep in between."""
+
+LONGEST_SLEEP = 1e-3
+"""Seconds between two looks of a worker that has waited for some time."""
+
+
+CHANGED = "; a function traced again with the same arguments, but what it communicates has changed"
+"""What is said of an agreement in a function that uses something from outside its arguments which has changed."""
+
+
+class Monitor(Protocol):
+    """What knows of other workers: `epoch` counts the agreements that failed so far, `calls` this worker's calls."""
+
+    epoch: int
+    calls: CallLog
+
+    def raise_if_failed(self) -> None:
+        """Raise what all workers raise, where one of them has failed to agree."""
+
+    def raise_if_past(self) -> None:
+        """Raise `OthersArePast` where nobody else will come to what this worker agrees on."""
+
+    def fail(self, text: str, about: Workers = ()) -> NoReturn:
+        """Make all workers raise `text`, which is about these."""
+
+
+class Envelope(NamedTuple):
+    """What travels: `epoch` counts the failures before it, so that what these left behind is recognised; and so is, by
+    the sender's `calls`, what was sent in a call that the receiver has passed."""
+
+    epoch: int
+    purpose: str
+    team: Workers
+    where: str
+    data: Any
+    calls: Calls
+
+    def describe(self) -> str:
+        return f"{self.purpose} ({self.where})"
+
+
+def _by_worker(team: Workers, said: dict[bytes, Workers]) -> Contributions:
+    """What each has said; one and the same object for all who have said the same."""
+    found: Contributions = {}
+    for data, workers in said.items():
+        found.update(dict.fromkeys(workers, pickle.loads(data)))
+    return {worker: found[worker] for worker in team}
+
+
+class ControlChannel:
+    """The agreements of one worker in one world, over a mailbox that nothing else uses.
+
+    - `sent`, `received`: how many messages went to, and came from, each other worker: the watchdog's proof that none is
+      on its way.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:
+        self._mailbox = mailbox
+        self._rank = rank
+        self.monitor = monitor
+        self.sent: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
+        self._unread: list[tuple[int, Envelope]] = []
+
+    def agree(
+        self,
+        team: Workers,
+        purpose: str,
+        contribution: Any,
+        decide: Callable[[Contributions], Any] = dict,
+        remark: str = "",
+    ) -> Any:
+        """The decision of the team's first worker on all contributions, by world rank; collective in `team`.
+
+        `remark`: what messages are to say of it, after the source line.
+
+        **Raises:** `PlanError`, on all workers of the world, where some worker of the team is about to do something
+        else, or has left.
+        """
+        if len(team) == 1:
+            return decide({self._rank: contribution})
+        where = user_line() + remark + ("; jax_disable_jit" if jax.config.jax_disable_jit else "")  # type: ignore[attr-defined, unused-ignore]
+        parent, children = gathered(team, self._rank)
+        log.debug("the team %s agrees on %s, at %s", team, purpose, where)
+        self.monitor.raise_if_failed()
+        mine = Envelope(self.monitor.epoch, purpose, team, where, None, self.monitor.calls.summary())
+        # By what is said: what many say alike is sent, and read, once.
+        said: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
+        with worker_status().agreeing(self, purpose, where, children if parent is None else children or (parent,)):
+            silent = dict.fromkeys(children)
+            while silent:
+                worker_status().still_waits_for(tuple(silent))
+                worker, theirs = self._receive(silent, mine)
+                del silent[worker]
+                for data, workers in theirs.items():
+                    said[data] = said.get(data, ()) + workers
+            if parent is None:
+                worker_status().still_waits_for(())  # a decision may take its time
+                decision = decide(_by_worker(team, said))
+                packed = pickle.dumps(decision)
+            else:
+                self._post(mine._replace(data=said), parent)
+                worker_status().still_waits_for((parent,))
+                packed = self._receive({parent}, mine)[1]
+            for worker in children:
+                self._post(mine._replace(data=packed), worker)
+            return decision if parent is None else pickle.loads(packed)
+
+    def _post(self, envelope: Envelope, to: int) -> None:
+        self.sent[to] += 1  # before it is sent: at worst one too many seems to be on its way
+        self._mailbox.post(envelope, to)
+
+    def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
+        """Who of `sources` is the next to say something, which must be for the same purpose as `mine`, and what."""
+        source, theirs = self._next(sources)
+        if (theirs.purpose, theirs.team) != (mine.purpose, mine.team):
+            self.monitor.fail(
+                f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
+                f"{source} {theirs.describe()}. {one_program((mine.purpose, theirs.purpose))}",
+                (self._rank, source),
+            )
+        return source, theirs.data
+
+    def _next(self, sources: Container[int]) -> tuple[int, Envelope]:
+        """The oldest message of any of `sources`, and whose it is; other messages are kept."""
+        looks = 0
+        while True:
+            # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure
+            # that this worker has yet to hear of.
+            epoch = self.monitor.epoch
+            self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
+            if self._unread:
+                calls = self.monitor.calls.summary()
+                # What its sender agrees on alone, in a call that this worker has passed; and what waits until this one
+                # is through with a call that its sender has passed.
+                self._unread = [unread for unread in self._unread if not calls.has_passed(unread[1].calls)]
+                waits = {source for source, envelope in self._unread if envelope.calls.has_passed(calls)}
+            for place, (source, envelope) in enumerate(self._unread):
+                if source in sources and source not in waits and envelope.epoch == epoch:
+                    del self._unread[place]
+                    return source, envelope
+            if (received := self._mailbox.next()) is not None:
+                self._unread.append(received)
+                self.received[received[0]] += 1
+                continue
+            self.monitor.raise_if_failed()
+            self.monitor.raise_if_past()
+            looks += 1
+            time.sleep(0 if looks < SPINS else min(LONGEST_SLEEP, 1e-5 * (looks - SPINS)))

@@ -1,0 +1,241 @@
+"""Messages and team operations of traced programs over MPI: the only file that calls mpi4jax.
+
+What mpi4jax leaves to its caller is settled here, once:
+
+- *dtypes.* MPI has no bfloat16 or float16: they travel as bits. (They are summed in float32, by the caller.)
+- *Length.* MPI counts elements with a C int: longer messages travel in chunks.
+- *Hidden results.* On some workers mpi4jax returns its input, and drops the operation's own result; JAX may then drop
+  the operation. Here what is returned depends on the operation on every worker.
+- *Order.* XLA starts a receive, which has no operand, as early as it can; here it has one.
+- *Rematerialisation.* `jax.checkpoint` accepts the operations' effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from mpi4py import MPI
+
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.programs.ir import Operation
+from distdl_jax.transports.mpi.communicators import Communicators
+from distdl_jax.transports.mpi.compat import (
+    as_parameter,
+    import_mpi4jax,
+    mpi_bcast,
+    mpi_effect,
+    mpi_operation,
+    mpi_reduce,
+)
+from distdl_jax.transports.mpi.order_after_send import sent_first
+from distdl_jax.watchdog.flight_recorder import recorded
+from distdl_jax.world import OutsideWorldError, Reduction, Workers
+
+mpi4jax = import_mpi4jax()
+
+MAX_ELEMENTS = 2**31 - 1
+"""The most elements that one MPI message can hold."""
+
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX}
+
+_MPI_DTYPES = {"bool", "float32", "float64", "complex64", "complex128"} | {
+    f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
+}
+
+
+class MPITransport:
+    """The operations of this worker over the communicators of its world."""
+
+    # mpi4jax's own broadcast fills a template and copies it on every receiver before it receives; a message does not.
+    largest_tree = 8
+
+    def __init__(self, communicators: Communicators) -> None:
+        self._communicators = communicators
+
+    @property
+    def effect(self) -> Any:
+        return mpi_effect()
+
+    def send(self, x: Array, dest: int, tag: int) -> Array:
+        return _together([self._exchange(chunk, dest, None, MPI.PROC_NULL, tag) for chunk in _chunks(_as_sendable(x))])
+
+    def receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
+        parts = [self._receive(chunk, source, tag, after) for chunk in _chunk_shape_dtypes(expected)]
+        return _assembled(parts, expected)
+
+    def sendrecv(self, x: Array, dest: int, expected: ShapeDtype, source: int, tag: int) -> Array:
+        sent, coming = _chunks(_as_sendable(x)), _chunk_shape_dtypes(expected)
+        both = min(len(sent), len(coming))
+        parts = [
+            self._exchange(chunk, dest, arriving, source, tag)
+            for chunk, arriving in zip(sent[:both], coming[:both], strict=True)
+        ]
+        rest = [self._exchange(chunk, dest, None, MPI.PROC_NULL, tag) for chunk in sent[both:]]
+        parts += [self._receive(arriving, source, tag, x) for arriving in coming[both:]]
+        return _together([_assembled(parts, expected), *rest])
+
+    def broadcast(self, x: Array, team: Workers) -> Array:
+        # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
+        comm = as_parameter(self._communicators.of_team(team))
+        results = []
+        for chunk in _chunks(_as_sendable(x)):
+            with recorded(f"bcast in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
+                results.append(mpi_bcast().bind(chunk, root=0, comm=comm))
+        if self._communicators.rank == team[0]:
+            return sent_first(_together([x, *results]))
+        return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
+
+    def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
+        comm, mpi_op = as_parameter(self._communicators.of_team(team)), as_parameter(_OPS[op])
+        results = []
+        for chunk in _chunks(x):
+            with recorded(f"reduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
+                results.append(mpi_reduce().bind(chunk, op=mpi_op, root=0, comm=comm))
+        if self._communicators.rank != team[0]:
+            return _together([x, *results])
+        return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
+
+    def allreduce(self, x: Array, team: Workers, op: Reduction) -> Array:
+        comm = self._communicators.of_team(team)
+        results = []
+        for chunk in _chunks(x):
+            with recorded(f"allreduce in the team {list(team)} ({chunk.size} x {chunk.dtype})", mpi_effect()):
+                results.append(mpi4jax.allreduce(chunk, op=_OPS[op], comm=comm))
+        return _assembled(results, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
+
+    def sent_first(self, x: Array) -> Array:
+        return sent_first(x)
+
+    def operation(self, equation: Any) -> Operation | None:
+        found = mpi_operation(equation)
+        if found is None:
+            return None
+        operation = _operation(*found, equation, self._communicators.team_of)
+        if MPI.UNDEFINED in (*operation.team, operation.dest, operation.source):
+            raise OutsideWorldError
+        return operation
+
+    def _receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
+        if after.size == 0:
+            template = _not_before(after, jnp.zeros(expected.shape, expected.dtype))
+            with recorded(f"recv from worker {source} ({expected.size} x {expected.dtype})", mpi_effect()):
+                received: Array = mpi4jax.recv(template, source=source, tag=tag, comm=self._communicators.messages)
+            return received
+        # What is to come first, sent to nobody, is the operand: all of it where the two will be summed, on a CPU, which
+        # copies nothing for it. XLA's schedule goes by how many steps lead to an operation, and with one step more than
+        # the sender has, this worker computed what comes after the message first, for which the sender had to wait.
+        # Else one element: what would be fused with its use, need not be in memory.
+        summed = after.shape == expected.shape and jax.default_backend() == "cpu"
+        operand = after if summed else _first_element(after)
+        return self._exchange(_as_sendable(operand), MPI.PROC_NULL, expected, source, tag)
+
+    def _exchange(self, x: Array, dest: int, coming: ShapeDtype | None, source: int, tag: int) -> Array:
+        expected = coming or ShapeDtype((0,), np.dtype(x.dtype))
+        halves = [] if dest == MPI.PROC_NULL else [f"send to worker {dest} ({x.size} x {x.dtype})"]
+        halves += [] if coming is None else [f"recv from worker {source} ({coming.size} x {coming.dtype})"]
+        template = _not_before(x, jnp.zeros(expected.shape, expected.dtype))
+        comm = self._communicators.messages
+        with recorded(" and ".join(halves), mpi_effect()):
+            received: Array = mpi4jax.sendrecv(
+                x, template, source=source, dest=dest, sendtag=tag, recvtag=tag, comm=comm
+            )
+        return received
+
+
+def _not_before(earlier: Array, x: Array) -> Array:
+    """`x`, which is there no sooner than `earlier`."""
+    return lax.optimization_barrier((x, earlier))[0]
+
+
+def _together(results: list[Array]) -> Array:
+    """The first of them, which depends on all."""
+    return results[0] if len(results) == 1 else lax.optimization_barrier(tuple(results))[0]
+
+
+def _first_element(x: Array) -> Array:
+    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element apart.
+    x = lax.optimization_barrier(x)
+    return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
+
+
+def _sendable_dtype(dtype: np.dtype) -> np.dtype:
+    """`dtype`, or the unsigned integer of its width where MPI does not know it."""
+    return np.dtype(dtype) if np.dtype(dtype).name in _MPI_DTYPES else np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
+
+
+def _as_sendable(x: Array) -> Array:
+    dtype = _sendable_dtype(np.dtype(x.dtype))
+    return x if dtype == x.dtype else lax.bitcast_convert_type(x, dtype)
+
+
+def _chunk_shape_dtypes(whole: ShapeDtype) -> list[ShapeDtype]:
+    """Those of the messages that carry an array: its own, but for the dtype, where one is enough."""
+    dtype = _sendable_dtype(whole.dtype)
+    if whole.size <= MAX_ELEMENTS:
+        # Not flat: XLA's loops over a reshaped array are several times slower.
+        return [ShapeDtype(whole.shape, dtype)]
+    full, rest = divmod(whole.size, MAX_ELEMENTS)
+    return [ShapeDtype((size,), dtype) for size in [MAX_ELEMENTS] * full + [rest] * (rest > 0)]
+
+
+def _chunks(x: Array) -> list[Array]:
+    """`x` as the messages that carry it: itself where one is enough."""
+    if x.size <= MAX_ELEMENTS:
+        return [x]
+    starts = range(0, x.size, MAX_ELEMENTS)
+    return [x.reshape(-1)[start : start + MAX_ELEMENTS] for start in starts]
+
+
+def _assembled(parts: list[Array], whole: ShapeDtype) -> Array:
+    """The array that arrived as `parts`."""
+    array = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
+    if array.dtype != whole.dtype:
+        array = lax.bitcast_convert_type(array, whole.dtype)
+    return array.reshape(whole.shape)
+
+
+def _operation(
+    kind: str, params: dict[str, Any], equation: Any, team_of: Callable[[MPI.Intracomm], Workers]
+) -> Operation:
+    """One of mpi4jax's equations as the library's plans know it."""
+    team, given = team_of(params["comm"]), equation.invars[0].aval
+
+    def worker(name: str) -> int | None:
+        rank = int(params.get(name, MPI.PROC_NULL))
+        return None if rank in (MPI.PROC_NULL, MPI.ANY_SOURCE) else team[rank]
+
+    dest, source = worker("dest"), worker("source")
+    from_any = params.get("source") == MPI.ANY_SOURCE
+    recv_tag = int(params.get("recvtag", params.get("tag", 0)))
+    if kind == "sendrecv":
+        # Half of one is how a message is sent, or received, in one operation that has an output.
+        kind = "recv" if dest is None else "send" if source is None and not from_any else kind
+    arriving = equation.outvars[0].aval if equation.outvars else given
+    if kind == "recv":
+        given = arriving  # what goes in is what the message is to wait for
+    return Operation(
+        kind,
+        team,
+        dest=dest,
+        source=source,
+        send_tag=int(params.get("sendtag", params.get("tag", 0))),
+        recv_tag=None if recv_tag == MPI.ANY_TAG else recv_tag,
+        root=worker("root"),
+        count=math.prod(given.shape),
+        received=math.prod(arriving.shape) if equation.outvars else 0,
+        dtype=given.dtype.name,
+        received_dtype=arriving.dtype.name if kind == "sendrecv" else "",
+        itemsize=given.dtype.itemsize,
+        op=_op_name(params["op"]) if "op" in params else "",
+        from_any=from_any,
+    )
+
+
+def _op_name(op: MPI.Op) -> str:
+    return next((name for name in ("SUM", "MAX", "MIN", "PROD", "LAND", "LOR") if op == getattr(MPI, name)), "another")

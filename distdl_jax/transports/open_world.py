@@ -1,0 +1,130 @@
+"""The one place that opens worlds, and closes them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from distdl_jax.compat import install_jax_patches, remove_jax_patches
+from distdl_jax.errors import InvalidArgumentError, SetupError
+from distdl_jax.launch import supervised
+from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
+from distdl_jax.transports.threads.world import InProcessWorld
+from distdl_jax.watchdog.status import worker_status
+from distdl_jax.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def open_world(comm: MPI.Intracomm | None = None) -> World:
+    """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`.
+
+    In a worker of `dj.simulate`: its world.
+
+    **Raises:** `SetupError` where mpi4py or mpi4jax, or the MPI library that they need, is missing;
+    `InvalidArgumentError` for a communicator in `dj.simulate`.
+    """
+    install_jax_patches()
+    if (world := _simulated()) is not None:
+        if comm is not None:
+            raise InvalidArgumentError(
+                f"`comm` (={comm!r}) is a communicator of MPI, but this worker is a thread of dj.simulate: make its "
+                "partitions from dj.Partition()."
+            )
+        return world
+    try:
+        with _starting_mpi():
+            from distdl_jax.transports.mpi.world import open_world as open_mpi_world
+    except (ImportError, RuntimeError) as error:
+        raise SetupError(
+            f"A partition needs MPI, through mpi4py and mpi4jax, but one of them can't be loaded here ({error}). "
+            "With an MPI whose mpicc is on PATH (`python -m pip install mpich` brings one): `python -m pip install "
+            "--no-cache-dir mpi4py mpi4jax`; the page Installing of the documentation has every other way. Without "
+            "them, dj.simulate(n, program) runs a program on n workers in one process."
+        ) from error
+    return open_mpi_world(comm)
+
+
+def close() -> None:
+    """Close all worlds of this process, and undo what opening them has done to it.
+
+    Collective: all workers call it, as if their programs ended there; each waits until the others have come to it.
+    Afterwards `sys.excepthook`, the methods of JAX's classes and the handlers of `atexit` are as before the first
+    partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world: a notebook can go on.
+    MPI stays up, for it can't be started twice in one process.
+
+    Partitions made before can't be used any more; they raise `SetupError`. In `dj.simulate`, whose worlds end with its
+    programs, nothing is done.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition()
+    >>> dj.close()
+    >>> dj.Partition() == P
+    False
+    """
+    if _simulated() is not None:
+        return
+    if "distdl_jax.transports.mpi.world" in sys.modules:
+        from distdl_jax.transports.mpi.world import close_worlds
+
+        close_worlds()
+    if not simulations_run():
+        remove_jax_patches()
+
+
+@contextmanager
+def _starting_mpi() -> Iterator[None]:
+    """Inside, MPI is started, if it is not up; a supervisor keeps the clock, for no thread of Python's can run."""
+    mpi_is_up = "mpi4py.MPI" in sys.modules
+    if not mpi_is_up:
+        supervised.tell(supervised.STARTS_MPI)
+    try:
+        yield
+    finally:
+        if not mpi_is_up:
+            supervised.tell(supervised.HAS_MPI)
+
+
+@contextmanager
+def worlds_used() -> Iterator[list[World]]:
+    """The worlds whose partitions this worker uses inside."""
+    status = worker_status()
+    used: list[World] = []
+    outer, status.worlds = status.worlds, used
+    try:
+        yield used
+    finally:
+        status.worlds = outer
+        if outer is not None:
+            outer.extend(used)
+
+
+def world_of(used: Iterable[World]) -> World | None:
+    """The world that a program belongs to which uses these: the smallest that has all their workers, one of these if
+    it can be; None where there is none. Of a program that uses none: the only one that is open, or the largest; that of
+    COMM_WORLD where there is none yet. In `dj.simulate`: the worker's."""
+    if (world := _simulated()) is not None:
+        return world
+    from distdl_jax.transports.mpi.world import opened
+
+    used = list(used)
+    members = set[int]().union(*(world.members for world in opened if any(world is other for other in used)))
+    if not members:
+        return max(opened, key=lambda world: world.size) if opened else open_world()
+    containing = [world for world in opened if members.issubset(world.members)]
+    own = [world for world in containing if any(world is other for other in used)]
+    return min(own + containing, key=lambda world: world.size, default=None)
+
+
+def _simulated() -> InProcessWorld | None:
+    world: InProcessWorld | None = simulated_world.value
+    if world is None and simulations_run() and threading.current_thread() is not threading.main_thread():
+        raise SetupError(
+            f"The thread {threading.current_thread().name!r} is no worker: while dj.simulate runs, partitions are "
+            "made, and what communicates is called, in the threads of its workers, and in no others that these start."
+        )
+    return world

@@ -1,0 +1,142 @@
+"""The sentences that say why workers of one process can never go on, or what two of them don't mean alike.
+
+They are made while the workers concerned wait, so their threads stand still.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from distdl_jax.errors import ONE_PROGRAM, one_program
+from distdl_jax.programs.diagnosis import describe, tags_text
+from distdl_jax.programs.ir import Operation
+from distdl_jax.programs.matching import Stop
+from distdl_jax.source_lines import line_of
+from distdl_jax.transports.threads.participant import AGREEMENT, Party
+from distdl_jax.watchdog.call_log import Calls
+from distdl_jax.watchdog.deadlock import State, View, different_functions, find_deadlock
+
+_COMPARE = (
+    " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
+    "missing there: dj.grad and dj.value_and_grad, in place of JAX's, see to that, jitted or not."
+)
+
+
+def standstill_text(chain: list[Party]) -> str:
+    """Why the workers of `chain` can't go on: each waits for the next, the last for the first, or it has ended."""
+    if (text := _as_the_watchdog_says(chain)) is not None:
+        return text
+    first, last = chain[0], chain[-1]
+    if last.ended:
+        what = f"{_at(first)}, but worker {last.rank} has ended its program, after {_operations(last.done)}"
+    elif len(chain) == 1:
+        what = f"{_at(first)}, and waits for itself"
+    elif len(chain) == 2:
+        what = f"{_at(first)}, but {_at(last)}: neither can go on{tags_text(_stop(first), _stop(last))}"
+    else:
+        what = f"{'; '.join(map(_at, chain))}: each waits for the next"
+    advice = one_program(map(_purpose, chain))
+    if advice is ONE_PROGRAM:
+        advice += _about_adjoints(*chain)
+    return f"The workers wait for each other for ever: {what}. {advice}"
+
+
+def _about_adjoints(*parties: Party) -> str:
+    """Return a hint where a worker is in an operation that nobody has compared."""
+    uncompared = any(party.waits and not _agrees(party) and not party.status.in_call for party in parties)
+    return _COMPARE if uncompared else ""
+
+
+def amounts_text(first: Party, second: Party) -> str:
+    """That the two are at operations that belong together, but don't mean the same."""
+    first, second = sorted((first, second), key=lambda party: party.rank)
+    if not (_agrees(first) and _agrees(second)) and (text := _as_the_watchdog_says([first, second])) is not None:
+        return text
+    if _agrees(first) or _agrees(second):
+        advice = one_program(map(_purpose, (first, second)))
+        return (
+            f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}{_about_adjoints(first, second)}"
+        )
+    return (
+        f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
+        "same data. Look for a shape, dtype or argument that differs between these workers."
+    )
+
+
+def _as_the_watchdog_says(parties: list[Party]) -> str | None:
+    """What the watchdog of many processes would conclude from what the workers do; None where that is nothing."""
+    states = {party.rank: _state(party, parties) for party in parties}
+    if not any(_agrees(party) for party in parties):
+        # Then the operations tell more, unless the workers have called different functions.
+        states = {rank: replace(state, kind="running") for rank, state in states.items()}
+    names = {party.rank: dict(party.status.calls) for party in parties}
+    if (text := different_functions(names)) is not None:
+        return text
+    deadlock = find_deadlock(View(states))
+    return None if deadlock is None else deadlock.text
+
+
+def _agrees(party: Party) -> bool:
+    return party.operation is not None and party.operation.kind == AGREEMENT and not party.ended
+
+
+def _purpose(party: Party) -> str:
+    """What a worker agrees on, if it does."""
+    return party.operation.op if party.operation is not None and _agrees(party) else ""
+
+
+def _at(party: Party) -> str:
+    """What a worker that waits is doing."""
+    if _agrees(party):
+        assert party.operation is not None
+        return f"worker {party.rank} is about to run {party.operation.op} ({party.operation.place.line})"
+    return f"worker {party.rank} is in its operation {party.done + 1}, {_operation(party)}"
+
+
+def _operation(party: Party) -> str:
+    """The operation, the layer that it is part of, and the user's line that the thread is at."""
+    operation = party.operation
+    assert operation is not None
+    return describe(replace(operation, place=replace(operation.place, line=_line(party))))
+
+
+def _line(party: Party) -> str:
+    frame = sys._current_frames().get(party.thread)
+    return "" if frame is None else line_of(frame)
+
+
+def _operations(count: int) -> str:
+    return "1 operation" if count == 1 else f"{count} operations"
+
+
+def _stop(party: Party) -> Stop:
+    return Stop(party.rank, party.operation, party.done + 1, 0)
+
+
+def _state(party: Party, parties: list[Party]) -> State:
+    """What the worker is doing, as the watchdog of a job of many processes has it; in an agreement it waits for those
+    of `parties` that belong to it, too."""
+    number, name = party.status.calls[-1]
+    inside = party.status.in_call
+    # Whoever is in a call, in an operation that is no agreement, has passed its trace.
+    passed = number - (inside and (not party.waits or _agrees(party)))
+    calls = Calls(number, name, (number,), inside, party.status.tracing, passed=passed)
+    state = State("running", calls=calls)
+    if party.ended:
+        return replace(state, kind="left")
+    if not party.waits:
+        return state
+    if _agrees(party):
+        assert party.operation is not None
+        purpose, where = party.operation.op, party.operation.place.line
+        here = {other.rank for other in parties if other is not party} & {*party.operation.team}
+        waits_for = tuple(sorted(here.union(_others(party.operation, party))))
+        return replace(state, kind="agreeing", purpose=purpose, where=where, waits_for=waits_for)
+    return replace(state, kind="executing", where=_line(party))
+
+
+def _others(operation: Operation, party: Party) -> tuple[int, ...]:
+    """For whom a worker of an agreement waits, as over MPI: the first for the others, these for the first."""
+    first, *others = operation.team
+    return tuple(others) if party.rank == first else (first,)

@@ -1,0 +1,208 @@
+"""Where the workers of one process meet: every operation waits here for its partners, and mistakes are found.
+
+Nothing is buffered: a send waits for its receive, and a collective for its team, as `programs.matching` plays them. So
+a worker is blocked exactly while its operation waits here, for partners that it names. Where they wait for each other
+in a cycle, or for one that has ended its program, none of them can ever go on: then all workers raise, at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distdl_jax.errors import PlanError, SetupError
+from distdl_jax.programs.ir import Operation
+from distdl_jax.programs.matching import collective, expected, fit, sent
+from distdl_jax.transports.threads.deadlock import amounts_text, standstill_text
+from distdl_jax.transports.threads.participant import AGREEMENT, Party
+from distdl_jax.world import Workers
+
+
+class WorkerStopped(BaseException):
+    """Ends a worker whose run has ended: another has failed, or the user has. No `Exception`: nobody is to catch it."""
+
+
+class Rendezvous:
+    """That of the workers of one world."""
+
+    def __init__(self, size: int) -> None:
+        self._lock = threading.Lock()
+        self.parties = tuple(Party(rank, size, self._lock) for rank in range(size))
+        self._failures = 0
+        self._failure = ""
+        self._stopped = ""
+
+    def begin(self) -> None:
+        """Begin the next program; the workers know of no failure of the one before."""
+        with self._lock:
+            for party in self.parties:
+                party.ended = False
+                party.failures_seen = self._failures
+
+    def perform(self, rank: int, operation: Operation, given: Any) -> Any:
+        """Carry out one operation of a worker, and wait until it is complete; what the worker gets by it.
+
+        **Raises:** `PlanError`, on all workers, where some of them can never go on; `WorkerStopped` after `stop`.
+        """
+        me = self.parties[rank]
+        with self._lock:
+            self._raise_if_failed(me)
+            if me.operation is not None:
+                raise SetupError(
+                    f"Worker {rank} is about to run {operation}, while {me.operation} of it goes on in another thread. "
+                    "A worker of dj.simulate communicates in its own thread, on its own device: put no array on a "
+                    "device by hand (`jax.device_put(x, device)`)."
+                )
+            me.begin(operation, given)
+            try:
+                if (problem := self._match(me)) is not None:
+                    self._fail(problem)
+                elif stuck := self._found_stuck(me):
+                    self._fail(standstill_text(stuck))
+                while me.waits:
+                    me.wake.wait()
+                if me.gave_up:
+                    self._raise_if_failed(me)
+                return me.end()
+            finally:
+                me.operation = None
+
+    def tell(self, team: Workers, decision: Any) -> None:
+        """Give the other workers of `team` what the first of them has decided."""
+        with self._lock:
+            for party in (self.parties[rank] for rank in team[1:]):
+                if party.listens and party.operation is not None and party.operation.team == team:
+                    party.result = decision
+                    party.release()
+
+    def leave(self, rank: int) -> None:
+        """Note that a worker's program has ended; who waits for it will wait no longer."""
+        with self._lock:
+            me = self.parties[rank]
+            me.ended = True
+            for party in self.parties:
+                if stuck := self._found_stuck(party):
+                    self._fail(standstill_text(stuck))
+
+    def stop(self, reason: str) -> None:
+        """Have every worker end that is here, or comes here from now on."""
+        with self._lock:
+            self._stopped = self._stopped or reason
+            for party in self.parties:
+                party.give_up()
+
+    def _fail(self, text: str) -> None:
+        self._failures += 1
+        self._failure = text
+        for party in self.parties:
+            party.give_up()
+
+    def _raise_if_failed(self, me: Party) -> None:
+        # Also where all are being stopped for it: a worker may have something to say that is the reason of the failure.
+        if me.failures_seen < self._failures and not me.ended:
+            me.failures_seen = self._failures
+            me.raised = PlanError(self._failure)
+            raise me.raised
+        if self._stopped:
+            me.raised = WorkerStopped(self._stopped)
+            raise me.raised
+
+    def _match(self, me: Party) -> str | None:
+        """Match what can be matched of a worker's new operation; what is wrong, where partners don't mean the same."""
+        operation = me.operation
+        assert operation is not None
+        if not me.meets:
+            for sender, receiver in ((me, operation.dest), (operation.source, me)):
+                if (problem := self._pass_on(self._party(sender), self._party(receiver), me)) is not None:
+                    return problem
+            return None
+        team = [self.parties[rank] for rank in operation.team]
+        for other in team:
+            if other.is_at(operation.team) and collective(other.operation) != collective(operation):
+                return amounts_text(other, me)
+        if all(other.is_at(operation.team) for other in team):
+            _complete(operation, team)
+            for other in team:
+                other.meets = False
+                if other is not me and not other.waits:
+                    other.wake.notify()
+        return None
+
+    def _party(self, who: Party | int | None) -> Party | None:
+        return self.parties[who] if isinstance(who, int) else who
+
+    def _pass_on(self, sender: Party | None, receiver: Party | None, me: Party) -> str | None:
+        """The message from one to the other, if it is theirs."""
+        if sender is None or receiver is None or not fit(sender, receiver):
+            return None
+        if sent(sender) != expected(receiver):
+            return amounts_text(receiver if sender is me else sender, me)
+        # What came from a compiled program is a copy already, which nothing else refers to.
+        receiver.result = sender.given
+        sender.sends = receiver.receives = False
+        other = receiver if sender is me else sender
+        if other is not me and not other.waits:
+            other.wake.notify()
+        return None
+
+    def _awaited(self, party: Party) -> list[int]:
+        """The workers without which this one can't go on."""
+        operation = party.operation
+        assert operation is not None
+        if party.listens:
+            return [operation.team[0]]
+        if party.meets:
+            return [rank for rank in operation.team if not self.parties[rank].is_at(operation.team)]
+        halves = [operation.dest if party.sends else None, operation.source if party.receives else None]
+        return [rank for rank in halves if rank is not None]
+
+    def _found_stuck(self, start: Party) -> list[Party]:
+        """Workers that can never go on, each waiting for the next: up to one that has ended, or back to `start`.
+
+        The shortest such chain; none where `start` waits for workers that run.
+        """
+        chains = [[start]] if start.waits else []
+        seen = {start.rank}
+        for chain in chains:
+            for rank in self._awaited(chain[-1]):
+                other = self.parties[rank]
+                if other is start:
+                    return chain
+                if other.ended:
+                    return [chain[-1], other]
+                if other.waits and rank not in seen:
+                    seen.add(rank)
+                    chains.append([*chain, other])
+        return []
+
+
+def _complete(operation: Operation, team: list[Party]) -> None:
+    """What each worker gets from a collective that all have come to."""
+    first = team[0]
+    match operation.kind:
+        case kind if kind == AGREEMENT:
+            first.result = {party.rank: party.given for party in team}
+            for party in team[1:]:
+                party.listens = True
+        case "bcast":
+            for party in team[1:]:
+                party.result = first.given
+        case _:
+            total = _reduced(operation.op, [party.given for party in team])
+            for party in team if operation.kind == "allreduce" else team[:1]:
+                party.result = total
+
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {"SUM": np.add, "MAX": np.maximum}
+
+
+def _reduced(op: str, blocks: list[Any]) -> Any:
+    """One after the other in the order of the team, whoever came last; of infinities without a warning, as MPI does."""
+    total = np.array(blocks[0])
+    with np.errstate(all="ignore"):
+        for block in blocks[1:]:
+            _REDUCTIONS[op](total, block, out=total)
+    return total

@@ -1,1 +1,0 @@
-"""Which of several ways to compute the same is the fastest, by what was measured."""
