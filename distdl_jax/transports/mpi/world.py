@@ -56,7 +56,7 @@ class MPIWorld:
         return self._agent.calls
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         if self.is_closed:
             raise SetupError("This partition was made before dj.close(), which has closed its world. Make a new one.")
@@ -64,12 +64,12 @@ class MPIWorld:
         if len(team) > 1:
             refuse_to_run_again(self.rank)
         if len(team) == 1:
-            return self._control.agree(team, purpose, contribution, decide)
+            return self._control.agree(team, label, contribution, decide)
 
         def meet(changed: bool) -> Any:
-            return self._control.agree(team, purpose, contribution, decide, CHANGED if changed else "")
+            return self._control.agree(team, label, contribution, decide, CHANGED if changed else "")
 
-        return worker_status().agree(team, purpose, contribution, meet, self._agent.fail)
+        return worker_status().agree(team, label, contribution, meet, self._agent.fail)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         self._agent.remember(name, programs)
