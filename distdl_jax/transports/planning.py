@@ -30,10 +30,10 @@ class PlanningWorld:
         self._refuse()
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Nothing runs here, so nothing is kept."""
+        """Keep nothing: nothing runs here."""
 
     def check_devices(self) -> None:
-        """Nothing runs here, so any will do."""
+        """Accept any devices: nothing runs here."""
 
     def _refuse(self) -> NoReturn:
         raise SetupError("This world was made for planning, without other workers: no data can move in it.")

@@ -12,7 +12,7 @@ from distdl_jax.watchdog import dependencies
 from distdl_jax.watchdog.coordinator import EVENTS, PAUSES, Coordinator
 from distdl_jax.watchdog.dependencies import Dependencies
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail, Question, Replay, Say, Wait
-from distdl_jax.watchdog.timeout import held_up_by
+from distdl_jax.watchdog.timeout import blockers
 
 LIMITS = TimeLimits(100.0, 1000.0)
 
@@ -221,7 +221,7 @@ def test_who_waits_for_one_that_has_ended_is_named_too(left, named):
     plan = {1: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=1),)}
     sends = replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4)
     coordinator = Played({0: replace(AGREEING, kind="elsewhere"), 1: sends, 2: left}, plan).coordinator
-    assert held_up_by(0, coordinator.states, coordinator.plans, ()) == named
+    assert blockers(0, coordinator.states, coordinator.plans, ()) == named
 
 
 def test_the_report_says_what_it_must_be_if_all_are_in_one_call():

@@ -70,10 +70,10 @@ class Envelope(NamedTuple):
         return f"{self.purpose} ({self.where})"
 
 
-def _by_worker(team: Workers, said: dict[bytes, Workers]) -> Contributions:
-    """What each has said; one and the same object for all who have said the same."""
+def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributions:
+    """Return each worker's contribution; equal ones are one and the same object."""
     found: Contributions = {}
-    for data, workers in said.items():
+    for data, workers in contributions.items():
         found.update(dict.fromkeys(workers, pickle.loads(data)))
     return {worker: found[worker] for worker in team}
 
@@ -101,7 +101,7 @@ class ControlChannel:
         decide: Callable[[Contributions], Any] = dict,
         remark: str = "",
     ) -> Any:
-        """The decision of the team's first worker on all contributions, by world rank; collective in `team`.
+        """Return the decision of the team's first worker on all contributions, by world rank; collective in `team`.
 
         `remark`: what messages are to say of it, after the source line.
 
@@ -115,22 +115,22 @@ class ControlChannel:
         log.debug("the team %s agrees on %s, at %s", team, purpose, where)
         self.monitor.raise_if_failed()
         mine = Envelope(self.monitor.epoch, purpose, team, where, None, self.monitor.calls.summary())
-        # By what is said: what many say alike is sent, and read, once.
-        said: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
+        # By contribution: what many contribute alike is sent, and read, once.
+        contributions: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
         with worker_status().agreeing(self, purpose, where, children if parent is None else children or (parent,)):
             silent = dict.fromkeys(children)
             while silent:
                 worker_status().still_waits_for(tuple(silent))
-                worker, theirs = self._receive(silent, mine)
+                worker, received = self._receive(silent, mine)
                 del silent[worker]
-                for data, workers in theirs.items():
-                    said[data] = said.get(data, ()) + workers
+                for data, workers in received.items():
+                    contributions[data] = contributions.get(data, ()) + workers
             if parent is None:
                 worker_status().still_waits_for(())  # a decision may take its time
-                decision = decide(_by_worker(team, said))
+                decision = decide(_by_worker(team, contributions))
                 packed = pickle.dumps(decision)
             else:
-                self._post(mine._replace(data=said), parent)
+                self._post(mine._replace(data=contributions), parent)
                 worker_status().still_waits_for((parent,))
                 packed = self._receive({parent}, mine)[1]
             for worker in children:
@@ -142,18 +142,18 @@ class ControlChannel:
         self._mailbox.post(envelope, to)
 
     def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
-        """Who of `sources` is the next to say something, which must be for the same purpose as `mine`, and what."""
-        source, theirs = self._next(sources)
-        if (theirs.purpose, theirs.team) != (mine.purpose, mine.team):
+        """Return the next of `sources` to speak, which must have the same label as `mine`, and its contribution."""
+        source, received = self._next(sources)
+        if (received.purpose, received.team) != (mine.purpose, mine.team):
             self.monitor.fail(
                 f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
-                f"{source} {theirs.describe()}. {one_program((mine.purpose, theirs.purpose))}",
+                f"{source} {received.describe()}. {one_program((mine.purpose, received.purpose))}",
                 (self._rank, source),
             )
-        return source, theirs.data
+        return source, received.data
 
     def _next(self, sources: Container[int]) -> tuple[int, Envelope]:
-        """The oldest message of any of `sources`, and whose it is; other messages are kept."""
+        """Return the oldest message of any of `sources`, after its sender; keep other messages."""
         looks = 0
         while True:
             # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure

@@ -21,11 +21,11 @@ class Mailbox:
         self._sent.append(self._comm.isend(message, to))
 
     def has_message(self) -> bool:
-        """Whether there is a message."""
+        """Return whether there is a message."""
         return self._comm.iprobe()
 
     def next(self) -> tuple[int, Any] | None:
-        """The oldest message, and who sent it; None where there is none."""
+        """Return the oldest message, after its sender; None where there is none."""
         if not self.has_message():
             return None
         origin = MPI.Status()
@@ -37,5 +37,5 @@ class Mailbox:
         self._everyone = self._comm.Ibarrier()
 
     def has_met(self) -> bool:
-        """Whether all workers have begun the barrier."""
+        """Return whether all workers have begun the barrier."""
         return self._everyone.Test()

@@ -79,7 +79,7 @@ class MPIWorld:
 
 
 def _members(comm: MPI.Intracomm) -> Workers:
-    """Its workers, by their ranks in COMM_WORLD."""
+    """Return the workers of a communicator, by their ranks in COMM_WORLD."""
     return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
 
 
@@ -104,13 +104,15 @@ def _world_attribute() -> int:
 
 @cache
 def _leave_before_mpi_ends() -> None:
-    """A program may call MPI.Finalize itself: that is its end. MPI first drops what COMM_SELF carries."""
+    """Leave the watchdog where a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: watchdog_thread.leave())
     MPI.COMM_SELF.Set_attr(key, None)
 
 
 def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
-    """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`."""
+    """Return the world of `comm` (default: COMM_WORLD), the same object each time; the first call is collective in
+    `comm`.
+    """
     if comm == MPI.COMM_NULL:
         raise InvalidArgumentError("`comm` is MPI.COMM_NULL; a partition needs a communicator with workers in it.")
     if comm is not None and not isinstance(comm, MPI.Intracomm):

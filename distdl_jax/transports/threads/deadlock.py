@@ -49,7 +49,7 @@ def _about_adjoints(*parties: Party) -> str:
 
 
 def amounts_text(first: Party, second: Party) -> str:
-    """That the two are at operations that belong together, but don't mean the same."""
+    """Say that two workers' operations belong together but differ in length or dtype."""
     first, second = sorted((first, second), key=lambda party: party.rank)
     if not (_agrees(first) and _agrees(second)) and (text := _as_the_watchdog_says([first, second])) is not None:
         return text
@@ -65,7 +65,7 @@ def amounts_text(first: Party, second: Party) -> str:
 
 
 def _as_the_watchdog_says(parties: list[Party]) -> str | None:
-    """What the watchdog of many processes would conclude from what the workers do; None where that is nothing."""
+    """Return what the watchdog of a job of processes would conclude; None where that is nothing."""
     states = {party.rank: _state(party, parties) for party in parties}
     if not any(_agrees(party) for party in parties):
         # Then the operations tell more, unless the workers have called different functions.
@@ -82,12 +82,12 @@ def _agrees(party: Party) -> bool:
 
 
 def _purpose(party: Party) -> str:
-    """What a worker agrees on, if it does."""
+    """Return the label of the agreement that a worker is in, if any."""
     return party.operation.op if party.operation is not None and _agrees(party) else ""
 
 
 def _at(party: Party) -> str:
-    """What a worker that waits is doing."""
+    """Describe what a waiting worker is doing."""
     if _agrees(party):
         assert party.operation is not None
         return f"worker {party.rank} is about to run {party.operation.op} ({party.operation.place.line})"
@@ -95,7 +95,7 @@ def _at(party: Party) -> str:
 
 
 def _operation(party: Party) -> str:
-    """The operation, the layer that it is part of, and the user's line that the thread is at."""
+    """Describe the operation, its layer, and the user's line that the thread is at."""
     operation = party.operation
     assert operation is not None
     return describe(replace(operation, place=replace(operation.place, line=_line(party))))
@@ -115,8 +115,10 @@ def _stop(party: Party) -> Stop:
 
 
 def _state(party: Party, parties: list[Party]) -> State:
-    """What the worker is doing, as the watchdog of a job of many processes has it; in an agreement it waits for those
-    of `parties` that belong to it, too."""
+    """Return the worker's state as the watchdog of a job of processes has it.
+
+    In an agreement it waits for those of `parties` that take part in it, too.
+    """
     number, name = party.status.calls[-1]
     inside = party.status.in_call
     # Whoever is in a call, in an operation that is no agreement, has passed its trace.
@@ -137,6 +139,6 @@ def _state(party: Party, parties: list[Party]) -> State:
 
 
 def _others(operation: Operation, party: Party) -> tuple[int, ...]:
-    """For whom a worker of an agreement waits, as over MPI: the first for the others, these for the first."""
+    """Return whom a worker of an agreement waits for, as over MPI: the first for the others, these for the first."""
     first, *others = operation.team
     return tuple(others) if party.rank == first else (first,)

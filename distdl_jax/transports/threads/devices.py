@@ -23,12 +23,12 @@ _free: dict[int, list[Any]] = defaultdict(list)
 
 
 def threads_of_each(workers: int) -> int:
-    """How many threads a worker computes with: NPROC, as over MPI, or its share of the cores."""
+    """Return how many threads a worker computes with: NPROC, as over MPI, or its share of the cores."""
     return int(os.environ.get("NPROC") or max(1, (os.cpu_count() or 1) // workers))
 
 
 def take_devices(count: int, threads: int) -> list[Any]:
-    """As many devices that nobody else uses, each with as many threads."""
+    """Take as many devices that nobody else uses, each with as many threads."""
     with _lock:
         free = _free[threads]
         return [free.pop() if free else new_cpu_device(max(threads, FEWEST)) for _ in range(count)]

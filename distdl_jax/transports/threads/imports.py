@@ -67,7 +67,7 @@ class _Modules:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """What an `import` statement calls."""
+        """Import as an `import` statement does."""
         full = name if level == 0 else importlib.util.resolve_name("." * level + name, (globals or {})["__package__"])
         if simulated_world.value is None or not self._is_local(full.partition(".")[0]):
             module: ModuleType = self._usual(name, globals, locals, fromlist, level)
@@ -88,7 +88,7 @@ class _Modules:
         return top not in sys.modules and PathFinder.find_spec(top, [self._folder]) is not None
 
     def _module(self, name: str) -> ModuleType:
-        """This worker's module of the name, which is executed when it is first asked for."""
+        """Return this worker's module of the name, executed when it is first asked for."""
         mine = self._of_worker.setdefault(simulated_world.value, {})
         if name in mine:
             return mine[name]

@@ -68,5 +68,5 @@ class Party:
             self.release()
 
     def is_at(self, team: Workers) -> bool:
-        """Whether it waits in a collective of this team."""
+        """Return whether it waits in a collective of this team."""
         return self.meets and self.operation is not None and self.operation.team == team

@@ -135,7 +135,7 @@ class Rendezvous:
         return self.parties[who] if isinstance(who, int) else who
 
     def _pass_on(self, sender: Party | None, receiver: Party | None, me: Party) -> str | None:
-        """The message from one to the other, if it is theirs."""
+        """Pass the message from one worker to the other, if it is theirs."""
         if sender is None or receiver is None or not fit(sender, receiver):
             return None
         if sent(sender) != expected(receiver):
@@ -149,7 +149,7 @@ class Rendezvous:
         return None
 
     def _awaited(self, party: Party) -> list[int]:
-        """The workers without which this one can't go on."""
+        """Return the workers without which this one can't go on."""
         operation = party.operation
         assert operation is not None
         if party.listens:
@@ -180,7 +180,7 @@ class Rendezvous:
 
 
 def _complete(operation: Operation, team: list[Party]) -> None:
-    """What each worker gets from a collective that all have come to."""
+    """Return each worker's result of a collective that all have come to."""
     first = team[0]
     match operation.kind:
         case kind if kind == AGREEMENT:
@@ -200,7 +200,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {"SUM": np.add, "MAX": np.maximum}
 
 
 def _reduced(op: str, blocks: list[Any]) -> Any:
-    """One after the other in the order of the team, whoever came last; of infinities without a warning, as MPI does."""
+    """Reduce in the order of the team, whoever came last; without warnings about infinities, as MPI does."""
     total = np.array(blocks[0])
     with np.errstate(all="ignore"):
         for block in blocks[1:]:

@@ -39,7 +39,7 @@ def _run(main: ModuleOfEachWorker, code: CodeType, path: str) -> None:
 
 @contextmanager
 def _as_a_script(main: ModuleType, arguments: list[str], folder: str) -> Iterator[None]:
-    """The process as a script finds it."""
+    """Set up the process as a script finds it."""
     before = sys.argv, sys.path, sys.modules["__main__"]
     sys.argv, sys.path, sys.modules["__main__"] = arguments, [folder, *sys.path], main
     try:

@@ -111,7 +111,7 @@ def _nothing(x: Array) -> ShapeDtype:
 
 
 def _together(x: Array, result: Array) -> Array:
-    """`x`, which depends on the result."""
+    """Return `x`, tied to the result."""
     return lax.optimization_barrier((x, result))[0]
 
 

@@ -46,7 +46,9 @@ class Workers:
         self._others_fault = False  # whether that error says no more than that workers can't go on
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `program(*args)` returns on each worker; raises the first error of any, when all have ended."""
+        """Run `program(*args)` on each worker and return the results; raise the first error of any, when all have
+        ended.
+        """
         with one_parses_at_a_time(), one_more_runs():
             return self._run(program, args)
 
@@ -90,7 +92,7 @@ class Workers:
             threading.stack_size(before)
 
     def _work(self, rank: int, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """One worker's thread."""
+        """Run one worker's thread."""
         party = self._rendezvous.parties[rank]
         party.thread = threading.get_ident()
         error: BaseException | None = None
@@ -141,7 +143,7 @@ class Workers:
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What `program(*args)` returns: None where it exits with success, which ends a worker as a return does."""
+    """Return what `program(*args)` returns; None where it exits with success, which ends a worker as a return does."""
     try:
         return program(*args)
     except SystemExit as end:
@@ -151,7 +153,7 @@ def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
-    """Whether an error of a compiled program (of C++, a ValueError) is what its operation raised."""
+    """Return whether an error of a compiled program (of C++, a ValueError) is what its operation raised."""
     return (
         raised is not None and isinstance(error, jax.errors.JaxRuntimeError | ValueError) and str(raised) in str(error)
     )

@@ -50,19 +50,19 @@ class InProcessWorld:
         wait_for_program(self.transport.effect)
         operation = Operation(AGREEMENT, team, op=label, place=Place(user_line()))
         # Pickled, as between processes: no worker holds an object that another may change.
-        told = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
+        gathered = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
         if self.rank != team[0]:
-            return pickle.loads(told)
-        others = {worker: pickle.loads(theirs) for worker, theirs in told.items() if worker != self.rank}
+            return pickle.loads(gathered)
+        others = {worker: pickle.loads(packed) for worker, packed in gathered.items() if worker != self.rank}
         decision = decide({self.rank: contribution, **others})
         self._rendezvous.tell(team, pickle.dumps(decision))
         return decision
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Nothing: where the workers stand still, their operations are known."""
+        """Keep nothing: where workers stand still, their operations are known."""
 
     def check_devices(self) -> None:
-        """Every worker has a device of its own, however many the process has."""
+        """Accept any devices: every worker has one of its own."""
 
 
 def _fail(text: str) -> NoReturn:
