@@ -51,13 +51,13 @@ class World(Protocol):
     def agree(
         self,
         team: Workers,
-        purpose: str,
+        label: str,
         contribution: Any,
         decide: Callable[[dict[int, Any]], Any] = dict,
     ) -> Any:
         """Return what the first worker of `team` decides on all contributions (by world rank); for use while tracing.
 
-        Collective in `team`. `purpose` says, in the same words on all of them, what it is about: workers that mean
+        Collective in `team`. `label` says, in the same words on all of them, what it is about: workers that mean
         different things learn of it, and raise. `decide` runs on the first worker alone, and its result goes to all.
 
         **Raises:** `PlanError`, on all workers, where some worker of the team is about to do something else, or has

@@ -24,7 +24,7 @@ class PlanningWorld:
         self._refuse()
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         """Nobody to agree with: raises `SetupError`."""
         self._refuse()
