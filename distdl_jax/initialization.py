@@ -22,11 +22,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key, checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.origins import remember_origin
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.validation import check_key, checked_dtype
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
