@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.arguments import checked_weights, is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
 from distdl_jax.partition import Partition
@@ -26,6 +25,7 @@ from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_weights, is_integer, is_real
 
 
 @dataclass(frozen=True)

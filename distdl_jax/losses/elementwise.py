@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import checked_weights, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.loss import DistributedLoss, Pair
+from distdl_jax.validation import checked_weights, is_real
 
 LOWEST_LOG = -100.0
 """Where PyTorch cuts off the logarithm of a probability."""
