@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
+from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.partition import Partition, check_partitions
@@ -109,13 +109,9 @@ class Loss(Static):
     def _exchanged(self, prediction: Array, target: Array) -> Pair:
         """Exchange the shapes and dtypes of all workers of P_x."""
         purpose = re.sub(" at 0x[0-9a-f]+", "", purpose_of(self))  # a function's address differs between workers
-        everyone = handshake(
-            self.P_x.world,
-            tuple(sorted(self.P_x.ranks)),
-            purpose,
-            lambda: (shape_dtype_of("prediction", prediction), shape_dtype_of("target", target)),
-        )
-        predictions, targets = ({worker: pair[n] for worker, pair in everyone.items()} for n in (0, 1))
+        arrays = {"prediction": prediction, "target": target}
+        shapes = exchange_named_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), purpose, arrays)
+        predictions, targets = ({worker: each[name] for worker, each in shapes.items()} for name in arrays)
         dtype = common_dtype("prediction", predictions, self.P_x.ranks)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise PlanError(f"`prediction` must hold real floating-point numbers, but is {dtype}.")

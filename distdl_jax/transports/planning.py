@@ -24,16 +24,16 @@ class PlanningWorld:
         self._refuse()
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         """Nobody to agree with: raises `SetupError`."""
         self._refuse()
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Nothing runs here, so nothing is kept."""
+        """Keep nothing: nothing runs here."""
 
     def check_devices(self) -> None:
-        """Nothing runs here, so any will do."""
+        """Accept any devices: nothing runs here."""
 
     def _refuse(self) -> NoReturn:
         raise SetupError("This world was made for planning, without other workers: no data can move in it.")
