@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, sendable_dtype
+from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.shapes import sendable_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import checked_integer
@@ -216,7 +217,7 @@ def _moved(
         ]
 
     purpose = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
-    told = handshake(world, team, purpose, mine)
+    told = agree(world, team, purpose, mine)
     check_alike({worker: paths for worker, (paths, _) in told.items()})
     plans = [
         plan({worker: held[n] for worker, (_, held) in told.items()}, spec, root, name)

@@ -58,7 +58,7 @@ class _PlanningWorld:
         self._refuse()
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         """Raise `SetupError`: there is nobody to agree with."""
         self._refuse()

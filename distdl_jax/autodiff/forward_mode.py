@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from distdl_jax.agreement.handshake import handshake
+from distdl_jax.agreement.agree import agree
 from distdl_jax.arguments import check_function, check_numbers
 from distdl_jax.autodiff.adjoint_check import traced_derivative
 from distdl_jax.autodiff.linearity import depends_on_first
@@ -353,4 +353,4 @@ def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[]
         check()
 
     if workers.active:
-        handshake(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", checked)
+        agree(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", checked)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
+from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.partition import Partition, check_partitions
@@ -97,18 +97,16 @@ class DistributedLoss(Static):
         if self.P_x.rank is None:
             return prediction if self.reduction == "none" else nothing(prediction)
         with jax.named_scope(type(self).__name__):
-            return self._part(self._told(prediction, target), prediction, target)
+            return self._part(self._shapes(prediction, target), prediction, target)
 
-    def _told(self, prediction: Array, target: Array) -> Pair:
-        """What all workers of P_x hold, from their one handshake."""
+    def _shapes(self, prediction: Array, target: Array) -> Pair:
+        """Return the shapes on all workers of P_x, from their one agreement."""
         world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
-        told = handshake(
-            world,
-            team,
-            purpose_of(self),
-            lambda: (shape_dtype_of("prediction", prediction), shape_dtype_of("target", target)),
+        arrays = {"prediction": prediction, "target": target}
+        shapes = exchange_named_shapes(world, team, purpose_of(self), arrays)
+        of_prediction, of_target = (
+            {worker: of_worker[name] for worker, of_worker in shapes.items()} for name in arrays
         )
-        of_prediction, of_target = ({worker: each[place] for worker, each in told.items()} for place in (0, 1))
         dtype = common_dtype("prediction", of_prediction, self.P_x.ranks)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise PlanError(f"`prediction` must hold real floating-point numbers, but is {dtype}.")

@@ -25,9 +25,9 @@ from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    concluded_with_params,
-    held_by_specs,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
@@ -214,7 +214,7 @@ class DistributedConv(Static):
             params = unboxed(params)
             # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
             choose = partial(self._forms_here, world.may_measure)
-            of_x, held, forms = concluded_with_params(world, team, repr(self), self.param_specs(), params, x, choose)
+            of_x, held, forms = agree_on_shapes(world, team, repr(self), self.param_specs(), params, x, choose)
             plan = self.plan(of_x, held, chosen_unseen if forms is None else lambda _: forms)
             return plan.run(world, params, x)
 
@@ -254,7 +254,7 @@ class DistributedConv(Static):
         """
         parts, specs = self._partitions, self.param_specs()
         x = taking_part(x, parts.team)
-        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        params = spec_shapes(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
         check_params(params, specs)
         fetch = plan_windows(x, self.P_x, self._windows)
         self._check_channels(fetch.movement.halos.owned)

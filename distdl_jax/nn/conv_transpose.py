@@ -18,7 +18,7 @@ from distdl_jax.kernels.algorithm_choice import chosen_unseen
 from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
 from distdl_jax.kernels.convolution import Choose, in_equal_forms
 from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.parameters import ParameterPartitions, Params, ParamShapeDtypes, check_params, held_by_specs
+from distdl_jax.layer.parameters import ParameterPartitions, Params, ParamShapeDtypes, check_params, spec_shapes
 from distdl_jax.nn.conv import DistributedConv
 from distdl_jax.nn.conv_arguments import Padding, Sizes
 from distdl_jax.partition import Partition
@@ -151,7 +151,7 @@ class DistributedConvTranspose(DistributedConv):
         """
         parts, specs = self._partitions, self.param_specs()
         x = taking_part(x, parts.team)
-        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        params = spec_shapes(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
         check_params(params, specs)
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
@@ -325,4 +325,4 @@ def _moves_nothing(rule: BroadcastRule, P_x: Partition, P_y: Partition) -> bool:
 
 def _told(name: str, x: Array, P_x: Partition, P_y: Partition) -> ShapeDtypes:
     team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    return exchange_shape_dtypes(P_x.world, team, f"{name} from {P_x.describe()} to {P_y.describe()}", "x", x)
+    return exchange_shapes(P_x.world, team, f"{name} from {P_x.describe()} to {P_y.describe()}", x)

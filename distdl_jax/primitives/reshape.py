@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, checked_integers
@@ -122,7 +122,7 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
         return x
     with jax.named_scope("reshape"):
         purpose = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
-        held = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+        held = exchange_shapes(P_x.world, team, purpose, x)
         return plan_reshape(held, P_x, P_y, lengths).run(P_x.world, x)
 
 

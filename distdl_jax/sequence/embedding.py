@@ -22,9 +22,9 @@ from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    held_by_specs,
-    told_with_params,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
@@ -203,7 +203,7 @@ class DistributedEmbedding(Static):
         dtype = common_dtype("x", x, self.P_x.ranks)
         if not jnp.issubdtype(dtype, jnp.integer):
             raise PlanError(f"`x` must hold integers, indices of rows, but is {dtype}.")
-        params = held_by_specs(specs, self._team, np.dtype(np.float32)) if params is None else params
+        params = spec_shapes(specs, self._team, np.dtype(np.float32)) if params is None else params
         check_params(params, specs)
         to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, 1]), work)
         of_params, copies = self._parameters.plan(params, False), to_work.after(x)
@@ -239,7 +239,7 @@ class DistributedEmbedding(Static):
         if world.rank not in self._team:
             return x.astype(np.dtype(params["weight"].dtype))  # what comes next takes it for a placeholder of y
         with jax.named_scope("DistributedEmbedding"):
-            plan = self.plan(*told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x))
+            plan = self.plan(*agree_on_shapes(world, self._team, purpose_of(self), self.param_specs(), params, x)[:2])
             return plan.run(world, params, x, self.padding_idx)
 
     apply = __call__

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import checked_axes
@@ -186,5 +186,5 @@ def _transform(
     with jax.named_scope(kind):
         team = tuple(sorted(P_x.ranks))
         purpose = f"{kind} along {axes}, norm {norm}, n {n}, on {P_x.describe()}"
-        held = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+        held = exchange_shapes(P_x.world, team, purpose, x)
         return plan_fourier(kind, held, P_x, axes, norm, n).run(P_x.world, x)

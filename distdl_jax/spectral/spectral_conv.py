@@ -21,9 +21,9 @@ from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.layer.parameters import (
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    held_by_specs,
-    told_with_params,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
@@ -191,7 +191,7 @@ class DistributedSpectralConv(Static):
         x, specs = taking_part(x, self._team), self.param_specs()
         dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
         self._check(dtype, grid.extent)
-        params = held_by_specs(specs, self._team, dtype) if params is None else params
+        params = spec_shapes(specs, self._team, dtype) if params is None else params
         check_params(params, specs)
         of_y = np.dtype(jnp.promote_types(dtype, params[self.P_W.ranks[0]]["weight"].dtype))
         axes = range(2, self.P_x.dim)
@@ -263,8 +263,8 @@ class DistributedSpectralConv(Static):
             return x
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
-            told = told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x)
-            return self.plan(*told).run(world, params, x)
+            of_x, of_params, _ = agree_on_shapes(world, self._team, purpose_of(self), self.param_specs(), params, x)
+            return self.plan(of_x, of_params).run(world, params, x)
 
     def apply(self, params: Mapping[str, Array], x: Array) -> Array:
         """The same as calling the layer."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.arguments import is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
@@ -59,7 +59,7 @@ class Sampling(ParameterFreeLayer):
         if self.P_x.world.rank not in team:
             return x
         with jax.named_scope(type(self).__name__):
-            held = exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x)
+            held = exchange_shapes(self.P_x.world, team, purpose_of(self), x)
             return self.plan(held).run(self.P_x.world, x)
 
 
