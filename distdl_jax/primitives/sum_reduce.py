@@ -10,9 +10,9 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.primitives.broadcast import broadcast_rule, plan_replication, run_replication
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.validation import checked_boolean
 
 
 def sum_rule(

@@ -12,7 +12,7 @@ from distdl_jax.compat import install_jax_patches, remove_jax_patches
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.launch import supervised
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
-from distdl_jax.transports.threads.world import InProcessWorld
+from distdl_jax.transports.threads.world import ThreadWorld
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import World
 
@@ -124,8 +124,8 @@ def world_of(used: Iterable[World]) -> World | None:
     return min(own + containing, key=lambda world: world.size, default=None)
 
 
-def _simulated() -> InProcessWorld | None:
-    world: InProcessWorld | None = simulated_world.value
+def _simulated() -> ThreadWorld | None:
+    world: ThreadWorld | None = simulated_world.value
     if world is None and simulations_run() and threading.current_thread() is not threading.main_thread():
         raise SetupError(
             f"The thread {threading.current_thread().name!r} is no worker: while dj.simulate runs, partitions are "

@@ -231,7 +231,7 @@ class Agent:
             waits_for = self._here(waits_for, waits_for)
         else:
             return None
-        return State(kind, waiting.where, waiting.purpose, waits_for, waiting.number)
+        return State(kind, waiting.where, waiting.label, waits_for, waiting.number)
 
     def _here(self, world: Workers, workers: Workers) -> Workers:
         """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""

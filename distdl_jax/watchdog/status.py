@@ -40,12 +40,12 @@ class Channel(Protocol):
 @dataclass(frozen=True)
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
-    purpose, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
+    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
     yet), since when, and in which thread."""
 
     number: int
     channel: Channel | None
-    purpose: str
+    label: str
     where: str
     waits_for: tuple[int, ...]
     since: float
@@ -161,13 +161,13 @@ class WorkerStatus:
         return min(list(self._waiting.values()), key=lambda waiting: waiting.number, default=None)
 
     @contextmanager
-    def agreeing(self, channel: Channel | None, purpose: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+    def agreeing(self, channel: Channel | None, label: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
         """Record that the worker waits for others to agree on something."""
         self.is_called_here()
         self.home = self.thread
         self._agreements += 1
         thread = threading.get_ident()
-        self._waiting[thread] = Waiting(self._agreements, channel, purpose, where, waits_for, monotonic(), thread)
+        self._waiting[thread] = Waiting(self._agreements, channel, label, where, waits_for, monotonic(), thread)
         try:
             yield
         finally:
@@ -281,7 +281,7 @@ class WorkerStatus:
     def agree(
         self,
         team: tuple[int, ...],
-        purpose: str,
+        label: str,
         contribution: Any,
         meet: Callable[[bool], Any],
         fail: Callable[[str], Any],
@@ -291,7 +291,7 @@ class WorkerStatus:
         `meet` is told whether this trace was made before and differs now; `fail` makes all workers raise.
         """
         agreements = self.agreements or Agreements()
-        return agreements.agree(team, purpose, contribution, meet, fail)
+        return agreements.agree(team, label, contribution, meet, fail)
 
 
 def is_pending(token: Any, unknown: bool) -> bool:

@@ -103,7 +103,7 @@ def test_who_does_something_else_by_then_is_not_taken_to_wait(now_does):
 
 
 def test_all_in_a_cycle_are_asked():
-    cycle = {worker: replace(AGREEING, waits_for=((worker + 1) % 3,), purpose=f"sum {worker}") for worker in range(3)}
+    cycle = {worker: replace(AGREEING, waits_for=((worker + 1) % 3,), label=f"sum {worker}") for worker in range(3)}
     played = Played({**cycle, 3: RUNNING})
     assert played.tick() == ask(1, 0, 1, 2)
     assert played.answer(1, 0, 1) == []
@@ -395,7 +395,7 @@ def test_the_dump_has_the_whole_state():
     dump = played.coordinator.dump()
     for part in (
         "members: (0, 1)",
-        "purpose='broadcast'",
+        "label='broadcast'",
         "timeout: Timeout(question=OpenQuestion(number=1",
         "plans of: f",
     ):

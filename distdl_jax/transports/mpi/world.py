@@ -17,9 +17,8 @@ from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line
 from distdl_jax.transports.mpi.communicators import Communicators
-from distdl_jax.transports.mpi.control import CHANGED, ControlChannel
+from distdl_jax.transports.mpi.control import CHANGED, ControlChannel, Mailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
-from distdl_jax.transports.mpi.mailbox import Mailbox
 from distdl_jax.transports.mpi.transport import MPITransport
 from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.watchdog.agent import Agent

@@ -14,18 +14,18 @@ from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.participant import AGREEMENT
 from distdl_jax.transports.threads.rendezvous import Rendezvous
-from distdl_jax.transports.threads.transport import InProcessTransport
+from distdl_jax.transports.threads.transport import ThreadTransport
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import Workers
 
 
-class InProcessWorld:
+class ThreadWorld:
     """Worker `rank` of those that meet at `rendezvous`."""
 
     def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self.rank = rank
-        self.size = len(rendezvous.parties)
-        self.transport = InProcessTransport(rank, rendezvous)
+        self.size = len(rendezvous.workers)
+        self.transport = ThreadTransport(rank, rendezvous)
         self.calls = None  # where its workers stand still is known without
         self.may_measure = False  # the other workers compute in this process, too
         self._rendezvous = rendezvous
