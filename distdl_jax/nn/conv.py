@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
@@ -25,23 +24,23 @@ from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    concluded_with_params,
-    held_by_specs,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.conv_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 
 @dataclass(frozen=True, init=False)
@@ -214,7 +213,7 @@ class DistributedConv(Static):
             params = unboxed(params)
             # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
             choose = partial(self._forms_here, world.may_measure)
-            of_x, held, forms = concluded_with_params(world, team, repr(self), self.param_specs(), params, x, choose)
+            of_x, held, forms = agree_on_shapes(world, team, repr(self), self.param_specs(), params, x, choose)
             plan = self.plan(of_x, held, chosen_unseen if forms is None else lambda _: forms)
             return plan.run(world, params, x)
 
@@ -254,7 +253,7 @@ class DistributedConv(Static):
         """
         parts, specs = self._partitions, self.param_specs()
         x = taking_part(x, parts.team)
-        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        params = spec_shapes(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
         check_params(params, specs)
         fetch = plan_windows(x, self.P_x, self._windows)
         self._check_channels(fetch.movement.halos.owned)

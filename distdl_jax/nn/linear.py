@@ -19,13 +19,13 @@ from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    held_by_specs,
-    told_with_params,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_sizes, checked_integer, index_of
+from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -33,6 +33,7 @@ from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, takin
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers
 
 
@@ -212,7 +213,7 @@ class DistributedLinear(Static):
             return x
         with jax.named_scope("DistributedLinear"):
             params = unboxed(params)
-            plan = self.plan(*told_with_params(world, team, repr(self), self.param_specs(), params, x))
+            plan = self.plan(*agree_on_shapes(world, team, repr(self), self.param_specs(), params, x)[:2])
             return plan.run(world, params, x)
 
     apply = __call__
@@ -244,7 +245,7 @@ class DistributedLinear(Static):
         specs, work = self.param_specs(), self._work
         p_n, p_fo, p_fi = work.shape
         x = taking_part(x, self._team)
-        params = held_by_specs(specs, self._team, x[self.P_x.ranks[0]].dtype) if params is None else params
+        params = spec_shapes(specs, self._team, x[self.P_x.ranks[0]].dtype) if params is None else params
         self._check_blocks(x)
         check_params(params, specs)
         to_work: MovementPlan

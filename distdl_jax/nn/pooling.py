@@ -14,18 +14,18 @@ import numpy as np
 from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.kernels.pooling import largest, total
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.conv_arguments import Padding, Sizes, per_feature, window_spec
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.windows import Pairs, WindowSpec
+from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import Padding, Sizes, per_feature
 from distdl_jax.world import Workers
 
 
@@ -124,7 +124,7 @@ class DistributedPool(ParameterFreeLayer):
         with jax.named_scope(type(self).__name__):
             purpose = f"{type(self).__name__} on {self.P_x.describe()}, kernel {self.kernel_size}"
             world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
-            plan = self.plan(exchange_shape_dtypes(world, team, purpose, "x", x))
+            plan = self.plan(exchange_shapes(world, team, purpose, x))
             block, output = plan.fetch.run(world, x), plan.output(world.rank)
             if output.size == 0:
                 return tie(jnp.zeros(output.shape, output.dtype), block)

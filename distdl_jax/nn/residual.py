@@ -13,20 +13,19 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
-from distdl_jax.arguments import check_key
+from distdl_jax.agreement.shapes import exchange_named_shapes, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.layer.output_specs import output_spec, partition_of_output
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.nn.layer_compatibility import ends_of, in_equal_blocks, partition_of_input, rearranged
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_key, checked_boolean
 from distdl_jax.world import Workers
 
 WAYS = ("body", "shortcut")
@@ -212,13 +211,14 @@ class Residual(Static):
         P = self._P_y
         if P is not None and P.rank is None:
             return tie(y, other)
-        mine = shape_dtype_of("body(x)", y), shape_dtype_of("shortcut(x)", other)
+        names = "body(x)", "shortcut(x)"
         if P is None:
-            _check_shapes({0: mine})
+            _check_shapes({0: (shape_dtype_of(names[0], y), shape_dtype_of(names[1], other))})
         else:
-            _check_shapes(
-                handshake(P.world, tuple(sorted(P.ranks)), f"sum of two outputs on {P.describe()}", lambda: mine)
-            )
+            label = f"sum of two outputs on {P.describe()}"
+            arrays = dict(zip(names, (y, other), strict=True))
+            shapes = exchange_named_shapes(P.world, tuple(sorted(P.ranks)), label, arrays)
+            _check_shapes({worker: (its[names[0]], its[names[1]]) for worker, its in shapes.items()})
         return y + other
 
     def _ways(self) -> tuple[tuple[str, Any], ...]:

@@ -12,14 +12,13 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.layer.output_specs import output_spec
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes, check_params, held_by_specs, told_with_params, unboxed
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
@@ -33,6 +32,7 @@ from distdl_jax.sequence.ring import Extras, block_of
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_key, checked_integer, is_real
 
 Exchange = Literal["ring", "heads", "gather"]
 
@@ -229,7 +229,7 @@ class DistributedMultiHeadAttention(Static):
         """
         x, specs, ranks = taking_part(x, self.P_x.ranks), self.param_specs(), self.P_x.ranks
         grid, dtype = self._checked_input("x", x)
-        held = held_by_specs(specs, ranks, dtype) if params is None else params
+        held = spec_shapes(specs, ranks, dtype) if params is None else params
         check_params(held, specs)
         memory = memory_of(held, ranks)
         key_grid = grid if memory is None else self._checked_input(MEMORY, memory)[0]
@@ -363,10 +363,9 @@ class DistributedMultiHeadAttention(Static):
             params = unboxed(params)
             if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
                 attn_mask = attn_mask[None, None]
-            told = params | entries_of(cache)
             others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}
-            told |= {name: its for name, its in others.items() if its is not None}
-            plan = self.plan(*told_with_params(world, team, purpose_of(self), self.param_specs(), told, x))
+            arrays = params | entries_of(cache) | {name: x for name, x in others.items() if x is not None}
+            plan = self.plan(*agree_on_shapes(world, team, purpose_of(self), self.param_specs(), arrays, x)[:2])
             own = {name: its.run(world, params[name]).astype(plan.dtype) for name, its in plan.of_params.items()}
             x = plan.gather.run(world, x).astype(plan.dtype)
             q, k, v = self._projected(own, x)

@@ -22,13 +22,13 @@ from distdl_jax.layer.parameters import (
     ParameterPartitions,
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    held_by_specs,
-    told_with_params,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
+from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype
@@ -38,6 +38,7 @@ from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers, World
 
 
@@ -203,7 +204,7 @@ class DistributedEmbedding(Static):
         dtype = common_dtype("x", x, self.P_x.ranks)
         if not jnp.issubdtype(dtype, jnp.integer):
             raise PlanError(f"`x` must hold integers, indices of rows, but is {dtype}.")
-        params = held_by_specs(specs, self._team, np.dtype(np.float32)) if params is None else params
+        params = spec_shapes(specs, self._team, np.dtype(np.float32)) if params is None else params
         check_params(params, specs)
         to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, 1]), work)
         of_params, copies = self._parameters.plan(params, False), to_work.after(x)
@@ -239,7 +240,7 @@ class DistributedEmbedding(Static):
         if world.rank not in self._team:
             return x.astype(np.dtype(params["weight"].dtype))  # what comes next takes it for a placeholder of y
         with jax.named_scope("DistributedEmbedding"):
-            plan = self.plan(*told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x))
+            plan = self.plan(*agree_on_shapes(world, self._team, purpose_of(self), self.param_specs(), params, x)[:2])
             return plan.run(world, params, x, self.padding_idx)
 
     apply = __call__

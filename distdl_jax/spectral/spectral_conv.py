@@ -21,13 +21,13 @@ from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.layer.parameters import (
     Params,
     ParamShapeDtypes,
+    agree_on_shapes,
     check_params,
-    held_by_specs,
-    told_with_params,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer, checked_integers
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
@@ -38,6 +38,7 @@ from distdl_jax.spectral.staged_fft import StagesPlan, plan_stages
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integer, checked_integers
 from distdl_jax.world import Workers, World
 
 
@@ -191,7 +192,7 @@ class DistributedSpectralConv(Static):
         x, specs = taking_part(x, self._team), self.param_specs()
         dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
         self._check(dtype, grid.extent)
-        params = held_by_specs(specs, self._team, dtype) if params is None else params
+        params = spec_shapes(specs, self._team, dtype) if params is None else params
         check_params(params, specs)
         of_y = np.dtype(jnp.promote_types(dtype, params[self.P_W.ranks[0]]["weight"].dtype))
         axes = range(2, self.P_x.dim)
@@ -263,8 +264,8 @@ class DistributedSpectralConv(Static):
             return x
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
-            told = told_with_params(world, self._team, purpose_of(self), self.param_specs(), params, x)
-            return self.plan(*told).run(world, params, x)
+            of_x, of_params, _ = agree_on_shapes(world, self._team, purpose_of(self), self.param_specs(), params, x)
+            return self.plan(of_x, of_params).run(world, params, x)
 
     def apply(self, params: Mapping[str, Array], x: Array) -> Array:
         """The same as calling the layer."""

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.layer.output_specs import output_spec
@@ -23,9 +22,9 @@ from distdl_jax.layer.parameters import (
     Params,
     ParamShapeDtypes,
     Specs,
+    agree_on_shapes,
     check_params,
-    held_by_specs,
-    told_with_params,
+    spec_shapes,
     unboxed,
 )
 from distdl_jax.nn.norms.scaling import scaled
@@ -40,6 +39,7 @@ from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_dtype, is_real
 from distdl_jax.world import Workers, World
 
 _STATE = "state."
@@ -159,7 +159,7 @@ class DistributedNorm(Static):
                     f"blocks have lengths {lengths} there."
                 )
         self._check_counts(grid.extent)
-        held = held_by_specs(specs, self.P_x.ranks, dtype) if params is None else params
+        held = spec_shapes(specs, self.P_x.ranks, dtype) if params is None else params
         check_params(held, specs)
         of_params = {
             name: plan_replicated(
@@ -179,14 +179,14 @@ class DistributedNorm(Static):
     def _planned(
         self, params: Params, x: Array, state: Mapping[str, Array] | None = None, state_specs: Specs | None = None
     ) -> tuple[NormPlan, Params]:
-        """The plan of this call, from the one handshake of the workers of P_x; and parameters without boxes.
+        """Return the plan of this call, from the one agreement of P_x's workers; and parameters without boxes.
 
         - `state`, `state_specs`: where there is one, and is to be checked.
         """
         params, of_state = unboxed(params), {_STATE + name: its for name, its in (state or {}).items()}
         team = tuple(sorted(self.P_x.ranks))
         told = {**params, **of_state} if isinstance(params, Mapping) else params
-        of_x, held = told_with_params(self.P_x.world, team, purpose_of(self), self.param_specs(), told, x)
+        of_x, held, _ = agree_on_shapes(self.P_x.world, team, purpose_of(self), self.param_specs(), told, x)
         if state_specs is not None:
             check_params({worker: _of_state(its) for worker, its in held.items()}, state_specs, "state")
         return self.plan(of_x, {worker: _of_params(its) for worker, its in held.items()}), params

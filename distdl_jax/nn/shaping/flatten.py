@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import jax
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.reshape import ReshapePlan, checked_shape, plan_reshape
+from distdl_jax.validation import checked_integers
 
 
 class _Reshaping(ParameterFreeLayer):
@@ -45,7 +45,7 @@ class _Reshaping(ParameterFreeLayer):
         if self.P_x.world.rank not in team:
             return x
         with jax.named_scope(type(self).__name__):
-            held: dict[int, ShapeDtype] = exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x)
+            held: dict[int, ShapeDtype] = exchange_shapes(self.P_x.world, team, purpose_of(self), x)
             return self.plan(held).run(self.P_x.world, x)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.kernels.pooling import least
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
@@ -88,7 +88,7 @@ class _GlobalPool(ParameterFreeLayer):
             return x
         with jax.named_scope(type(self).__name__):
             team = tuple(sorted(self.P_x.ranks))
-            plan = self.plan(exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x))
+            plan = self.plan(exchange_shapes(self.P_x.world, team, purpose_of(self), x))
             axes = tuple(range(2, x.ndim))
             return plan.finish(self.P_x.world, self._own(x, axes, math.prod(plan.grid.extent[2:])))
 

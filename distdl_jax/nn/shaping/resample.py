@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
-from distdl_jax.arguments import is_integer, is_real
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.nn.shaping.output_partition import MovedPlan, moved_to
@@ -24,6 +23,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.collectives import mean_dtype
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.validation import is_integer, is_real
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
@@ -59,7 +59,7 @@ class Sampling(ParameterFreeLayer):
         if self.P_x.world.rank not in team:
             return x
         with jax.named_scope(type(self).__name__):
-            held = exchange_shape_dtypes(self.P_x.world, team, purpose_of(self), "x", x)
+            held = exchange_shapes(self.P_x.world, team, purpose_of(self), x)
             return self.plan(held).run(self.P_x.world, x)
 
 
