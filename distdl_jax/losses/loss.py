@@ -15,7 +15,7 @@ from jax import Array
 
 from distdl_jax.agreement.handshake import handshake, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.layer import describe
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -105,7 +105,7 @@ class DistributedLoss(Static):
         told = handshake(
             world,
             team,
-            purpose_of(self),
+            describe(self),
             lambda: (shape_dtype_of("prediction", prediction), shape_dtype_of("target", target)),
         )
         of_prediction, of_target = ({worker: each[place] for worker, each in told.items()} for place in (0, 1))

@@ -12,7 +12,7 @@ from jax import Array
 
 from distdl_jax.agreement.handshake import handshake, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.layer import describe
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
@@ -94,7 +94,7 @@ class Concatenate(Static):
             told = handshake(
                 self.P_x.world,
                 team,
-                purpose_of(self),
+                describe(self),
                 lambda: [shape_dtype_of(f"xs[{k}]", x) for k, x in enumerate(xs)],
             )
             if any(len(its) != len(xs) for its in told.values()):
