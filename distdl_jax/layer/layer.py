@@ -15,6 +15,7 @@ exchanges shapes while a program is traced, checks parameters, and runs the plan
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from dataclasses import fields
 from functools import cached_property
@@ -26,15 +27,15 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.layer.output_specs import spec_of_blocks
-from distdl_jax.layer.parameters import ParamShapeDtypes, check_params, held_by_specs, told_with_params, unboxed
+from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
 
 
@@ -236,7 +237,7 @@ class PartitionedLayer(BaseLayer):
         """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
         x, specs = taking_part(x, self._team), self.param_specs()
         if params is None:
-            params = held_by_specs(specs, self._team, self._param_dtype(x))
+            params = spec_shapes(specs, self._team, self._param_dtype(x))
         check_params(params, specs)
         return x, params
 
@@ -271,12 +272,13 @@ class PartitionedLayer(BaseLayer):
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
         """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
-        return self.plan(*self._exchange_shapes(params, x))
+        x_shapes, shapes, _ = self._agree_on_shapes(params, x)
+        return self.plan(x_shapes, shapes)
 
-    def _exchange_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-        """Exchange shapes and dtypes of x and of the parameters between the layer's workers."""
+    def _agree_on_shapes(self, params: Any, x: Array, *choose: Any) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
+        """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""
         world = self.input_partition.world
-        return told_with_params(world, self._team, describe(self), self.param_specs(), params, x)
+        return agree_on_shapes(world, self._team, describe(self), self.param_specs(), params, x, *choose)
 
     def _run(self, plan: Any, params: Any, x: Array) -> Array:
         """Return this worker's block of the output, by `plan`."""
@@ -329,4 +331,5 @@ def describe(layer: Any) -> str:
     """Describe a layer, a dataclass, in words that are the same on every worker."""
     values = ((field.name, getattr(layer, field.name)) for field in fields(layer))
     shown = (f"{name}={value.describe() if isinstance(value, Partition) else repr(value)}" for name, value in values)
-    return f"{type(layer).__name__}({', '.join(shown)})"
+    # The address of a function differs between workers.
+    return re.sub(" at 0x[0-9a-f]+", "", f"{type(layer).__name__}({', '.join(shown)})")

@@ -37,7 +37,7 @@ class HaloApartPlan:
         """This worker's block, `x`, and what is around it."""
         sides, parts = self.apart(world.rank).sides, [x]
         for edges, movement, side in zip(self.edges, self.movements, sides, strict=True):
-            kept = edges.kept[edges.index(world.rank)]
+            kept = edges.edges[edges.index(world.rank)]
             both = [_with_ends(its, edges.axis, kept) for its in parts]
             # What the neighbours need of what is around the block: the corners of theirs.
             sent = joined(tuple(its for _, its in both), Apart(sides[: len(parts) - 1]))

@@ -8,26 +8,24 @@ from typing import ClassVar
 
 from jax import Array
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
 from distdl_jax.kernels.conv_algorithms import Forms
 from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
 from distdl_jax.kernels.convolution import Choose, LocalConvolution, in_equal_forms
-from distdl_jax.layer.layer import describe
 from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes, concluded_with_params
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.layer.weighted_layer import WeightedLayer
-from distdl_jax.nn.conv_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 
 @dataclass(frozen=True, init=False)
@@ -163,10 +161,8 @@ class DistributedConv(WeightedLayer):
 
     def _agree_on_plan(self, params: Params, x: Array) -> ProductPlan:
         # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
-        world, specs = self.P_x.world, self.param_specs()
-        choose = partial(self._choose_here, world.may_measure)
-        label = describe(self)
-        x_shapes, shapes, algorithms = concluded_with_params(world, self._team, label, specs, params, x, choose)
+        choose = partial(self._choose_here, self.P_x.world.may_measure)
+        x_shapes, shapes, algorithms = self._agree_on_shapes(params, x, choose)
         return self.plan(x_shapes, shapes, chosen_unseen if algorithms is None else lambda _: algorithms)
 
     def _choose_here(self, may_measure: bool, x: ShapeDtypes, params: ParamShapeDtypes) -> Forms | None:

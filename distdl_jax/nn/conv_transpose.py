@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.kernels.algorithm_choice import chosen_unseen
 from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
@@ -16,7 +15,6 @@ from distdl_jax.kernels.convolution import Choose, in_equal_forms
 from distdl_jax.layer.matmul_plan import ProductPlan, products
 from distdl_jax.layer.parameters import ParameterPartitions, ParamShapeDtypes
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.nn.conv_arguments import Padding, Sizes
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
 from distdl_jax.plans.halos import Halos
@@ -24,6 +22,7 @@ from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
 

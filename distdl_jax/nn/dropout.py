@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved
 from distdl_jax.random import standard_uniform
+from distdl_jax.validation import check_key, checked_boolean, is_real
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Dropout(ParameterFreeLayer):
         if self.P_x.rank is None:
             return x
         with jax.named_scope("Dropout"):
-            blocks, _ = self._exchange_shapes({}, x)
+            blocks, _, _ = self._agree_on_shapes({}, x)
             if not jnp.issubdtype(dtype := common_dtype("x", blocks, self.P_x.ranks), jnp.inexact):
                 raise PlanError(f"`x` must hold floating-point numbers, but is {dtype}.")
             grid = owned_grid("x", self.P_x, blocks)

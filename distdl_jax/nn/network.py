@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key
 from distdl_jax.layer.layer import BaseLayer, Layer, apply_layer, draws_numbers, keeps_state
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean
+from distdl_jax.validation import check_key, checked_boolean
 
 RunPart = Callable[[Any, Any, Array], Array]
 """From the name of a layer, the layer and its input: its output, with the parameters, state and key of that name."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
+from distdl_jax.agreement.shapes import exchange_named_shapes, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Ends, Layer, ends_of
 from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
@@ -145,13 +145,14 @@ class Residual(Network):
         P = self.output_partition
         if P is not None and P.rank is None:
             return tie(y, other)
-        mine = shape_dtype_of("body(x)", y), shape_dtype_of("shortcut(x)", other)
+        names = "body(x)", "shortcut(x)"
         if P is None:
-            _check_shapes({0: mine})
+            _check_shapes({0: (shape_dtype_of(names[0], y), shape_dtype_of(names[1], other))})
         else:
-            _check_shapes(
-                handshake(P.world, tuple(sorted(P.ranks)), f"sum of two outputs on {P.describe()}", lambda: mine)
-            )
+            label = f"sum of two outputs on {P.describe()}"
+            arrays = dict(zip(names, (y, other), strict=True))
+            shapes = exchange_named_shapes(P.world, tuple(sorted(P.ranks)), label, arrays)
+            _check_shapes({worker: (its[names[0]], its[names[1]]) for worker, its in shapes.items()})
         return y + other
 
 

@@ -12,16 +12,15 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import BaseLayer, Ends, Layer, ends_of
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.nn.network import first_partition, last_partition
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import checked_boolean, checked_dtype
 
 
 class _Wrapper(BaseLayer):

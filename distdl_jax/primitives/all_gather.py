@@ -8,10 +8,10 @@ from functools import cached_property
 
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes, reduction_team
+from distdl_jax.plans.broadcasting import reduction_team
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
@@ -19,6 +19,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers
 
 
@@ -124,7 +125,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     if not P_x.active:
         return x
     purpose = f"all_gather along {gathered} on {P_x.describe()}"
-    shape_dtypes = exchange_shape_dtypes(P_x.world, P_x.ranks, purpose, "x", x)
+    shape_dtypes = exchange_shapes(P_x.world, P_x.ranks, purpose, x)
     return plan_all_gather(shape_dtypes, P_x, gathered).run(P_x.world, x)
 
 
@@ -152,5 +153,5 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
     if not P_x.active:
         return x
     purpose = f"reduce_scatter along {scattered} on {P_x.describe()}"
-    shape_dtypes = exchange_shape_dtypes(P_x.world, P_x.ranks, purpose, "x", x)
+    shape_dtypes = exchange_shapes(P_x.world, P_x.ranks, purpose, x)
     return plan_reduce_scatter(shape_dtypes, P_x, scattered).run(P_x.world, x)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
@@ -223,7 +223,7 @@ def all_reduce(
         return x
     team = P_x.create_allreduction_partition(axes)
     purpose = f"all_reduce ({op}) on {P_x.describe()}"
-    shape_dtypes = exchange_shape_dtypes(P_x.world, team.ranks, purpose, "x", x)
+    shape_dtypes = exchange_shapes(P_x.world, team.ranks, purpose, x)
     return plan_all_reduce(shape_dtypes, P_x, op, axes).run(P_x.world, x)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import jax
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -120,5 +120,5 @@ def all_sum_reduce(
     if team.size <= 1:
         return x
     purpose = f"all_sum_reduce on {P_x.describe()}"
-    shape_dtypes = exchange_shape_dtypes(P_x.world, team.ranks, purpose, "x", x)
+    shape_dtypes = exchange_shapes(P_x.world, team.ranks, purpose, x)
     return plan_all_sum_reduce(shape_dtypes, P_x, axes_reduce, axes_keep).run(P_x.world, x)

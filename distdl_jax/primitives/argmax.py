@@ -6,16 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.tracing.materialize import written_once
+from distdl_jax.validation import checked_axis
 
 
 def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
@@ -39,7 +39,7 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     if not P_x.active:
         return x
     team = tuple(sorted(P_x.ranks))
-    held = exchange_shape_dtypes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", "x", x)
+    held = exchange_shapes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", x)
     common_dtype("x", held, P_x.ranks)
     return argmax_of(x, P_x, owned_grid("x", P_x, held), axis)
 

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 
 from jax import Array, lax
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
+from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import box_shape, checked_booleans, checked_integers
+from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.validation import checked_booleans, checked_integers
 from distdl_jax.world import Workers, World
 
 Halo = tuple[tuple[int, int], ...]
@@ -136,7 +138,7 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
         checked_halo(halo, P_x.dim, or_none=True)
         return x
     purpose = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
-    told = handshake(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
+    told = agree(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
     shape_dtypes = {worker: held for worker, (held, _) in told.items()}
     widths = {worker: asked for worker, (_, asked) in told.items()}
     return plan_halo_exchange(shape_dtypes, P_x, widths, periodic=wraps).run(P_x.world, x)

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape, checked_boolean
+from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.validation import checked_boolean
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     if P_x.world.rank not in team:
         return x
     purpose = f"repartition from {P_x.describe()} to {P_y.describe()}"
-    shape_dtypes = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+    shape_dtypes = exchange_shapes(P_x.world, team, purpose, x)
     return plan_repartition(shape_dtypes, P_x, P_y, preserve_batch=preserve_batch).run(P_x.world, x)
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import jax
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
+from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
 from distdl_jax.primitives.block_checks import common_shape_dtype
 from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers, World
 
 
@@ -109,7 +110,7 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     def mine() -> list[tuple[str, ShapeDtype]]:
         return [(name, shape_dtype_of(name, x)) for name, x in zip(names, arrays, strict=True)]
 
-    told = handshake(P.world, team.ranks, f"replicated on {P.describe()} along {along}", mine)
+    told = agree(P.world, team.ranks, f"replicated on {P.describe()} along {along}", mine)
     _check_names(told)
     plans = [
         plan_replicated({worker: held[n][1] for worker, held in told.items()}, P, along, name)

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
 from distdl_jax.primitives.collectives import broadcast_in_team, reduce_in_team
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_boolean
 from distdl_jax.world import Workers, World
 
 
@@ -325,4 +325,4 @@ def _moves_nothing(rule: BroadcastRule, P_x: Partition, P_y: Partition) -> bool:
 
 def _told(name: str, x: Array, P_x: Partition, P_y: Partition) -> ShapeDtypes:
     team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    return exchange_shape_dtypes(P_x.world, team, f"{name} from {P_x.describe()} to {P_y.describe()}", "x", x)
+    return exchange_shapes(P_x.world, team, f"{name} from {P_x.describe()} to {P_y.describe()}", x)

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape, checked_integers
+from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -23,6 +23,7 @@ from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_vo
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integers
 from distdl_jax.world import Workers, World
 
 
@@ -122,7 +123,7 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
         return x
     with jax.named_scope("reshape"):
         purpose = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
-        held = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+        held = exchange_shapes(P_x.world, team, purpose, x)
         return plan_reshape(held, P_x, P_y, lengths).run(P_x.world, x)
 
 

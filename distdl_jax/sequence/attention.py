@@ -12,14 +12,12 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.layer.input_checks import real_grid
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicated_params, unboxed
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.plan import ShapeDtypes
@@ -30,6 +28,7 @@ from distdl_jax.sequence.online_softmax import rotated
 from distdl_jax.sequence.ring import Extras, block_of
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_key, checked_integer, is_real
 
 Exchange = Literal["ring", "heads", "gather"]
 
@@ -332,7 +331,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
                 attn_mask = attn_mask[None, None]
             others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}
             given = {name: value for name, value in others.items() if value is not None}
-            plan = self.plan(*self._exchange_shapes(params | entries_of(cache) | given, x))
+            plan = self._agree_on_plan(params | entries_of(cache) | given, x)
             own = {name: each.run(world, params[name]).astype(plan.dtype) for name, each in plan.of_params.items()}
             x = plan.gather.run(world, x).astype(plan.dtype)
             q, k, v = self._projected(own, x)

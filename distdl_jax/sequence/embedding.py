@@ -21,7 +21,7 @@ from distdl_jax.layer.parameters import (
 )
 from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
+from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype
@@ -29,6 +29,7 @@ from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import World
 
 

@@ -11,7 +11,7 @@ import pytest
 from imaginary import on_all, partition_of, refusal
 
 import distdl_jax as dj
-from distdl_jax import TensorSpec, replicas
+from distdl_jax import TensorSpec, replica_check
 from distdl_jax.settings import Settings
 
 
@@ -142,7 +142,7 @@ def test_each_leaf_on_a_worker_of_its_own() -> None:
 @pytest.mark.simulated(3)
 def test_copies_of_which_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the first nor the last; along the one of the copied dimensions that has more than one worker."""
-    monkeypatch.setattr(replicas, "current_settings", lambda: Settings(debug=True))
+    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
     P = dj.Partition()
     spec = TensorSpec((2,), grid(P, [0, 1, 2], [3, 1]), replicated=True)
     x = np.array([1.0, 1.0 + (P.rank == 1)])

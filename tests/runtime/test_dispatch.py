@@ -19,7 +19,7 @@ import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.watchdog.status import worker_status
-from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_its_call
+from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_own_program
 
 pytestmark = pytest.mark.world(2)
 
@@ -113,7 +113,7 @@ def test_the_watchdog_sees_that_it_runs(summed):
     checked(jnp.ones(3))
     watcher.join()
     (stack,) = seen
-    assert runs_its_call(stack) and Path(stack[0].file).name == "checked_jit.py"
+    assert runs_own_program(stack) and Path(stack[0].file).name == "checked_jit.py"
 
 
 CONSTANT = np.arange(3.0, dtype=np.float32)

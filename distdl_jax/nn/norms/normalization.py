@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key, checked_dtype, is_real
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.layer.input_checks import real_grid
 from distdl_jax.layer.layer import PartitionedLayer
@@ -32,6 +31,7 @@ from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.replicated import ReplicatedPlan
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_key, checked_dtype, is_real
 from distdl_jax.world import Workers, World
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.reshape import ReshapePlan, checked_shape, plan_reshape
+from distdl_jax.validation import checked_integers
 
 
 class _Reshaping(ParameterFreeLayer):

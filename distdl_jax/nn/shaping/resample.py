@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from distdl_jax.arguments import is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.nn.shaping.output_partition import MovedPlan
@@ -22,6 +21,7 @@ from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.collectives import mean_dtype
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
+from distdl_jax.validation import is_integer, is_real
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
