@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any, Protocol, TypeGuard
 
 import jax
@@ -21,10 +20,10 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from distdl_jax.programs.ir import movement_scope
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
 from distdl_jax.tracing.gradient_anchors import after_the_one_before, note_anchor
 from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.program_reader import movement_scope
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
 from distdl_jax.world import World
@@ -100,15 +99,11 @@ class _Pullback:
         return _Pullback(self.of.batched(n))
 
 
-_numbers = count(1)
-"""Those of the movements of this process, by which a traced program says which adjoint is whose."""
-
-
 def move(world: World, part: Movement, x: Array) -> Array:
     """Return this worker's block after the movement, given its block before."""
     if not part.differentiable:
         return _run(world, part, x)
-    with jax.named_scope(movement_scope(next(_numbers))):
+    with movement_scope():
         parts, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
     note_anchor(anchor)
     return never_transposed(_joined(parts))
