@@ -111,7 +111,7 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> lines, flat = (P.create_cartesian_topology_partition(shape) for shape in ([1, 1], [1]))
+    >>> lines, flat = (P.grid(shape) for shape in ([1, 1], [1]))
     >>> reshape(jnp.arange(6.0).reshape(2, 3), lines, flat, -1).shape
     (6,)
     """

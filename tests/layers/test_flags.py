@@ -25,8 +25,8 @@ FLAGS = [
     if parameter.annotation in ("bool", bool)
 ]
 
-P = partition_of(0, 1).create_cartesian_topology_partition([1, 1])
-P3 = P.create_cartesian_topology_partition([1, 1, 1])
+P = partition_of(0, 1).grid([1, 1])
+P3 = P.grid([1, 1, 1])
 X = jnp.ones((2, 3))
 LINEAR = nn.DistributedLinear(P, P, P, 3, 3)
 
