@@ -25,12 +25,12 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.arguments import check_key, checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.settings import current_settings
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.validation import check_key, checked_dtype
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import (
-    checked_boolean,
-    checked_booleans,
-    checked_integer,
-    checked_integers,
-    index_of,
-)
+from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.static import Static
 from distdl_jax.transports.open_world import open_world
+from distdl_jax.validation import checked_boolean, checked_booleans, checked_integer, checked_integers
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import World
 

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.programs.ir import Program
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import Transport, Workers
 
 

@@ -13,12 +13,11 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import CartesianPartition, Partition
-from distdl_jax.plans.broadcasting import checked_axes
-from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, checked_integer, checked_integers, index_of
+from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, index_of
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
 @dataclass(frozen=True, init=False)

@@ -15,10 +15,10 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.tensors import TensorSpec, device_array
+from distdl_jax.validation import checked_boolean
 
 Arrays = dict[str, np.ndarray]
 

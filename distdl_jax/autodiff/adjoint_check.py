@@ -12,7 +12,6 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from distdl_jax.arguments import check_numbers
 from distdl_jax.autodiff.constant_inputs import told_of_constants
 from distdl_jax.autodiff.custom_rules import moved_backward_only, moving, own_rules
 from distdl_jax.autodiff.opaque_call import evaluated
@@ -27,6 +26,7 @@ from distdl_jax.tracing.mark import marks_come_back
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.tracing.vmap_check import compared_as_a_whole
+from distdl_jax.validation import check_numbers
 from distdl_jax.world import Transport, Workers, World
 
 # What JAX raises where Python asks for the value of something traced.

@@ -10,17 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.adjoint_check import traced_derivative
 from distdl_jax.checked_jit import function_name
 from distdl_jax.compat import mapped_sizes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.tracing.gradient_anchors import depending_on_movements
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.open_world import world_of
+from distdl_jax.validation import check_function, checked_boolean, checked_integers
 
 
 def value_and_grad(

@@ -17,8 +17,8 @@ from distdl_jax.checkpoint.restore import restore, steps
 from distdl_jax.checkpoint.save import not_saved, world_of_specs
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.transports.threads.current_world import simulated_world
+from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.abort import end_the_job
 from distdl_jax.world import World
 

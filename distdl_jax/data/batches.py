@@ -11,14 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.arguments import check_key
 from distdl_jax.data.order import Order, Place
 from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean, checked_integer
 from distdl_jax.spec_trees import specs_by_path
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import check_key, checked_boolean, checked_integer
 
 _Read = Generator[tuple[Any, Place]]
 """What reads batches: each with the place after it."""

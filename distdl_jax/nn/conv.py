@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
@@ -31,17 +30,17 @@ from distdl_jax.layer.parameters import (
     unboxed,
 )
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.conv_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 
 @dataclass(frozen=True, init=False)

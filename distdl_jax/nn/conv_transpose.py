@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.algorithm_choice import chosen_unseen
@@ -20,7 +19,6 @@ from distdl_jax.kernels.convolution import Choose, in_equal_forms
 from distdl_jax.layer.matmul_plan import ProductPlan, products
 from distdl_jax.layer.parameters import ParameterPartitions, Params, ParamShapeDtypes, check_params, spec_shapes
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.nn.conv_arguments import Padding, Sizes
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
 from distdl_jax.plans.halos import Halos
@@ -29,6 +27,7 @@ from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
 

@@ -11,8 +11,7 @@ from distdl_jax import functional
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
-from distdl_jax.plans.decomposition import checked_booleans
+from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -20,6 +19,7 @@ from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_peri
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.validation import checked_axes, checked_booleans
 
 
 @dataclass(frozen=True)

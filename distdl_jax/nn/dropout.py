@@ -11,15 +11,14 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_shapes
-from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved, taking_part
 from distdl_jax.random import standard_uniform
+from distdl_jax.validation import check_key, checked_boolean, is_real
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.matmul_plan import ProductPlan
 from distdl_jax.layer.output_specs import output_spec
@@ -24,6 +23,7 @@ from distdl_jax.spectral import spectral_conv
 from distdl_jax.spectral.spectral_conv import SpectralPlan
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
 
 Params = dict[str, dict[str, Array]]

@@ -25,7 +25,7 @@ from distdl_jax.layer.parameters import (
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_sizes, checked_integer, index_of
+from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -33,6 +33,7 @@ from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, takin
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers
 
 

@@ -19,13 +19,13 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.kernels.pooling import largest, total
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.conv_arguments import Padding, Sizes, per_feature, window_spec
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.windows import Pairs, WindowSpec
+from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import Padding, Sizes, per_feature
 from distdl_jax.world import Workers
 
 

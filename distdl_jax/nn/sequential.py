@@ -13,18 +13,17 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, applied, draws_numbers, keeps_state
 from distdl_jax.layer.output_specs import output_spec, partition_of_output
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, seams
 from distdl_jax.nn.summary import layer_table
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.validation import check_key, checked_boolean
 from distdl_jax.world import Workers
 
 Params = tuple[Any, ...]

@@ -12,14 +12,13 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.layer.parameters import unboxed
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.static import Static
+from distdl_jax.validation import checked_boolean, checked_dtype
 
 
 class _Around(Static):

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import Workers, checked_integer, checked_integers, index_of, rank_of
+from distdl_jax.plans.decomposition import Workers, index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.validation import checked_axes
 
 Shape = tuple[int, ...]
 
@@ -156,28 +157,6 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
         return checked_axes("axes_reduce", axes_reduce, shape)
     axes = checked_axes("axes_keep", axes_keep, shape)
     return tuple(axis for axis in range(len(shape)) if axis not in axes)
-
-
-def checked_axes(name: str, axes: object, shape: Shape) -> tuple[int, ...]:
-    """Check the argument `name`, dimensions of a partition of `shape`; return them ascending, negative ones counted
-    from the end.
-    """
-    axes = checked_integers(name, axes, or_one=True)
-    wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
-    if wrong:
-        raise InvalidArgumentError(
-            f"`{name}` (={axes}) names dimension {wrong[0]}, but the partition (shape {shape_text(shape)}) has "
-            f"dimensions 0 to {len(shape) - 1}."
-        )
-    positive = [axis % len(shape) for axis in axes]
-    if len(set(positive)) < len(positive):
-        raise InvalidArgumentError(f"`{name}` (={axes}) names a dimension twice; name each at most once.")
-    return tuple(sorted(positive))
-
-
-def checked_axis(name: str, axis: object, shape: Shape) -> int:
-    """Check the argument `name`, one dimension of a partition of `shape`; a negative one counts from the end."""
-    return checked_axes(name, checked_integer(name, axis), shape)[0]
 
 
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -6,75 +6,20 @@ A *range* is a half-open interval `(start, stop)` of one dimension's indices, a 
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Any
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError
 
 Workers = tuple[int, ...]
 """World ranks, in the order of a team's ranks."""
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
-
-
-def checked_integer(name: str, value: Any, least: int | None = None) -> int:
-    """Return the argument `name`, an integer (True is none) that is not below `least`."""
-    try:
-        number = _integer(value)
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
-    if least is not None and number < least:
-        raise InvalidArgumentError(f"`{name}` (={number}) must be {least} or more.")
-    return number
-
-
-def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
-    """Return the argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
-    try:
-        return tuple(map(_integer, (values,) if or_one and not isinstance(values, Iterable) else values))
-    except TypeError:
-        kind = f"{'an integer or ' * or_one}a sequence of integers"
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
-
-
-def checked_boolean(name: str, value: Any) -> bool:
-    """Return the argument `name` as a bool: a truth value is a bool or one of the integers 0 and 1, also as an array.
-
-    Arrays, numpy's and JAX's, have no dimensions, and are not traced.
-    """
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if isinstance(value, int) or (kind in ("b", "i", "u") and value.shape == ()):
-        try:
-            if (truth := bool(value)) == value:
-                return truth
-        except TypeError:  # JAX's: nobody can know yet
-            raise InvalidTypeError(
-                f"`{name}` (={value!r}) must be True or False, but is traced; it has to be known while tracing: let it "
-                "be a static argument of the jit."
-            ) from None
-    raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
-
-
-def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
-    """Return the argument `name`, a sequence of truth values as `checked_boolean` takes them, as a tuple of bools."""
-    try:
-        given = tuple(values)
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.") from None
-    return tuple(checked_boolean(f"{name}[{place}]", value) for place, value in enumerate(given))
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
 
 
 def _check_balanced(n: int, p: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import Range, balanced_range, intersect_ranges
+from distdl_jax.validation import padding_pairs, per_feature
 
 Pairs = tuple[tuple[int, int], ...]
 """(low, high) for each feature dimension."""
@@ -142,3 +143,27 @@ class WindowSpec:
             return WindowedAxis(size, self.kernel[d], self.stride[d], self.dilation[d], (low, high), wraps)
         except InvalidArgumentError as error:
             raise PlanError(f"In feature dimension {d}: {error}") from None
+
+
+def window_spec(
+    dims: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, mode: PaddingMode = "zeros"
+) -> WindowSpec:
+    """Return the windows over `dims` feature dimensions that a layer's arguments describe.
+
+    **Raises:** `InvalidArgumentError` for an argument that is not accepted.
+    """
+    kernel = per_feature("kernel_size", kernel_size, dims)
+    stride = per_feature("stride", stride, dims)
+    dilation = per_feature("dilation", dilation, dims)
+    pairs: Pairs
+    if isinstance(padding, str) and padding == "valid":
+        pairs = ((0, 0),) * dims
+    elif isinstance(padding, str) and padding == "same":
+        if any(s != 1 for s in stride):
+            raise InvalidArgumentError(f"`padding` (='same') takes a stride of 1, but `stride` is {stride}.")
+        pairs = tuple(same_padding(k, d) for k, d in zip(kernel, dilation, strict=True))
+    else:
+        pairs = padding_pairs(padding, dims)
+    if mode not in get_args(PaddingMode):
+        raise InvalidArgumentError(f"`padding_mode` (={mode!r}) must be one of {get_args(PaddingMode)}.")
+    return WindowSpec(kernel, stride, dilation, pairs, mode)

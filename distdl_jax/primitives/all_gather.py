@@ -11,7 +11,7 @@ from jax import Array
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes, reduction_team
+from distdl_jax.plans.broadcasting import reduction_team
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
@@ -19,6 +19,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers
 
 

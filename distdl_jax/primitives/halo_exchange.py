@@ -11,13 +11,14 @@ from distdl_jax.agreement.agree import agree
 from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import box_shape, checked_booleans, checked_integers
+from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.validation import checked_booleans, checked_integers
 from distdl_jax.world import Workers, World
 
 Halo = tuple[tuple[int, int], ...]

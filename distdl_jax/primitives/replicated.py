@@ -17,11 +17,11 @@ from distdl_jax.agreement.agree import agree
 from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
 from distdl_jax.primitives.block_checks import common_shape_dtype
 from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers, World
 
 

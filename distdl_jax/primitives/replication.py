@@ -18,12 +18,12 @@ from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import checked_boolean
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
 from distdl_jax.primitives.collectives import broadcast_in_team, reduce_in_team
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_boolean
 from distdl_jax.world import Workers, World
 
 

@@ -15,7 +15,7 @@ from jax import Array
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape, checked_integers
+from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -23,6 +23,7 @@ from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_vo
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integers
 from distdl_jax.world import Workers, World
 
 

@@ -12,14 +12,13 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
@@ -33,6 +32,7 @@ from distdl_jax.sequence.ring import Extras, block_of
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_key, checked_integer, is_real
 
 Exchange = Literal["ring", "heads", "gather"]
 

@@ -28,7 +28,7 @@ from distdl_jax.layer.parameters import (
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_ranges, checked_integer, index_of
+from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype
@@ -38,6 +38,7 @@ from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers, World
 
 

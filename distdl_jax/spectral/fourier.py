@@ -12,14 +12,13 @@ from jax import Array
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes
-from distdl_jax.plans.decomposition import checked_integer, checked_integers
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.spectral.decimation import DecimationPlan, Kind, plan_decimation
 from distdl_jax.spectral.local_fft import Forward, Inverse
 from distdl_jax.spectral.staged_fft import StagesPlan, Step, plan_stages
+from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
 Axes = int | Sequence[int]
 NORMS = (None, "backward", "ortho", "forward")

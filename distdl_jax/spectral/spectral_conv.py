@@ -27,7 +27,7 @@ from distdl_jax.layer.parameters import (
     unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, checked_integer, checked_integers
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
@@ -38,6 +38,7 @@ from distdl_jax.spectral.staged_fft import StagesPlan, plan_stages
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_integer, checked_integers
 from distdl_jax.world import Workers, World
 
 

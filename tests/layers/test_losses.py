@@ -67,7 +67,11 @@ def elementwise(kind: str, terms: Any, P_x: On, *sizes: Any, between: bool = Fal
     reduction = options.get("reduction", "mean")
     return LossCase(
         f"{kind} {sizes} {P_x} {options}",
-        lambda P: getattr(nn, f"Distributed{kind}Loss")(P_x.partition(P), **options),
+        lambda P: (
+            nn.DistributedLoss(P_x.partition(P), terms, **options)
+            if kind == "own"
+            else getattr(nn, f"Distributed{kind}Loss")(P_x.partition(P), **options)
+        ),
         terms,
         P_x,
         sizes,
@@ -135,6 +139,8 @@ CASES = (
     elementwise("KLDiv", lambda x, t: jnp.exp(t) * (t - x), on(2, 2), 3, 4, log_target=True),
     elementwise("PoissonNLL", lambda x, t: jnp.exp(x) - t * x, on(2, 2), 3, 3),
     elementwise("PoissonNLL", lambda x, t: x - t * jnp.log(x + 1e-8), on(4, 1), 3, 3, between=True, log_input=False),
+    elementwise("own", optax.log_cosh, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    elementwise("own", lambda x, t: jnp.abs(x - t) ** 1.5, on(3, 1), [0, 3, 1], 2, reduction="sum"),
     of_classes(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
     of_classes(on(1, 3, ranks=(2, 0, 3)), 4, 7, weights=True, ignored=True, label_smoothing=0.2),
     of_classes(on(2, 2, 1), 3, 4, 2, probable=True, weights=True, label_smoothing=0.1),

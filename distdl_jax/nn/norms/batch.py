@@ -12,14 +12,13 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_real
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.parameters import Params
 from distdl_jax.nn.norms.normalization import DistributedNorm, NormPlan, check_norm, filled
 from distdl_jax.nn.norms.statistics import Along
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean, checked_integer
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import checked_boolean, checked_integer, is_real
 
 State = dict[str, Array]
 

@@ -10,9 +10,9 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.norms.normalization import DistributedNorm, check_norm
 from distdl_jax.nn.norms.statistics import Along
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import checked_integers
 
 
 @dataclass(frozen=True, init=False)

@@ -8,8 +8,8 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.norms.normalization import DistributedNorm, check_norm
 from distdl_jax.nn.norms.statistics import Along, Entries, InGroups
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import checked_integer
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.layer.output_specs import output_spec
@@ -40,6 +39,7 @@ from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_dtype, is_real
 from distdl_jax.world import Workers, World
 
 _STATE = "state."

@@ -14,7 +14,6 @@ from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import purpose_of
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -23,6 +22,7 @@ from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_axis
 from distdl_jax.world import Workers, World
 
 

@@ -14,11 +14,11 @@ from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.reshape import ReshapePlan, checked_shape, plan_reshape
+from distdl_jax.validation import checked_integers
 
 
 class _Reshaping(ParameterFreeLayer):

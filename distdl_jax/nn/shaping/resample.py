@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_shapes
-from distdl_jax.arguments import is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
 from distdl_jax.nn.shaping.output_partition import MovedPlan, moved_to
@@ -24,6 +23,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.collectives import mean_dtype
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.validation import is_integer, is_real
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
