@@ -52,8 +52,9 @@ TRUE = [True, np.True_, 1, np.int8(1), np.array(True), jnp.array(True)]
 def test_what_asks_for_a_flag_says_what_it_raises() -> None:
     """Layers, methods and functions: where they say what they raise at all."""
     classes = {name: cls for name, cls in CLASSES.items() if not issubclass(cls, Exception)}
-    found = {f"{name}.{each}": its for name, cls in classes.items() for each, its in vars(cls).items()}
-    found |= {name: its for room in (*ROOMS, functional) for name, its in vars(room).items()}
+    found = {f"{name}.{each}": its for name, cls in classes.items() for each, its in inspect.getmembers(cls)}
+    found |= {name: getattr(room, name) for room in (*ROOMS, functional) for name in dir(room)}
+    found |= {name: getattr(room, name) for room in ROOMS for name in room.__all__}
     raises = {}
     for name, its in (classes | {name: its for name, its in found.items() if inspect.isfunction(its)}).items():
         _, *said = (its.__doc__ or "").split("**Raises:**")

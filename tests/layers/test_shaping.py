@@ -373,16 +373,10 @@ def test_largest_elements_share_the_gradient() -> None:
 
 
 def test_transposed_convolutions_differ_by_output_padding() -> None:
-    P = on(1, 1, 1).partition(dj.Partition.of_workers(on_planning(), range(1)))
+    P = dj.planning_world(1).grid([1, 1, 1])
     make = nn.DistributedConvTranspose1d
     layers = [make(P, in_channels=1, out_channels=1, kernel_size=2, stride=2, output_padding=e) for e in (0, 1, 1)]
     assert layers[0] != layers[1] == layers[2] and hash(layers[1]) == hash(layers[2])
-
-
-def on_planning() -> Any:
-    from distdl_jax.transports.planning import PlanningWorld
-
-    return PlanningWorld(0, 1)
 
 
 def test_gradients_of_what_is_read_unevenly() -> None:
