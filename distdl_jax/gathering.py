@@ -18,9 +18,9 @@ from distdl_jax.agreement.shapes import sendable_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.repartition import plan_repartition
-from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec, device_array
 from distdl_jax.tracing.tie import nothing, tie

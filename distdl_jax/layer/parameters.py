@@ -20,10 +20,10 @@ from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
-from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World

@@ -21,9 +21,10 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.argmax import argmax_of
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_integer, is_real
 

@@ -36,8 +36,9 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import Padding, Sizes, is_integer

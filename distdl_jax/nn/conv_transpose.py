@@ -23,9 +23,10 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
 from distdl_jax.plans.halos import Halos
 from distdl_jax.primitives.block_checks import owned_grid
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import Padding, Sizes, is_integer
 

@@ -200,6 +200,35 @@ def test_movements_of_equal_plans_are_told_apart() -> None:
     np.testing.assert_allclose(dj.jit(dj.grad(loss))(x), expected)
 
 
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("around", ["jit", "scan", "pullback"])
+def test_uses_of_one_traced_function_are_told_apart(around: str) -> None:
+    """Each worker differentiates another use of it; JAX's programs name the movement in it alike in both."""
+    P = dj.Partition()
+    P_line = P.create_cartesian_topology_partition([2])
+
+    def summed(x: Any) -> Any:
+        return dj.functional.all_sum_reduce(x, P_line, axes_reduce=0)
+
+    def step(x: Any, _: None) -> Any:
+        return summed(x), None
+
+    def loss(x: Any) -> Any:
+        _, pullback = jax.vjp(summed, x)
+        uses = {
+            "jit": jax.jit(summed),
+            "scan": lambda x: lax.scan(step, x, None, length=1)[0],
+            "pullback": lambda dy: pullback(dy)[0],
+        }
+        constant = lax.stop_gradient
+        first = uses[around](2 * x if P.rank == 0 else constant(2 * x))
+        second = uses[around](constant(3 * x) if P.rank == 0 else 3 * x)
+        return jnp.sum(first**2) + jnp.sum(second)
+
+    # The first use is 4 on both workers: 2 (4 + 4) 2; the second has the derivative (1 + 1) 3.
+    np.testing.assert_allclose(dj.jit(dj.grad(loss))(jnp.ones(1)), [32.0 if P.rank == 0 else 6.0])
+
+
 def copied_to_all(P: dj.Partition) -> Callable[[Any], Any]:
     """The identity, with the sum over workers backward: a movement that a user wrote."""
 
