@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from imaginary import partition_of
+from jobs import ROOT
 from matrix.partitions import On, on
-from programs import ROOT
 from sequential import close, cut
 
 import distdl_jax as dj
