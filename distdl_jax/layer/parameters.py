@@ -24,6 +24,7 @@ from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
@@ -237,6 +238,19 @@ def _argument(name: str, specs: Specs) -> str:
         return f'params["{name}"]'
     of, *entry = name.split(".", 1)
     return f'{of}["{entry[0]}"]' if entry else name
+
+
+def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, ReplicatedPlan]:
+    """Plan the use of parameters of which workers hold copies, as `specs` say: their gradients are summed."""
+    return {
+        name: plan_replicated(
+            {worker: shapes[name] for worker, shapes in params.items()},
+            spec.partition,
+            spec.replicated,
+            f'params["{name}"]',
+        )
+        for name, spec in specs.items()
+    }
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:

@@ -16,7 +16,12 @@ from distdl_jax import functional, nn
 from distdl_jax.static import Static
 
 ROOMS = (dj, nn, dj.optim, dj.data, dj.random)
-CLASSES = {its.__name__: its for room in ROOMS for its in map(vars(room).get, room.__all__) if inspect.isclass(its)}
+CLASSES = {
+    its.__name__: its
+    for room in ROOMS
+    for its in (getattr(room, name) for name in room.__all__)
+    if inspect.isclass(its)
+}
 FLAGS = [
     pytest.param(cls, name, id=f"{cls.__name__}.{name}")
     for cls in CLASSES.values()
@@ -52,7 +57,7 @@ TRUE = [True, np.True_, 1, np.int8(1), np.array(True), jnp.array(True)]
 def test_what_asks_for_a_flag_says_what_it_raises() -> None:
     """Layers, methods and functions: where they say what they raise at all."""
     classes = {name: cls for name, cls in CLASSES.items() if not issubclass(cls, Exception)}
-    found = {f"{name}.{each}": its for name, cls in classes.items() for each, its in vars(cls).items()}
+    found = {f"{name}.{each}": its for name, cls in classes.items() for each, its in inspect.getmembers(cls)}
     found |= {name: getattr(room, name) for room in (*ROOMS, functional) for name in dir(room)}
     raises = {}
     for name, its in (classes | {name: its for name, its in found.items() if inspect.isfunction(its)}).items():
