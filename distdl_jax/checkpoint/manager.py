@@ -42,7 +42,7 @@ class Manager:
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> spec = dj.TensorSpec((3,), P)
     >>> with tempfile.TemporaryDirectory() as path, Manager(path, keep=2, keep_every=10) as manager:
     ...     for step in (10, 11, 12, 13):

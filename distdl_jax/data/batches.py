@@ -65,7 +65,7 @@ def batches(
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` where the arguments don't fit.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> [batch.tolist() for batch in batches(np.arange(10).reshape(5, 2), dj.TensorSpec((2,), P), 2)]
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     """

@@ -174,7 +174,7 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
     where the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> float(global_norm({"bias": jnp.array([3.0, 4.0])}, {"bias": dj.TensorSpec((2,), P)}))
     5.0
     """

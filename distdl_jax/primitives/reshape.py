@@ -108,7 +108,7 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> lines, flat = (P.create_cartesian_topology_partition(shape) for shape in ([1, 1], [1]))
+    >>> lines, flat = (P.grid(shape) for shape in ([1, 1], [1]))
     >>> reshape(jax.numpy.arange(6.0).reshape(2, 3), lines, flat, -1).shape
     (6,)
     """

@@ -287,7 +287,7 @@ def test_refusals() -> None:
 @pytest.mark.simulated(2)
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
-    P_x = P.create_cartesian_topology_partition([1, 2])
+    P_x = P.grid([1, 2])
     layer = nn.DistributedBatchNorm(P_x, 3)
     params = layer.init(dtype=float)
     with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2 workers.*\[1, 2\]"):

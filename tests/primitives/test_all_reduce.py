@@ -164,7 +164,7 @@ def test_teams_and_workers_outside() -> None:
     pair = P.create_partition_inclusive([3, 1])
     x = jnp.float32(P.rank)
     assert float(dj.all_reduce(x, pair, "max")) == (P.rank if P.rank in (0, 2) else 3)
-    grid = P.create_cartesian_topology_partition([2, 2])
+    grid = P.grid([2, 2])
     assert float(dj.all_reduce(x, grid, "max", axes_keep=0)) == 2 * (P.rank // 2) + 1
     assert float(dj.all_reduce(x, grid, axes_reduce=0)) == 2 * (P.rank % 2) + 2
     empty = dj.all_reduce(jnp.zeros((0, 3)), P, "max")
