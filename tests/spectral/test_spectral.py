@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import refusal
+from all_workers import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Beside, check_beside, cut

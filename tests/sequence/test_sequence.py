@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import refusal
+from all_workers import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Beside, block_of, check_beside, close, cut

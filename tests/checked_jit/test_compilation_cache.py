@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from jobs import run
 from launcher import mpiexec
-from programs import run
 
 from distdl_jax.kernels.onednn.compiled import version
 

@@ -5,7 +5,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from programs import ROOT
+from jobs import ROOT
 
 from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.log import log

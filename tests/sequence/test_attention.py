@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from all_workers import refusal
 from attention_programs import check_attentions, drawn
-from imaginary import partition_of, refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import block_of, close, cut
@@ -119,7 +119,7 @@ def test_beside_plain_jax(case: Told) -> None:
 def test_who_attends_with_what(P_x: On, exchange: str) -> None:
     """Each head's weight of each sample and query is on one worker, which has that sample; heads do not divide."""
     sizes, heads = (3, 5, 6), 3
-    grid = P_x.partition(partition_of(0, len(P_x.ranks)))
+    grid = P_x.partition(dj.planning_world(len(P_x.ranks)))
     layer = nn.DistributedMultiHeadAttention(grid, sizes[2], heads, exchange=exchange)
     blocks = {rank: cut(np.moveaxis(np.indices(sizes), 0, -1), P_x, rank) for rank in P_x.ranks}
     plan = layer.plan({rank: dj.ShapeDtype(block.shape[:3], np.dtype(float)) for rank, block in blocks.items()})

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from jobs import patience, run
 from launcher import mpiexec
-from programs import patience, run
 
 import distdl_jax as dj
 from distdl_jax.watchdog import abort

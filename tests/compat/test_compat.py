@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import ROOT
 from private_parts import tested, what_breaks
-from programs import ROOT
 
 from distdl_jax import compat
 from distdl_jax.transports.mpi import compat as mpi_compat

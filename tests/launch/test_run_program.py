@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from programs import run_alone
+from jobs import run_alone
 
 SHOWS = """
 import sys

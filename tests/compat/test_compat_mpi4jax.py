@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jobs import ROOT
 from mpi4py import MPI
 from private_parts import what_breaks
-from programs import ROOT
 
 from distdl_jax.transports.mpi import compat
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import ROOT
+from jobs import ROOT
 
 import distdl_jax as dj
 from distdl_jax.kernels import conv_algorithms as conv_forms

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import ROOT, run_alone
+from jobs import ROOT, run_alone
 
 pytestmark = pytest.mark.limit(200)
 
@@ -80,7 +80,7 @@ def test_every_worker_has_its_own_program_and_modules(program: Path, status: int
 
 def test_a_mistake_ends_the_program_with_its_sentence() -> None:
     """A program of the catalogue of mistakes, as it is."""
-    path = ROOT / "tests" / "runtime" / "faults" / "layers_swapped.py"
+    path = ROOT / "tests" / "watchdog" / "faults" / "layers_swapped.py"
     status, output = run_alone("-m", "distdl_jax", "--simulate", 2, path)
     assert status == 1 and "The workers' programs differ" in output and "layers_swapped.py" in output
 

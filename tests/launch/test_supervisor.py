@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import patience, run
 from launcher import mpiexec
-from programs import patience, run
 
 from distdl_jax.launch.worker_environment import HUGE_PAGES, worker_environment
 

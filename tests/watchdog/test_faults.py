@@ -18,8 +18,8 @@ from math import ceil
 from pathlib import Path
 
 import pytest
+from jobs import FAST_TO_COMPILE, ROOT, finish, patience, start, start_up
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, finish, patience, start, start_up
 
 FOLDER = Path(__file__).parent / "faults"
 PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.name != "parts.py")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 from matrix.partitions import on
 
 import distdl_jax as dj
@@ -51,7 +51,7 @@ WRONG_WEIGHTS: dict[str, tuple[Any, bool]] = {
 @pytest.mark.parametrize("kind", WRONG_WEIGHTS)
 def test_weights_that_are_none(kind: str) -> None:
     value, for_both = WRONG_WEIGHTS[kind]
-    P = on(1, 1).partition(partition_of(0, 1))
+    P = on(1, 1).partition(dj.planning_world(1))
     sentence = "must be a sequence of real numbers, one for each class"
     with pytest.raises(dj.InvalidTypeError, match=rf"`weight` \(=(.|\n)*\) {sentence}\."):
         nn.DistributedCrossEntropyLoss(P, weight=value)
@@ -63,7 +63,7 @@ def test_weights_that_are_none(kind: str) -> None:
 
 
 def test_weights_that_are_traced() -> None:
-    P = on(1, 1).partition(partition_of(0, 1))
+    P = on(1, 1).partition(dj.planning_world(1))
     for name, make in (("weight", nn.DistributedCrossEntropyLoss), ("pos_weight", nn.DistributedBCEWithLogitsLoss)):
         for given in (lambda w, name=name: {name: w}, lambda w, name=name: {name: [1.0, w[0]]}):
             with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` .* must be concrete numbers, but is traced"):
@@ -71,7 +71,7 @@ def test_weights_that_are_traced() -> None:
 
 
 def test_equal_weights_make_equal_losses() -> None:
-    P = on(1, 1).partition(partition_of(0, 1))
+    P = on(1, 1).partition(dj.planning_world(1))
     for numbers in ([1, 2], (1.0, 2.0), np.array([1, 2]), jnp.array([1.0, 2.0])):
         made = nn.DistributedCrossEntropyLoss(P, weight=numbers)
         assert made == nn.DistributedCrossEntropyLoss(P, weight=[1, 2]) and hash(made)
@@ -82,7 +82,7 @@ def test_equal_weights_make_equal_losses() -> None:
 
 def test_a_loss_of_ones_own_is_a_value() -> None:
     """Equal for one function, so that a jitted step that takes it is traced once; refused where it is no function."""
-    P = on(1, 1).partition(partition_of(0, 1))
+    P = on(1, 1).partition(dj.planning_world(1))
     loss = nn.DistributedLoss(P, jnp.subtract, "sum")
     assert loss == nn.DistributedLoss(P, jnp.subtract, reduction="sum") and hash(loss)
     assert loss != nn.DistributedLoss(P, jnp.add, "sum")
