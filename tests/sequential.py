@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blocks import block_of
 from matrix.partitions import On
 
 import distdl_jax as dj
@@ -70,10 +71,6 @@ def cut(whole: np.ndarray, P: On, rank: int, sizes: Sequence[Sizes] | None = Non
             ends = [slice(*pair) for pair in pairwise(accumulate(sizes[d], initial=0))]
             whole = whole[(slice(None),) * d + (ends[i],)]
     return whole
-
-
-def block_of(whole: np.ndarray, spec: dj.TensorSpec) -> np.ndarray:
-    return np.zeros(0) if spec.box is None else whole[tuple(slice(*side) for side in spec.box)]
 
 
 def check_beside(cases: Sequence[Beside], tolerance: float = 1e-12) -> None:
