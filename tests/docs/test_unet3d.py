@@ -14,7 +14,7 @@ import distdl_jax as dj
 
 @pytest.fixture(scope="module")
 def examples() -> tuple[ModuleType, ModuleType]:
-    """The modules of the solver and of the network."""
+    """Import the modules of the solver and of the network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
         import unet3d
@@ -23,7 +23,7 @@ def examples() -> tuple[ModuleType, ModuleType]:
 
 
 def leapfrog(u: np.ndarray, c: np.ndarray, size: int, times: list[int]) -> list[np.ndarray]:
-    """The solver's waves on the whole volume, in numpy: fourth order in space, steps of 0.2, a sponge of size / 10."""
+    """Solve on the whole volume, in numpy: fourth order in space, steps of 0.2, a sponge of size / 10."""
     depth = np.minimum(np.arange(size), np.arange(size)[::-1])
     line = np.maximum(size / 10 - depth, 0) / (size / 10)
     sponge = 0.2 * 0.4 * np.maximum(np.maximum(line[:, None, None], line[None, :, None]), line[None, None, :]) ** 2
