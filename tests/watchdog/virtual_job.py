@@ -160,7 +160,7 @@ class Job:
         return lambda: all(met[rank] >= mine for rank in team)
 
     def meet(self, worker: Worker, team: tuple[int, ...]) -> Callable[[], bool]:
-        """Let workers of the job make a communicator that no world knows of yet; return what tells that all have come."""
+        """Let workers of the job make a communicator that no world knows of yet; return whether all have come."""
         met = self._met["communicator", team]
         met[worker.rank] += 1
         mine = met[worker.rank]
