@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blocks import block_of
 
 import distdl_jax as dj
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -69,10 +70,6 @@ def layer(
         exact=linear,
         silent=silent,
     )
-
-
-def block_of(whole: Any, spec: dj.TensorSpec) -> Any:
-    return np.zeros(0) if spec.box is None else whole[tuple(slice(*side) for side in spec.box)]
 
 
 def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4) -> Case:

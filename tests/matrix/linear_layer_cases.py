@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from blocks import block_of
 from convolution import direct
 
 import distdl_jax as dj
@@ -79,8 +80,7 @@ def conv(
 
     def operator(P: dj.Partition) -> Operator:
         F = layer(P)
-        box = F.param_specs()["weight"].box
-        mine = np.zeros(0) if box is None else weight[tuple(slice(*side) for side in box)]
+        mine = block_of(weight, F.param_specs()["weight"])
         return lambda x: F({"weight": mine.astype(x.dtype)}, x)
 
     def whole(x: np.ndarray) -> np.ndarray:
