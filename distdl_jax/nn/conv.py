@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,11 @@ from jax.typing import DTypeLike
 from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
-from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
-from distdl_jax.kernels.conv_algorithms import Forms
-from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
-from distdl_jax.kernels.convolution import Choose, LocalConvolution, in_equal_forms
-from distdl_jax.layer.matmul_plan import ProductPlan, products
+from distdl_jax.kernels.conv_transpose import TransposedProblem
+from distdl_jax.kernels.convolution import chosen_here, chosen_unseen
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import Algorithms, Problem
+from distdl_jax.layer.matmul_plan import product_dtype, products
 from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.layer.parameters import (
     ParameterPartitions,
@@ -33,11 +34,12 @@ from distdl_jax.layer.parameters import (
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.nn.conv_arguments import Padding, Sizes, window_spec
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
-from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
+from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, with_split_halo
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
-from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
+from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
 from distdl_jax.static import Static
@@ -212,11 +214,21 @@ class DistributedConv(Static):
             return x
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
-            # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
-            choose = partial(self._forms_here, world.may_measure)
-            of_x, held, forms = concluded_with_params(world, team, repr(self), self.param_specs(), params, x, choose)
-            plan = self.plan(of_x, held, chosen_unseen if forms is None else lambda _: forms)
-            return plan.run(world, params, x)
+            made: list[ConvolutionPlan] = []
+
+            def choose(x: ShapeDtypes, params: ParamShapeDtypes) -> Algorithms | None:
+                # The first worker chooses, and measures if need be: files and machines may differ.
+                try:
+                    made.append(self._plan(x, params))
+                    return made[0].choose(partial(chosen_here, may_measure=world.may_measure))
+                except DistDLError:
+                    return None  # which all workers find
+
+            of_x, of_params, algorithms = concluded_with_params(
+                world, team, repr(self), self.param_specs(), params, x, choose
+            )
+            plan = made[0] if made else self._plan(of_x, of_params)
+            return plan.with_algorithms(algorithms or plan.choose(chosen_unseen)).run(world, params, x)
 
     apply = __call__
 
@@ -227,46 +239,53 @@ class DistributedConv(Static):
         """
         return output_spec(self, x_spec, self.P_y or self.P_x)
 
-    def _forms_here(self, may_measure: bool, x: ShapeDtypes, params: ParamShapeDtypes) -> Forms | None:
-        """The forms in which all workers compute, by what is known of this one's machine; None where x does not fit."""
-        try:
-            plan = self.plan(x, params, partial(chosen_here, may_measure=may_measure))
-        except DistDLError:
-            return None  # which all workers find
-        kinds = (LocalConvolution, LocalTransposedConvolution)
-        return next((local.forms for local in plan.local.values() if isinstance(local, kinds)), None)
-
     def plan(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
-    ) -> ProductPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+    ) -> ConvolutionPlan:
+        """Plan what all workers of the layer do, from their blocks: without a message, and the same on every worker.
 
         **Arguments:**
 
         - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
         - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
-        - `choose`: the forms in which all workers compute, from what the one computes that has most to compute.
+        - `choose`: the function that chooses the algorithms of all workers, from the convolution of the one that has
+          most to compute. A transposed convolution is asked for as the ordinary one that it is; where a dimension has a
+          stride and a dilation, there is nothing to choose.
 
         **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
         have.
 
         **Raises:** `PlanError` where x or a parameter does not fit.
         """
+        plan = self._plan(x, params)
+        return plan.with_algorithms(plan.choose(choose))
+
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> ConvolutionPlan:
         parts, specs = self._partitions, self.param_specs()
         x = taking_part(x, parts.team)
         params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
         check_params(params, specs)
-        fetch = plan_windows(x, self.P_x, self._windows)
-        self._check_channels(fetch.movement.halos.owned)
+        fetch = self._fetch(x)
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
         copies = to_work.after(fetched)
         of_params = self._parameters.plan(params, self.bias)
-        local = self._local(fetch)
+        local: Mapping[int, LocalConvolution] = {
+            worker: self._local(fetch, rank, ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params)))
+            for rank, worker in enumerate(parts.work.ranks)
+        }
         parts_of_y = products(copies, of_params, local)
-        local = in_equal_forms(left_apart(local, fetch, to_work, parts_of_y), copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        split_halo = None
+        if isinstance(fetch, WindowsPlan):
+            local, split_halo = with_split_halo(local, fetch, to_work, copies)
+        return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch, split_halo)
+
+    def _fetch(self, x: ShapeDtypes) -> WindowsPlan | RangesPlan:
+        """Plan how each worker of P_x gets the inputs that its outputs read."""
+        fetch = plan_windows(x, self.P_x, self._windows)
+        self._check_channels(fetch.movement.halos.owned)
+        return fetch
 
     def _check_channels(self, owned: ProductGrid) -> None:
         held = tuple(stop - start for start, stop in owned.ranges[1])
@@ -277,28 +296,25 @@ class DistributedConv(Static):
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
 
-    def _local(self, fetch: WindowsPlan) -> dict[int, LocalConvolution]:
-        """The product of each worker that convolves."""
-        work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
-        rows = balanced_sizes(self.out_channels, p_co)
-        columns = balanced_sizes(self.in_channels // self.groups, p_ci)
-        local = {}
-        for rank, worker in enumerate(work.ranks):
-            _, i, j, *index = index_of(rank, work.shape)
-            channels, groups = self._own_groups(i, j)
-            local[worker] = LocalConvolution(
-                (rows[i], columns[j], *self.kernel_size),
-                channels,
-                groups,
-                self._windows,
-                fetch.padding(index),
-                fetch.output_counts(index),
-                adds_bias=j == 0,
-            )
-        return local
+    def _local(self, fetch: WindowsPlan | RangesPlan, rank: int, copy: ShapeDtype) -> LocalConvolution:
+        """Return the product of the worker of `rank` in P_W, from its copy of x in the dtype of the product."""
+        work = self._partitions.work
+        _, i, j, *index = index_of(rank, work.shape)
+        (start, stop), groups = self._channels_read(i, j)
+        x = ShapeDtype((copy.shape[0], stop - start, *copy.shape[2:]), copy.dtype)
+        return LocalConvolution(self._problem(fetch, x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
 
-    def _own_groups(self, i: int, j: int) -> tuple[Range, int]:
-        """Which channels of its copy of x the worker at (i, j) along the channels reads, and their number of groups."""
+    def _problem(
+        self, fetch: Any, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> Problem | TransposedProblem:
+        """Return the arithmetic of `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
+        (p_co, p_ci), (i, j) = self._partitions.channels, channels
+        rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
+        placement = Placement(self.stride, fetch.padding(index), self.dilation)
+        return Problem(x.shape, (rows[i], columns[j], *self.kernel_size), placement, groups, x.dtype.name)
+
+    def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
+        """Return which channels of its copy the worker at (i, j) of P_co x P_ci reads, and their number of groups."""
         p_co, p_x = self._partitions.channels[0], self.P_x.shape[1]
         if self.groups == 1:
             return (0, balanced_sizes(self.in_channels, p_x)[j]), 1

@@ -14,20 +14,17 @@ from jax.typing import DTypeLike
 from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
-from distdl_jax.kernels.algorithm_choice import chosen_unseen
-from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
-from distdl_jax.kernels.convolution import Choose, in_equal_forms
-from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.parameters import ParameterPartitions, Params, ParamShapeDtypes, check_params, held_by_specs
+from distdl_jax.kernels.conv_transpose import TransposedProblem
+from distdl_jax.layer.parameters import ParameterPartitions, Params
 from distdl_jax.nn.conv import DistributedConv
 from distdl_jax.nn.conv_arguments import Padding, Sizes
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import owned_grid
-from distdl_jax.primitives.halo_exchange import plan_ranges
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.tensors import TensorSpec
 
 Ranges = tuple[tuple[Range, ...], ...]
@@ -141,35 +138,14 @@ class DistributedConvTranspose(DistributedConv):
         # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def plan(
-        self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
-    ) -> ProductPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
-
-        Arguments and errors as in the convolutions. `choose` is asked for the forms of the ordinary convolution that it
-        is; where a dimension has a stride and a dilation, it has nothing to choose from.
-        """
-        parts, specs = self._partitions, self.param_specs()
-        x = taking_part(x, parts.team)
-        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
-        check_params(params, specs)
+    def _fetch(self, x: ShapeDtypes) -> RangesPlan:
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
-        outputs, inputs = self._ranges(owned)
-        fetch = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
-        fetched = fetch.after(x)
-        to_work = plan_broadcast(fetched, parts.x, parts.work)
-        of_params = self._parameters.plan(params, self.bias)
-        local = self._transposed(outputs, inputs)
-        copies = to_work.after(fetched)
-        parts_of_y = products(copies, of_params, local)
-        if all(its.is_by_phases for its in local.values()):
-            local = in_equal_forms(local, copies, parts_of_y, choose)
-        to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        _, inputs = self._ranges(owned)
+        return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
 
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
-        """Per feature dimension and worker along it: the outputs that it computes, and the inputs that they read."""
+        """Return, per feature dimension and worker along it, the outputs that it computes and the inputs read."""
         outputs, inputs = [], []
         along = zip(self.kernel_size, self.stride, self.dilation, self.padding, self.output_padding, strict=True)
         for d, (k, s, dilation, (low, high), extra) in enumerate(along):
@@ -187,29 +163,26 @@ class DistributedConvTranspose(DistributedConv):
             inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
         return tuple(outputs), tuple(inputs)
 
-    def _transposed(self, outputs: Ranges, inputs: Ranges) -> dict[int, LocalTransposedConvolution]:
-        """The product of each worker that multiplies."""
-        work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
-        local = {}
-        for rank, worker in enumerate(work.ranks):
-            _, i, j, *index = index_of(rank, work.shape)
-            channels, groups = self._own_groups(i, j)
-            if self.groups > 1:
-                c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
-            else:
-                c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
-            local[worker] = LocalTransposedConvolution(
-                (c_in, c_out, *self.kernel_size),
-                channels,
-                groups,
-                self.stride,
-                self.dilation,
-                tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
-                tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
-                tuple(low for low, _ in self.padding),
-                adds_bias=j == 0,
-            )
-        return local
+    def _problem(
+        self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> TransposedProblem:
+        (p_co, p_ci), (i, j) = self._partitions.channels, channels
+        if self.groups > 1:
+            c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
+        else:
+            c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
+        outputs, inputs = self._ranges(fetch.halos.owned)
+        return TransposedProblem(
+            x.shape,
+            (c_in, c_out, *self.kernel_size),
+            groups,
+            x.dtype.name,
+            self.stride,
+            self.dilation,
+            tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
+            tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
+            tuple(low for low, _ in self.padding),
+        )
 
 
 class DistributedConvTranspose1d(DistributedConvTranspose):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -16,7 +16,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.agreement.handshake import exchange_shape_dtypes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.kernels.pooling import largest, total
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.nn.conv_arguments import Padding, Sizes, per_feature, window_spec
@@ -30,7 +31,7 @@ from distdl_jax.world import Workers
 
 
 def check_ordered(dtype: np.dtype) -> None:
-    """Refuse data of which none is the largest."""
+    """Refuse data that has no order."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
 
@@ -55,7 +56,7 @@ class PoolingPlan(Plan):
         return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
 
     def padding(self, worker: int) -> Pairs:
-        """What is to be put around what `worker` gets, per feature dimension."""
+        """Return the padding of what `worker` fetches, per feature dimension."""
         return self.fetch.padding(self.fetch.index(worker))
 
 
@@ -118,7 +119,7 @@ class DistributedPool(ParameterFreeLayer):
         return WindowSpec(self.kernel_size, self.stride, self._dilation, self.padding)
 
     def _apply(self, x: Array) -> Array:
-        """This worker's block of the output, from its block on P_x; outside P_x, `x`."""
+        """Return this worker's block of the output, from its block on P_x; outside P_x, `x`."""
         if self.P_x.rank is None:
             return x
         with jax.named_scope(type(self).__name__):
@@ -128,10 +129,11 @@ class DistributedPool(ParameterFreeLayer):
             block, output = plan.fetch.run(world, x), plan.output(world.rank)
             if output.size == 0:
                 return tie(jnp.zeros(output.shape, output.dtype), block)
-            return self._pool(block, replace(self._windows, padding=plan.padding(world.rank))).astype(output.dtype)
+            placement = Placement(self.stride, plan.padding(world.rank), self._dilation)
+            return self._pool(block, placement).astype(output.dtype)
 
     def plan(self, x: ShapeDtypes, params: object = None) -> PoolingPlan:
-        """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
+        """Plan what the workers of P_x do, from their blocks: without a message, and the same on every worker.
 
         `x` are the shapes and dtypes of the blocks, by world rank, of the workers of P_x or of more. The plan's
         `outputs` are what those of P_x hold afterwards; all others keep what they have.
@@ -142,12 +144,12 @@ class DistributedPool(ParameterFreeLayer):
         return PoolingPlan(fetch, self._dtype(fetch.movement.dtype))
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
-        """The dtype of the output, from that of x."""
+        """Return the dtype of the output, from the dtype of x."""
         return dtype
 
     @abstractmethod
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        """What the windows give over the block `x`; their padding is that of the block."""
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        """Return the output of the block `x`, on which the windows lie by `placement`."""
 
 
 @dataclass(frozen=True, init=False)
@@ -175,8 +177,8 @@ class DistributedMaxPool(DistributedPool):
         check_ordered(dtype)
         return dtype
 
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        return largest(x, windows)
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        return max_pool(x, self.kernel_size, placement)
 
 
 @dataclass(frozen=True, init=False)
@@ -200,15 +202,15 @@ class DistributedAvgPool(DistributedPool):
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         return mean_dtype(dtype)
 
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
+    def _pool(self, x: Array, placement: Placement) -> Array:
         x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
-        sums = total(x, windows)
+        sums = sum_pool(x, self.kernel_size, placement)
         if self.count_include_pad:
-            return sums / math.prod(windows.kernel)
-        return sums / self._entries(x.shape[2:], windows.padding).astype(x.dtype)
+            return sums / math.prod(self.kernel_size)
+        return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
-        """How many entries of each window over a block with the features' `shape` are not `padding`."""
+        """Count the entries of each window over a block with the features' `shape` that are not `padding`."""
         counts = np.ones((1,) * (self.dims + 2))
         for d, (n, (low, high)) in enumerate(zip(shape, padding, strict=True)):
             inside = np.pad(np.ones(n), (low, high))

@@ -12,7 +12,7 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.onednn.compiled import version as onednn_version
+from distdl_jax.kernels.cpu.onednn.library import version as onednn_version
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 from distdl_jax.transports.mpi.compat import FIRST_JAX_NOT_TRIED
