@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distdl_jax.initialization import init_block
     from distdl_jax.optimizer_specs import specs_like
     from distdl_jax.partition import CartesianPartition, Partition
+    from distdl_jax.planning import planning_world
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.primitives.all_reduce import all_reduce
     from distdl_jax.primitives.replicated import replicated
@@ -56,6 +57,7 @@ _MODULES = {
     "initialization": ("init_block",),
     "optimizer_specs": ("specs_like",),
     "partition": ("CartesianPartition", "Partition"),
+    "planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
     "primitives.all_reduce": ("all_reduce",),
     "primitives.replicated": ("replicated",),
@@ -94,6 +96,7 @@ __all__ = [
     "linearize",
     "nn",
     "optim",
+    "planning_world",
     "random",
     "replicated",
     "scatter",

@@ -20,7 +20,6 @@ from jax import Array
 from jax.core import Tracer
 
 from distdl_jax.agreement.replay import Agreed
-from distdl_jax.arguments import check_function
 from distdl_jax.autodiff.constant_inputs import told_of_constants
 from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
@@ -32,6 +31,7 @@ from distdl_jax.tracing.effect_free_call import contained, inputs_unread
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.vmap_check import compared_as_a_whole
 from distdl_jax.transports.open_world import world_of, worlds_used
+from distdl_jax.validation import check_function
 from distdl_jax.watchdog.call_log import CallLog, Earlier
 from distdl_jax.watchdog.deadlock import different_earlier_calls
 from distdl_jax.watchdog.dependencies import takes_all

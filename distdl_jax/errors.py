@@ -48,12 +48,12 @@ CONSTANTS = (
 """Of constants that one worker alone has."""
 
 
-def one_program(purposes: Iterable[str]) -> str:
+def one_program(labels: Iterable[str]) -> str:
     """The same, of workers that wait for others to agree on this with them."""
-    purposes = set(purposes)
-    if MAPPED_OVER not in purposes:
-        plans = {purpose for purpose in purposes if purpose.startswith(PLAN_OF)}
-        if len(plans) != 1 or plans == purposes:
+    labels = set(labels)
+    if MAPPED_OVER not in labels:
+        plans = {label for label in labels if label.startswith(PLAN_OF)}
+        if len(plans) != 1 or plans == labels:
             return ONE_PROGRAM
         (plan,) = plans
         return (

@@ -13,17 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, sendable_dtype
+from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.shapes import sendable_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.repartition import plan_repartition
-from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec, device_array
 from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers, World
 
 
@@ -216,7 +217,7 @@ def _moved(
         ]
 
     purpose = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
-    told = handshake(world, team, purpose, mine)
+    told = agree(world, team, purpose, mine)
     check_alike({worker: paths for worker, (paths, _) in told.items()})
     plans = [
         plan({worker: held[n] for worker, (_, held) in told.items()}, spec, root, name)

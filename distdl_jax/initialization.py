@@ -13,20 +13,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import check_key, checked_dtype
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.origins import remember_origin
+from distdl_jax.agreement.agree import agree
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.decomposition import Box, box_shape
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.settings import current_settings
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.validation import check_key, checked_dtype
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
@@ -96,7 +100,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     none of numbers, or `spec` no `TensorSpec`.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> init_block(jax.nn.initializers.he_normal(), jax.random.key(0), TensorSpec((3, 4), P)).shape
     (3, 4)
     """
@@ -200,12 +204,48 @@ def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, 
 def initialize_params(
     specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
 ) -> dict[str, Array]:
-    """This worker's blocks of the parameters `specs`, each from a key of its own; zero-volume where it holds none."""
+    """Return this worker's blocks of the parameters `specs`, each from a key of its own; zero-volume where it has none.
+
+    With `DISTDL_JAX_DEBUG=1` it is collective among the workers of the parameters' partitions, which compare their
+    keys, but for a key that is traced.
+    """
     check_key("key", key)
-    remember_origin(specs, key, dtype, initializers)
+    if current_settings().debug and not isinstance(key, Tracer):
+        _check_same_key(specs, key, dtype, initializers)
     params = {}
     for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
         if name not in specs:
             continue
         params[name] = init_block(initializers[name], its_key, specs[name], dtype)
     return params
+
+
+def _check_same_key(
+    specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
+) -> None:
+    """Refuse a key, a dtype or initializers that differ between the workers that hold the parameters `specs`."""
+    world = next(iter(specs.values())).partition.world
+    team = tuple(sorted({worker for spec in specs.values() for worker in spec.partition.ranks}))
+    if world.rank not in team:
+        return
+
+    def contribute() -> tuple[int, str]:
+        with jax.ensure_compile_time_eval():  # a key that a trace closes over is known
+            digest = crc32(np.asarray(jax.random.key_data(key)).tobytes())
+        names = (getattr(initializers[name], "__qualname__", type(initializers[name]).__qualname__) for name in specs)
+        return digest, f"{checked_dtype('dtype', dtype).name} by {', '.join(names)}"
+
+    label = "`init` of " + " and ".join(f"{name} ({shape_text(spec.global_shape)})" for name, spec in specs.items())
+    contributions: dict[int, tuple[int, str]] = agree(world, team, label, contribute)
+    digest, made = contributions[team[0]]
+    for worker, (other_digest, other_made) in contributions.items():
+        if other_digest != digest:
+            raise PlanError(
+                f"{label} had another `key` on worker {worker} than on worker {team[0]}, so the weights are a mixture. "
+                "Give it the same key on all workers: it takes care itself that their blocks differ."
+            )
+        if other_made != made:
+            raise PlanError(
+                f"{label} made the parameters in {made} on worker {team[0]}, but in {other_made} on worker {worker}. "
+                "Give it the same dtype and initializers on all workers."
+            )

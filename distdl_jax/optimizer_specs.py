@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import SequenceKey, keystr
 
-from distdl_jax.agreement.handshake import handshake
+from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -79,7 +79,7 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
         its_specs.update(zip(paths, [leaf.spec for leaf in its_leaves], strict=True))
         return [(keystr(path), _shape_dtype(leaf)) for path, leaf in leaves]
 
-    told = handshake(world, tuple(range(world.size)), "specs_like", mine)
+    told = agree(world, tuple(range(world.size)), "specs_like", mine)
     check_alike({worker: [(path, None) for path, _ in theirs] for worker, theirs in told.items()}, "state")
     places = _Places(tuple(path for path, _ in leaves), tuple(its_specs))
     everyone = Partition.of_workers(world, range(world.size))

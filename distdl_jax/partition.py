@@ -15,17 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import (
-    checked_boolean,
-    checked_booleans,
-    checked_integer,
-    checked_integers,
-    index_of,
-    rank_of,
-)
+from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.static import Static
 from distdl_jax.transports.open_world import open_world
+from distdl_jax.validation import checked_boolean, checked_booleans, checked_integer, checked_integers
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import World
 
@@ -190,7 +184,31 @@ class Partition(Static):
 
         **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as the workers.
         """
-        return CartesianPartition._grid(self._world, self._ranks, checked_integers("shape", shape))
+        sizes = checked_integers("shape", shape)
+        cells, workers = math.prod(sizes), self.size
+        if cells != workers or any(size < 1 for size in sizes):
+            raise InvalidArgumentError(
+                f"`shape` (={sizes}) has {cells} cells, but the team has {workers} workers: each cell takes one, "
+                f"and dimensions are 1 or more.{start_of_more(cells) if cells > workers == self._world.size else ''}"
+            )
+        partition = object.__new__(CartesianPartition)
+        partition._set(self._world, self._ranks, sizes)
+        return partition
+
+    def grid(self, shape: Iterable[int], ranks: Iterable[int] | None = None) -> CartesianPartition:
+        """Arrange some workers of this team in row-major order on a grid of `shape`.
+
+        It is `create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)`. `ranks` has one rank for
+        each cell, as `rank` counts in this partition (world ranks, in the first one). Default: the first workers.
+
+        **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as `ranks`, or more
+        than the workers; where a rank is outside the team or repeated.
+        """
+        sizes = checked_integers("shape", shape)
+        if ranks is None:
+            cells = math.prod(sizes)
+            ranks = range(cells if 0 < cells < self.size else self.size)
+        return self.create_partition_inclusive(ranks).create_cartesian_topology_partition(sizes)
 
     def create_allreduction_partition(
         self, axes_reduce: int | Sequence[int] | None = None, axes_keep: int | Sequence[int] | None = None
@@ -305,33 +323,17 @@ class Partition(Static):
 class CartesianPartition(Partition):
     """A team of workers on a grid: `shape` workers per dimension, numbered in row-major order.
 
-    Made by `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
+    Made by `grid` or `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-    >>> P
+    >>> dj.Partition().grid([1, 1])
     CartesianPartition(1 x 1, worker 0; index=(0, 0))
     """
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        raise InvalidTypeError(
-            "A CartesianPartition is made from the team of another partition: "
-            "Partition().create_cartesian_topology_partition([2, 2])."
-        )
-
-    @staticmethod
-    def _grid(world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> CartesianPartition:
-        if any(size < 1 for size in shape) or math.prod(shape) != len(ranks):
-            raise InvalidArgumentError(
-                f"`shape` (={shape}) has {math.prod(shape)} cells, but the team has {len(ranks)} workers: the product "
-                "of the dimensions, all 1 or more, must be the number of workers."
-                f"{start_of_more(math.prod(shape)) if len(ranks) == world.size < math.prod(shape) else ''}"
-            )
-        partition = object.__new__(CartesianPartition)
-        partition._set(world, ranks, shape)
-        return partition
+        raise InvalidTypeError("A CartesianPartition is made from another partition: Partition().grid([2, 2]).")
 
     @property
     def index(self) -> tuple[int, ...] | None:
@@ -350,14 +352,11 @@ class CartesianPartition(Partition):
         rank = self._rank if rank is None else rank
         if rank is None:
             return None
-        index = self.cartesian_index(rank)
-        return [(self._shifted(index, axis, -1), self._shifted(index, axis, +1)) for axis in range(self.dim)]
-
-    def _shifted(self, index: tuple[int, ...], axis: int, by: int) -> int | None:
-        place = index[axis] + by
-        if not 0 <= place < self._shape[axis]:
-            return None
-        return rank_of((*index[:axis], place, *index[axis + 1 :]), self._shape)
+        neighbors: list[tuple[int | None, int | None]] = []
+        for axis, (place, size) in enumerate(zip(self.cartesian_index(rank), self._shape, strict=True)):
+            stride = math.prod(self._shape[axis + 1 :])
+            neighbors.append((rank - stride if place else None, rank + stride if place + 1 < size else None))
+        return neighbors
 
     def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> CartesianPartition | Partition:
         """This worker's slice of the grid: the dimensions marked true remain, in the others its own index is fixed.
@@ -369,12 +368,9 @@ class CartesianPartition(Partition):
             raise InvalidArgumentError(
                 f"`remain_dims` (={remain}) has {len(remain)} entries, but {self._summary()} has {self.dim} dimensions."
             )
-        if self._rank is None:
-            return self.of_workers(self._world, ())
-        axes = tuple(axis for axis in range(self.dim) if remain[axis])
-        team = broadcasting.reduction_team(self._shape, axes, self._rank)
-        shape = tuple(self._shape[axis] for axis in axes)
-        return self._grid(self._world, tuple(self._ranks[rank] for rank in team), shape)
+        axes = [axis for axis in range(self.dim) if remain[axis]]
+        team = self.create_allreduction_partition(axes)
+        return team.create_cartesian_topology_partition([self._shape[axis] for axis in axes]) if team.active else team
 
 
 def check_workers(name: str, value: object) -> None:

@@ -21,10 +21,10 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from distdl_jax.arguments import check_key, checked_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.initialization import init_block
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.validation import check_key, checked_dtype
 
 __all__ = ["bernoulli", "normal", "uniform"]
 
@@ -61,7 +61,7 @@ def uniform(
     **Raises:** `InvalidTypeError` for a dtype that is not floating, or a spec that is no `TensorSpec`.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> dj.random.uniform(jax.random.key(0), dj.TensorSpec((2, 3), P)).shape
     (2, 3)
     """

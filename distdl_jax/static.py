@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from distdl_jax.plans.decomposition import checked_boolean
+from distdl_jax.validation import checked_boolean
 
 
 class Static:

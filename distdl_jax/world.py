@@ -51,13 +51,13 @@ class World(Protocol):
     def agree(
         self,
         team: Workers,
-        purpose: str,
+        label: str,
         contribution: Any,
         decide: Callable[[dict[int, Any]], Any] = dict,
     ) -> Any:
-        """What the first worker of `team` decides on all contributions (by world rank); for use while tracing.
+        """Return what the first worker of `team` decides on all contributions (by world rank); for use while tracing.
 
-        Collective in `team`. `purpose` says, in the same words on all of them, what it is about: workers that mean
+        Collective in `team`. `label` says, in the same words on all of them, what it is about: workers that mean
         different things learn of it, and raise. `decide` runs on the first worker alone, and its result goes to all.
 
         **Raises:** `PlanError`, on all workers, where some worker of the team is about to do something else, or has
@@ -96,16 +96,22 @@ class Transport(Protocol):
         """Send `x` to one worker while receiving an array from another."""
 
     def broadcast(self, x: Array, team: Workers) -> Array:
-        """The first worker's `x`, on every worker of `team`; the others pass an array of the same shape and dtype."""
+        """Return the first worker's `x`, on every worker of `team`; the others pass an array of the same shape and
+        dtype.
+        """
 
     def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
-        """The reduction of the workers' `x`, on the first worker of `team`; elsewhere something that depends on it."""
+        """Return the reduction of the workers' `x`, on the first worker of `team`; elsewhere something that depends on
+        it.
+        """
 
     def allreduce(self, x: Array, team: Workers, op: Reduction) -> Array:
-        """The reduction of the workers' `x`, on every worker of `team`."""
+        """Return the reduction of the workers' `x`, on every worker of `team`."""
 
     def sent_first(self, x: Array) -> Array:
-        """`x`, for those who are to use it after what was sent so far, for which others may wait."""
+        """Return `x`, for those who are to use it after what was sent so far, for which others may wait."""
 
     def operation(self, equation: Any) -> Operation | None:
-        """What an equation of a traced program communicates; None where it is none of this transport's operations."""
+        """Return what an equation of a traced program communicates; None where it is none of this transport's
+        operations.
+        """

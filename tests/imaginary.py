@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from distdl_jax.partition import Partition
-from distdl_jax.transports.planning import PlanningWorld
+from distdl_jax.planning import planning_world
 
 
 def partition_of(rank: int, size: int) -> Partition:
     """The first partition of an imaginary world of `size` workers, as the worker `rank` sees it."""
-    return Partition.of_workers(PlanningWorld(rank, size), range(size))
+    return planning_world(size, rank)
 
 
 def on_all(size: int, work: Callable[[Partition], Any]) -> list[Any]:

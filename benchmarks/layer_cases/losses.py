@@ -57,6 +57,9 @@ def cases(n: int) -> Iterator[Case]:
         yield Case(f"Distributed{name}Loss, columns split", [given, t], lambda layer=layer: layer(on(*grid)),
                    mean_of(terms), without_params, torch=Torch(f"{name}Loss"))  # fmt: skip
 
+    yield Case("DistributedLoss, columns split", [x, t], lambda: nn.DistributedLoss(on(*grid), huber),
+               mean_of(huber), without_params)  # fmt: skip
+
     name, classes = "DistributedCrossEntropyLoss", 16384
     logits, labels = (512, classes), Tensor((512,), kind=classes)
     yield Case(f"{name}, classes split", [Tensor(logits, (1, n)), labels],

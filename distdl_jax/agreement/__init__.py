@@ -1,1 +1,1 @@
-"""What workers agree on while they trace a program: shapes, dtypes, parameters; where one raises, all raise."""
+"""What workers agree on while they trace a program: shapes, dtypes, choices; where one raises, all raise."""

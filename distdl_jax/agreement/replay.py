@@ -23,7 +23,7 @@ class Agreed(NamedTuple):
     """One agreement: of which workers, for what, what this worker said, and what was decided (pickled)."""
 
     team: tuple[int, ...]
-    purpose: str
+    label: str
     contribution: Any
     decision: bytes
 
@@ -50,7 +50,7 @@ class Agreements:
     def agree(
         self,
         team: tuple[int, ...],
-        purpose: str,
+        label: str,
         contribution: Any,
         meet: Callable[[bool], Any],
         fail: Callable[[str], Any],
@@ -59,29 +59,29 @@ class Agreements:
 
         `meet` is told whether this worker says something else than before; `fail` makes all workers raise.
         """
-        known = self._earlier(team, purpose, contribution)
+        known = self._earlier(team, label, contribution)
         if not self.alone and (self.asks or known is None):
             self.has_changed = self.has_changed or (self.before is not None and not self.asks)
             try:
-                agreed = Agreed(team, purpose, contribution, pickle.dumps(meet(self.has_changed)))
+                agreed = Agreed(team, label, contribution, pickle.dumps(meet(self.has_changed)))
             except OthersArePast:
                 self.alone = True
             else:
                 return self._keep(agreed, known, replayed=False)
         if known is None:
             fail(
-                f"A worker traces a function anew, at {purpose}, with arguments as before, but what it communicates "
+                f"A worker traces a function anew, at {label}, with arguments as before, but what it communicates "
                 "has changed, and the others are past that call. What a function takes from outside its arguments must "
                 "change on all workers at once."
             )
-            raise PlanError(purpose)
+            raise PlanError(label)
         return self._keep(known, known, replayed=True)
 
-    def _earlier(self, team: tuple[int, ...], purpose: str, contribution: Any) -> Agreed | None:
+    def _earlier(self, team: tuple[int, ...], label: str, contribution: Any) -> Agreed | None:
         """Return the first of those before in which this worker said the same, unless one was not as before."""
         if self.before is None or self.has_changed:
             return None
-        alike = (agreed for agreed in self.before if agreed[:2] == (team, purpose))
+        alike = (agreed for agreed in self.before if agreed[:2] == (team, label))
         return next((agreed for agreed in alike if _equal(agreed.contribution, contribution)), None)
 
     def _keep(self, agreed: Agreed, known: Agreed | None, replayed: bool) -> Any:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from distdl_jax.arguments import check_numbers
 from distdl_jax.autodiff.constant_inputs import told_of_constants
 from distdl_jax.autodiff.custom_rules import moved_backward_only, moving, own_rules
 from distdl_jax.autodiff.opaque_call import evaluated
 from distdl_jax.checked_jit import function_name
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.programs.diagnosis import mismatch_text
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations
+from distdl_jax.programs.ir import Program, operations
 from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.tracing.gradient_anchors import anchors_are_noted, depending_on, note_anchor
-from distdl_jax.tracing.gradient_chain import Chain, anchor_of, movements_in
-from distdl_jax.tracing.mark import marks_come_back
+from distdl_jax.tracing.gradient_chain import Chain
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.tracing.vmap_check import compared_as_a_whole
-from distdl_jax.world import Transport, Workers, World
+from distdl_jax.validation import check_numbers
+from distdl_jax.world import Workers, World
 
 # What JAX raises where Python asks for the value of something traced.
 _VALUE_ASKED_FOR = (
@@ -115,10 +110,7 @@ def traced_derivative(
         except Exception as error:
             _tell(error, agree)
             raise
-        jaxpr = candidate.program.jaxpr
-        # Tied, all are.
-        adjoint = () if tied else moved_by(world.transport, traced.program, frozenset(marks_come_back(jaxpr)))
-        problem = agree((read_program(world.transport, jaxpr), adjoint))
+        problem = agree(read_program(world.transport, candidate.program.jaxpr))
         if problem is None:
             return partial(_evaluate, candidate, Chain(world.transport, tied=False))
 
@@ -146,19 +138,18 @@ def _evaluate(traced: Traced, chain: Chain, *args: Any) -> Any:
     return traced.result(values)
 
 
-def _problem(name: str, told: Mapping[int, tuple[Program, Program] | str | None]) -> str | None:
-    """What keeps the workers' programs from completing, or the movements that have adjoints from being the same ones;
-    nothing where other workers take part in them, too."""
+def _problem(name: str, contributions: Mapping[int, Program | str | None]) -> str | None:
+    """Return why the workers' programs don't complete together, or can't be compared; None where they complete, or
+    where workers without a program take part in them."""
     programs: dict[int, Program] = {}
-    differentiated: dict[int, Program] = {}
-    for worker, theirs in sorted(told.items()):
-        if isinstance(theirs, str) and theirs != _OWN_RULES:
-            return f"On worker {worker}, {name} can't be traced. {theirs}"
-        if theirs is not None and not isinstance(theirs, str):
-            programs[worker], differentiated[worker] = theirs
-    if None in told.values():
+    for worker, found in sorted(contributions.items()):
+        if isinstance(found, str) and found != _OWN_RULES:
+            return f"On worker {worker}, {name} can't be traced. {found}"
+        if found is not None and not isinstance(found, str):
+            programs[worker] = found
+    if None in contributions.values():
         return _UNTRACED
-    if _OWN_RULES in told.values():
+    if _OWN_RULES in contributions.values():
         return _OWN_RULES
     partners = {
         worker
@@ -168,47 +159,5 @@ def _problem(name: str, told: Mapping[int, tuple[Program, Program] | str | None]
     }
     if not partners <= {None, *programs}:
         return None
-    mismatch = find_mismatch(programs) or find_mismatch(differentiated)
+    mismatch = find_mismatch(programs)
     return None if mismatch is None else mismatch_text(name, mismatch)
-
-
-def moved_by(transport: Transport, program: ClosedJaxpr, chosen: frozenset[int]) -> Program:
-    """What those movements of a program communicate that have the numbers `chosen`.
-
-    Between two workers the n-th message is the n-th, and of a team the n-th operation. So each says in its tags, or in
-    what it computes, which one it is among those of all movements; then movements of equal plans are told apart.
-    """
-    counts: Counter[Any] = Counter()
-    numbers = count()
-
-    def numbered(operation: Operation) -> Operation:
-        def next_of(*line: Any) -> int:
-            counts[line] += 1
-            return counts[line]
-
-        if not operation.is_message:
-            return replace(operation, op=f"{operation.op} {next_of(operation.team)}")
-        return replace(
-            operation,
-            send_tag=next_of("to", operation.dest, operation.send_tag),
-            recv_tag=next_of("from", operation.source, operation.recv_tag),
-        )
-
-    def read(jaxpr: Any) -> Program:
-        items: list[Operation | Loop | Cond] = []
-        for eqn in jaxpr.eqns:
-            if anchor_of(eqn) is not None:
-                inside = read_program(transport, eqn.params["call_jaxpr"].jaxpr)
-                there = [numbered(operation) for operation, _ in operations(inside)]
-                items += there if next(numbers) in chosen else []
-            elif movements_in(eqn):
-                bodies = tuple(read(inner) for inner in jaxprs_in_params(eqn.params))
-                if eqn.primitive.name == "scan":
-                    items.append(Loop(eqn.params["length"], bodies[0]))
-                elif eqn.primitive.name == "cond":
-                    items.append(Cond(bodies))
-                else:
-                    items += [item for body in bodies for item in body]
-        return tuple(items)
-
-    return read(program.jaxpr)

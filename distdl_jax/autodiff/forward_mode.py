@@ -16,18 +16,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import Partial
 
-from distdl_jax.agreement.handshake import handshake
-from distdl_jax.arguments import check_function, check_numbers
+from distdl_jax.agreement.agree import agree
 from distdl_jax.autodiff.adjoint_check import traced_derivative
 from distdl_jax.autodiff.linearity import depends_on_first
 from distdl_jax.autodiff.opaque_call import called_by
 from distdl_jax.autodiff.tangents import Varying, check_alike, check_tangents, described, has_derivative
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives.movement import to_be_transposed
 from distdl_jax.tracing.gradient_anchors import depending_on_movements, note_anchor
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_function, check_numbers, checked_boolean, checked_integers
 
 
 def jvp(
@@ -353,4 +352,4 @@ def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[]
         check()
 
     if workers.active:
-        handshake(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", checked)
+        agree(workers.world, workers.ranks, f"the arguments of dj.{name} on {workers.describe()}", checked)

@@ -9,18 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from distdl_jax.agreement.handshake import handshake
-from distdl_jax.arguments import check_function
+from distdl_jax.agreement.agree import agree
 from distdl_jax.autodiff.adjoint_check import traced_derivative
 from distdl_jax.checked_jit import function_name
 from distdl_jax.compat import mapped_sizes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_boolean, checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.tracing.gradient_anchors import depending_on_movements
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.open_world import world_of
+from distdl_jax.validation import check_function, checked_boolean, checked_integers
 
 
 def value_and_grad(
@@ -179,7 +178,7 @@ def summed(value: jax.Array, workers: Partition) -> jax.Array:
     """The sum of the workers' values, in the dtype of those that are not Python's numbers."""
     if workers.size > 1 and workers.active:
         mine = (str(value.dtype), jax.typeof(value).weak_type)
-        told = handshake(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
+        told = agree(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
         dtypes = {dtype for dtype, weak in told.values() if not weak} or {dtype for dtype, _ in told.values()}
         value = jax.lax.convert_element_type(value, jnp.result_type(*sorted(dtypes)))  # also of Python's numbers
     return all_sum_reduce(value, workers, axes_keep=())

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_numbers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.validation import check_numbers
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     name, or one a name that the format keeps for itself.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> specs = {"conv1": {"weight": dj.TensorSpec((3,), P)}}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     export(f"{folder}/net.safetensors", {"conv1": {"weight": jnp.arange(3)}}, specs)

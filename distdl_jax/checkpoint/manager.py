@@ -17,8 +17,8 @@ from distdl_jax.checkpoint.restore import restore, steps
 from distdl_jax.checkpoint.save import not_saved, world_of_specs
 from distdl_jax.checkpoint.writing import Writing, begin
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.transports.threads.current_world import simulated_world
+from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.abort import end_the_job
 from distdl_jax.world import World
 
@@ -44,7 +44,7 @@ class Manager:
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> spec = dj.TensorSpec((3,), P)
     >>> with tempfile.TemporaryDirectory() as path, Manager(path, keep=2, keep_every=10) as manager:
     ...     for step in (10, 11, 12, 13):

@@ -12,8 +12,8 @@ from typing import Any
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.transports.open_world import world_of
+from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.abort import is_forked
 from distdl_jax.world import World
 

@@ -20,10 +20,10 @@ from distdl_jax.checkpoint.leaves import as_leaf, empty_block, stored_box
 from distdl_jax.checkpoint.progress import Pause, together_for_long
 from distdl_jax.checkpoint.save import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.spec_trees import is_spec, match, specs_by_path
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.transports.open_world import world_of
+from distdl_jax.validation import checked_integer
 
 
 def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -> Any:

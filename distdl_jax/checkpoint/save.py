@@ -41,7 +41,7 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     them can't write (the disk is full, say), or another job has removed what is being written.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> specs = {"w": dj.TensorSpec((3,), P), "step": dj.TensorSpec((), P, replicated=True)}
     >>> with tempfile.TemporaryDirectory() as path:
     ...     save(path, {"w": jnp.arange(3.0), "step": 7}, specs, step=7)

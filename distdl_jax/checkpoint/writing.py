@@ -37,7 +37,8 @@ from distdl_jax.checkpoint.layout import (
 from distdl_jax.checkpoint.progress import Pause
 from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, laid_out
 from distdl_jax.errors import CheckpointError
-from distdl_jax.plans.decomposition import box_shape, checked_integer
+from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.validation import checked_integer
 from distdl_jax.world import World
 
 PIECE = 2**23

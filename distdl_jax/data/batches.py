@@ -11,14 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.arguments import check_key
 from distdl_jax.data.order import Order, Place
 from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean, checked_integer
 from distdl_jax.spec_trees import specs_by_path
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import check_key, checked_boolean, checked_integer
 
 _Read = Generator[tuple[Any, Place]]
 """What reads batches: each with the place after it."""
@@ -67,7 +66,7 @@ def batches(
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` where the arguments don't fit.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> [batch.tolist() for batch in batches(np.arange(10).reshape(5, 2), dj.TensorSpec((2,), P), 2)]
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     """

@@ -74,7 +74,7 @@ def run_module(name: str, arguments: Sequence[str] = ()) -> None:
 
 
 def _set_first_path(folder: str) -> None:
-    """What Python has put there is the current folder, for -m; nothing where it was told to put nothing there."""
+    """Put the current folder first in `sys.path` for -m, where Python would."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 

@@ -6,29 +6,28 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import concluded, shape_dtype_of
+from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import InvalidTypeError, PlanError
-from distdl_jax.origins import Origins, check_origins, origins_of
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
-from distdl_jax.primitives.replication import plan_broadcast
+from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
-
-T = TypeVar("T")
 
 Params = dict[str, Array]
 Specs = Mapping[str, TensorSpec]
@@ -83,7 +82,7 @@ class ParameterPartitions:
         return np.moveaxis(np.arange(self.work.size).reshape(shape), 0, 2).reshape(p_out, p_in, -1)
 
     def _partition(self, ranks: np.ndarray, shape: list[int]) -> Partition:
-        return self.work.create_partition_inclusive(ranks.ravel().tolist()).create_cartesian_topology_partition(shape)
+        return self.work.grid(shape, ranks.ravel().tolist())
 
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
         """How the parameters get to the workers of `work`, from what all workers of the layer hold of them.
@@ -193,58 +192,65 @@ def unboxed(params: Any) -> Any:
     return {name: its.get_value() if hasattr(its, "get_value") else its for name, its in params.items()}
 
 
-def held_by_specs(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:
-    """What `workers` hold of parameters of `dtype` that are as `specs` say."""
+def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:
+    """Return the shapes on `workers` of parameters of `dtype` that are as `specs` say."""
     return {
         worker: {name: ShapeDtype(spec.block_shapes.get(worker, (0,)), dtype) for name, spec in specs.items()}
         for worker in workers
     }
 
 
-def told_with_params(
-    world: World, team: Workers, layer: str, specs: Specs, params: Params, x: Array
-) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-    """What all workers of `team` hold of x and of the parameters `specs`: the one handshake of a layer's call.
-
-    **Raises:** `PlanError`, on all of them, where `init` has made their parameters of different keys.
-    """
-    return concluded_with_params(world, team, layer, specs, params, x, lambda *told: None)[:2]
-
-
-def concluded_with_params(
+def agree_on_shapes(
     world: World,
     team: Workers,
-    layer: str,
+    label: str,
     specs: Specs,
     params: Params,
     x: Array,
-    conclude: Callable[[ShapeDtypes, ParamShapeDtypes], T],
-) -> tuple[ShapeDtypes, ParamShapeDtypes, T]:
-    """The same, and what the team's first worker concludes from the two, which goes to all; it must not raise."""
+    choose: Callable[[ShapeDtypes, ParamShapeDtypes], Any] = lambda x, params: None,
+) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
+    """Return the shapes of x and of the parameters `specs` on all workers of `team`, and the first worker's choice.
 
-    def mine() -> tuple[ShapeDtype, dict[str, ShapeDtype], Origins]:
+    This is the one agreement of a layer's call. The first worker alone calls `choose`, which must not raise, with the
+    shapes of x and of the parameters.
+    """
+
+    def contribute() -> tuple[ShapeDtype, dict[str, ShapeDtype]]:
         if not isinstance(params, Mapping):
             raise InvalidTypeError(
                 f"`params` (={params!r}) must be a dictionary of {sorted(specs)}, as `init` makes it."
             )
-        held = {name: shape_dtype_of(_argument(name, specs), its) for name, its in params.items()}
-        return shape_dtype_of("x", x), held, origins_of(specs)
+        of_params = {name: shape_dtype_of(_argument(name, specs), param) for name, param in params.items()}
+        return shape_dtype_of("x", x), of_params
 
-    def apart(told: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype], Origins]]) -> tuple[Any, Any]:
-        of_x = {worker: of_x for worker, (of_x, _, _) in told.items()}
-        return of_x, {worker: held for worker, (_, held, _) in told.items()}
+    def decide(contributions: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype]]]) -> Any:
+        of_x = {worker: of_x for worker, (of_x, _) in contributions.items()}
+        of_params = {worker: of_params for worker, (_, of_params) in contributions.items()}
+        return of_x, of_params, choose(of_x, of_params)
 
-    told, conclusion = concluded(world, team, layer, mine, lambda told: conclude(*apart(told)))
-    check_origins(layer, {worker: origins for worker, (_, _, origins) in told.items()})
-    return *apart(told), conclusion
+    shapes: tuple[ShapeDtypes, ParamShapeDtypes, Any] = agree(world, team, label, contribute, decide)
+    return shapes
 
 
 def _argument(name: str, specs: Specs) -> str:
-    """How a user gives what the workers tell each other under this name: a parameter, or what goes along with them."""
+    """Return how a user writes the argument `name`: an entry of the parameters, or of what goes along with them."""
     if name in specs:
         return f'params["{name}"]'
     of, *entry = name.split(".", 1)
     return f'{of}["{entry[0]}"]' if entry else name
+
+
+def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, ReplicatedPlan]:
+    """Plan the use of parameters of which workers hold copies, as `specs` say: their gradients are summed."""
+    return {
+        name: plan_replicated(
+            {worker: shapes[name] for worker, shapes in params.items()},
+            spec.partition,
+            spec.replicated,
+            f'params["{name}"]',
+        )
+        for name, spec in specs.items()
+    }
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:

@@ -99,7 +99,7 @@ class SplitHaloPlan:
         """Return this worker's block, `x`, and its halo."""
         sides, parts = self.split_halo(world.rank).sides, [x]
         for edges, movement, side in zip(self.edges, self.movements, sides, strict=True):
-            with_ends = [_with_ends(part, edges.axis, edges.kept[edges.index(world.rank)]) for part in parts]
+            with_ends = [_with_ends(part, edges.axis, edges.edges[edges.index(world.rank)]) for part in parts]
             # Of the halo, too, neighbours need the ends: the corners of theirs.
             sent = SplitHalo(sides[: len(parts) - 1]).join(tuple(ends for _, ends in with_ends))
             received = movement.run(world, sent)

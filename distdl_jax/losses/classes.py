@@ -13,24 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.arguments import checked_weights, is_integer, is_real
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.losses.loss import DistributedLoss, Pair
+from distdl_jax.losses.elementwise import Loss, Pair
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Box, box_shape, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.argmax import argmax_of
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_weights, is_integer, is_real
 
 
 @dataclass(frozen=True)
-class OverClasses(DistributedLoss):
-    """What the losses over classes share: where labels are, and how they get to all workers along the classes."""
+class LossOverClasses(Loss):
+    """A loss over classes: its labels, and how they get to all workers along the classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,18 +42,27 @@ class OverClasses(DistributedLoss):
 
     @cached_property
     def _first(self) -> Partition:
-        """The workers that have the first of the classes."""
+        """The workers that hold the first of the classes."""
         P = self.P_x
         ranks = [rank for rank in range(P.size) if index_of(rank, P.shape)[1] == 0]
-        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition((P.shape[0], 1, *P.shape[2:]))
+        return P.grid((P.shape[0], 1, *P.shape[2:]), ranks)
+
+    @property
+    def _rank(self) -> int:
+        assert self.P_x.rank is not None
+        return self.P_x.rank
+
+    @property
+    def _rank_along_classes(self) -> int:
+        return index_of(self._rank, self.P_x.shape)[1]
 
     def _lines(self, pair: Pair, dtype: Any) -> ShapeDtypes:
-        """What the workers of P_x hold of one number for each sample (and feature)."""
+        """Return the blocks on the workers of P_x of a tensor with one number for each sample (and feature)."""
         shapes = {worker: box_shape(pair.grid.box(pair.grid.cell_of[worker])) for worker in self.P_x.ranks}
         return {worker: ShapeDtype((n, *rest), np.dtype(dtype)) for worker, (n, _, *rest) in shapes.items()}
 
     def _labels(self, pair: Pair, target: Array) -> Array:
-        """This worker's labels, one for each sample (and feature) of its block."""
+        """Return this worker's labels, one for each sample (and feature) of its block."""
         lines = self._lines(pair, target.dtype)
         wrong = [worker for worker in self.P_x.ranks if pair.target[worker].shape != lines[worker].shape]
         if not wrong:
@@ -66,15 +76,9 @@ class OverClasses(DistributedLoss):
             )
         return as_indices(plan_broadcast(pair.target, self._first, self.P_x).run(self.P_x.world, target))
 
-    def _over_all(self, pair: Pair, number: Array) -> Array:
-        """The sum over all workers of a scalar of theirs that has no derivative."""
-        held = dict.fromkeys(self.P_x.ranks, ShapeDtype((), np.dtype(number.dtype)))
-        plan = plan_all_sum_reduce(held, self.P_x, axes_keep=())
-        return plan.run(self.P_x.world, lax.stop_gradient(number))
 
-
-@dataclass(frozen=True, init=False)
-class DistributedCrossEntropyLoss(OverClasses):
+@dataclass(frozen=True)
+class DistributedCrossEntropyLoss(LossOverClasses):
     """The cross entropy of logits whose classes, samples and features may all be split: PyTorch's CrossEntropyLoss.
 
     With logits x of n_b x n_c x n_{D-1} x ... x n_0 on P_x, P_n x P_c x ..., and labels t of n_b x n_{D-1} x ... x n_0,
@@ -93,55 +97,39 @@ class DistributedCrossEntropyLoss(OverClasses):
       there are (unless there are weights).
     - `label_smoothing`: the part of each label that is spread evenly over all classes, 0 to 1.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Call:** `loss(prediction, target)` returns this worker's part of the loss.
+
+    - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
+    - `target`: integer labels, 0 to n_c - 1: those of the samples and features of the block, a copy on all workers
+      along the classes, or on the first of them alone (the others pass a zero-volume array of integers). A label that
+      is no class, nor `ignore_index`, makes the loss NaN. Or probabilities, floating, one for each logit of the block.
+
+    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss, and it is 0 where there is
+    nothing. With "none" it is the losses, on the workers that have the first classes; elsewhere a zero-volume array.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; a call raises `PlanError`, on every
+    worker of P_x, where blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> round(float(DistributedCrossEntropyLoss(P)(jnp.zeros((5, 4)), jnp.arange(5) % 4)), 4)
     1.3863
 
     Source: Narayanan et al. (2021), arXiv:2104.04473 (classes split); PyTorch's CrossEntropyLoss.
     """
 
-    weight: tuple[float, ...] | None = None
+    weight: Sequence[float] | None = None
     ignore_index: int | None = -100
     label_smoothing: float = 0.0
 
-    def __init__(
-        self,
-        P_x: Partition,
-        reduction: Any = "mean",
-        weight: Sequence[float] | None = None,
-        ignore_index: int | None = -100,
-        label_smoothing: float = 0.0,
-    ) -> None:
-        weights = None if weight is None else checked_weights("weight", weight, "class")
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(P_x=P_x, reduction=reduction, weight=weights, ignore_index=ignore_index)
-        vars(self).update(label_smoothing=label_smoothing)
-        self.__post_init__()
-        if not is_real(label_smoothing) or not 0 <= label_smoothing <= 1:
-            raise InvalidArgumentError(f"`label_smoothing` (={label_smoothing!r}) must be a number from 0 to 1.")
-        if ignore_index is not None and not is_integer(ignore_index):
-            raise InvalidArgumentError(f"`ignore_index` (={ignore_index!r}) must be an integer, or None.")
-
-    def __call__(self, prediction: Array, target: Array) -> Array:
-        """This worker's part of the loss.
-
-        **Arguments:**
-
-        - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
-        - `target`: integer labels, 0 to n_c - 1: those of the samples and features of the block, a copy on all workers
-          along the classes, or on the first of them alone (the others pass a zero-volume array of integers). A label
-          that is no class, nor `ignore_index`, makes the loss NaN. Or probabilities, floating, one for each logit of
-          the block.
-
-        **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 where there is
-        nothing. With "none" the losses, on the workers that have the first classes; elsewhere a zero-volume array.
-
-        **Raises:** `PlanError`, on every worker of P_x, where blocks or weights don't fit.
-        """
-        return super().__call__(prediction, target)
+    def __post_init__(self) -> None:
+        if self.weight is not None:
+            vars(self)["weight"] = checked_weights("weight", self.weight, "class")
+        super().__post_init__()
+        if not is_real(self.label_smoothing) or not 0 <= self.label_smoothing <= 1:
+            raise InvalidArgumentError(f"`label_smoothing` (={self.label_smoothing!r}) must be a number from 0 to 1.")
+        if self.ignore_index is not None and not is_integer(self.ignore_index):
+            raise InvalidArgumentError(f"`ignore_index` (={self.ignore_index!r}) must be an integer, or None.")
 
     def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
         classes = pair.grid.extent[1]
@@ -162,24 +150,24 @@ class DistributedCrossEntropyLoss(OverClasses):
         return jnp.sum(terms) / divisor if self.reduction == "mean" else jnp.sum(terms)
 
     def _log_sum(self, pair: Pair, x: Array) -> Array:
-        """The logarithm of the sum of exponentials over all classes, on all workers along them."""
-        held, world = self._lines(pair, x.dtype), self.P_x.world
+        """Return the logarithm of the sum of exponentials over all classes, on all workers along them."""
+        lines, world = self._lines(pair, x.dtype), self.P_x.world
         top = lax.stop_gradient(jnp.max(x, axis=1, initial=-jnp.inf))
-        top = plan_all_reduce(held, self.P_x, "max", 1).run(world, top)
+        top = plan_all_reduce(lines, self.P_x, "max", 1).run(world, top)
         top = jnp.where(jnp.isfinite(top), top, 0)
         total = jnp.sum(jnp.exp(x - jnp.expand_dims(top, 1)), axis=1)
-        return jnp.log(plan_all_sum_reduce(held, self.P_x, 1).run(world, total)) + top
+        return jnp.log(plan_all_sum_reduce(lines, self.P_x, 1).run(world, total)) + top
 
     def _of_labels(self, pair: Pair, log_sum: Array, x: Array, labels: Array) -> tuple[Array, Array | float]:
-        """This worker's share of each sample's loss, and what their mean divides by."""
+        """Return this worker's share of each sample's loss, and the divisor of their mean."""
         box, smoothing, classes = pair.grid.box(self._rank), self.label_smoothing, pair.grid.extent[1]
         counts = jnp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         weights = counts.astype(x.dtype)
         if self.weight is not None:
             known = jnp.asarray(self.weight, x.dtype)
             weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size and classes else weights)
-        # A label that is no class has no loss: NaN, as what JAX takes from where nothing is. Of what doesn't count
-        # nothing is read, not even an infinity.
+        # The loss of a label that is no class is NaN, as JAX's out-of-bounds reads are. Samples that don't count are
+        # not read, so that an infinity in them does no harm.
         weights = weights * jnp.where(counts & ((labels < 0) | (labels >= classes)), jnp.nan, 1).astype(weights.dtype)
         is_here = counts & (labels >= box[1][0]) & (labels < box[1][1])
         terms = (1 - smoothing) * weights * jnp.where(is_here, log_sum - _picked(x, labels - box[1][0], x.shape), 0)
@@ -190,7 +178,9 @@ class DistributedCrossEntropyLoss(OverClasses):
             return terms, _samples(pair)
         if self.reduction != "mean":
             return terms, 1
-        total = self._over_all(pair, jnp.sum(weights) * (self._rank_along_classes == 0))
+        own = jnp.sum(weights) * (self._rank_along_classes == 0)
+        scalars = dict.fromkeys(self.P_x.ranks, ShapeDtype((), np.dtype(own.dtype)))
+        total = plan_all_sum_reduce(scalars, self.P_x, axes_keep=()).run(self.P_x.world, lax.stop_gradient(own))
         return terms, jnp.where(total == 0, 1, total)
 
     def _of_probabilities(self, pair: Pair, log_sum: Array, x: Array, target: Array) -> tuple[Array, float]:
@@ -202,30 +192,21 @@ class DistributedCrossEntropyLoss(OverClasses):
         return terms, _samples(pair)
 
     def _class_weights(self, box: Box, dtype: Any) -> Any:
-        """The weights of the classes of a block, in a shape that broadcasts with it."""
+        """Return the weights of the classes of a block, in a shape that broadcasts with it."""
         if self.weight is None:
             return np.ones((), dtype)
         return np.asarray(self.weight, dtype)[slice(*box[1])].reshape(-1, *(1,) * (len(box) - 2))
 
-    @property
-    def _rank(self) -> int:
-        assert self.P_x.rank is not None
-        return self.P_x.rank
-
-    @property
-    def _rank_along_classes(self) -> int:
-        return index_of(self._rank, self.P_x.shape)[1]
-
 
 def _samples(pair: Pair) -> float:
-    """How many samples (and features) the whole has, of each of which there is one loss; 1 where there is none."""
+    """Return the number of samples (times features) of the whole, each with one loss; 1 where there is none."""
     classes = max(pair.grid.extent[1], 1)
     return float(max(prod(pair.grid.extent) // classes, 1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _picked(x: Array, places: Array, shape: tuple[int, ...]) -> Array:
-    """The entries of x, of `shape`, at `places` along its second dimension, from 0; anything where these are not."""
+    """Return the entries of x, of `shape`, at `places` along dimension 1; places out of bounds give any entry."""
     if shape[1] == 0:
         return jnp.zeros(places.shape, x.dtype)
     within = jnp.clip(places, 0, shape[1] - 1)
@@ -237,7 +218,7 @@ def _picked_forward(x: Array, places: Array, shape: tuple[int, ...]) -> tuple[Ar
 
 
 def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[Array, None]:
-    """A comparison with all places, which XLA fuses with what is added: a scatter would need memory of its own."""
+    """Compare with all places, which XLA fuses with what is added: a scatter would need memory of its own."""
     every = lax.broadcasted_iota(places.dtype, shape, 1)
     return jnp.where(jnp.expand_dims(places, 1) == every, jnp.expand_dims(dy, 1), 0), None
 
@@ -246,7 +227,7 @@ _picked.defvjp(_picked_forward, _picked_backward)
 
 
 @dataclass(frozen=True)
-class DistributedAccuracy(OverClasses):
+class DistributedAccuracy(LossOverClasses):
     """The share of samples whose largest logit is that of their label, over classes that may be split.
 
     `accuracy(prediction, target)` gives this worker's part, as losses do: the sum over all workers is the accuracy, or
@@ -254,7 +235,7 @@ class DistributedAccuracy(OverClasses):
     labels. It has no derivative.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(DistributedAccuracy(P)(jnp.eye(4), jnp.array([0, 1, 2, 0])))
     0.75
     """
@@ -266,7 +247,5 @@ class DistributedAccuracy(OverClasses):
     def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
         labels = self._labels(pair, target)
         right = argmax_of(prediction, self.P_x, pair.grid, 1) == labels
-        assert self.P_x.rank is not None
-        mine = index_of(self.P_x.rank, self.P_x.shape)[1] == 0
-        number = jnp.sum(right, dtype=pair.wide) * mine
+        number = jnp.sum(right, dtype=pair.wide) * (self._rank_along_classes == 0)
         return number / _samples(pair) if self.reduction == "mean" else number

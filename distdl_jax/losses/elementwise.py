@@ -1,19 +1,31 @@
-"""Losses that are sums over elements: no data moves, in either direction."""
+"""Losses that are sums over elements: no data moves, forward or backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import checked_weights, is_real
+from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.losses.loss import DistributedLoss, Pair
+from distdl_jax.layer.layer import describe
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype
+from distdl_jax.static import Static
+from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_function, checked_weights, is_real
+
+Reduction = Literal["mean", "sum", "none", "batchmean"]
 
 LOWEST_LOG = -100.0
 """Where PyTorch cuts off the logarithm of a probability."""
@@ -23,11 +35,154 @@ BELOW_ALL_LOGS = -1000.0
 
 
 @dataclass(frozen=True)
-class DistributedMSELoss(DistributedLoss):
+class Pair:
+    """The blocks of prediction and target on the workers of P_x, by world rank, and the grid of the prediction."""
+
+    prediction: Mapping[int, ShapeDtype]
+    target: Mapping[int, ShapeDtype]
+    grid: ProductGrid
+
+    @property
+    def wide(self) -> np.dtype:
+        """The dtype to compute in: the one that both promote to, for half precisions float32."""
+        worker = self.grid.ranks[0]
+        prediction, target = self.prediction[worker].dtype, self.target[worker].dtype
+        target = target if jnp.issubdtype(target, jnp.inexact) else prediction
+        return accumulation_dtype(np.dtype(jnp.promote_types(prediction, target)))
+
+    def check_target_is_like_prediction(self) -> None:
+        """Refuse blocks of the target of another shape, in the same words on all workers."""
+        for worker, block in sorted(self.prediction.items()):
+            if self.target[worker].shape != block.shape:
+                raise PlanError(
+                    f"On worker {worker}: `target` has shape {shape_text(self.target[worker].shape)}, but must have "
+                    f"that of `prediction`, {shape_text(block.shape)}."
+                )
+
+
+@dataclass(frozen=True)
+class Loss(Static):
+    """A loss of a prediction on P_x: `loss(prediction, target)` is this worker's part of it.
+
+    **Arguments:**
+
+    - `P_x`: the partition of the prediction, of as many dimensions. Any of them may be split; blocks may be uneven and
+      empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the block of the
+      elements' losses.
+    """
+
+    P_x: Partition
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+        if self.reduction not in self._reductions:
+            raise InvalidArgumentError(
+                f"`reduction` (={self.reduction!r}) must be one of {', '.join(map(repr, self._reductions))}."
+            )
+
+    @property
+    def _reductions(self) -> tuple[str, ...]:
+        return ("mean", "sum", "none")
+
+    def __call__(self, prediction: Array, target: Array) -> Array:
+        """Return this worker's part of the loss.
+
+        **Arguments:**
+
+        - `prediction`: this worker's block on P_x; outside P_x a zero-volume array.
+        - `target`: this worker's block of the target, of the same shape; not read outside P_x.
+
+        **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 on workers
+        without elements. With "none" the losses of the block's elements.
+
+        **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit.
+        """
+        if self.P_x.rank is None:
+            nothing = tie(jnp.zeros((), accumulation_dtype(np.dtype(prediction.dtype))), prediction)
+            return prediction if self.reduction == "none" else nothing
+        with jax.named_scope(type(self).__name__):
+            return self._part(self._exchanged(prediction, target), prediction, target)
+
+    def _exchanged(self, prediction: Array, target: Array) -> Pair:
+        """Exchange the shapes and dtypes of all workers of P_x."""
+        purpose = describe(self)
+        arrays = {"prediction": prediction, "target": target}
+        shapes = exchange_named_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), purpose, arrays)
+        predictions, targets = ({worker: each[name] for worker, each in shapes.items()} for name in arrays)
+        dtype = common_dtype("prediction", predictions, self.P_x.ranks)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise PlanError(f"`prediction` must hold real floating-point numbers, but is {dtype}.")
+        common_dtype("target", targets, self.P_x.ranks)
+        return Pair(predictions, targets, owned_grid("prediction", self.P_x, predictions))
+
+    def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
+        pair.check_target_is_like_prediction()
+        terms = self._terms(prediction.astype(pair.wide), target.astype(pair.wide), pair)
+        if self.reduction == "none":
+            return terms.astype(prediction.dtype)
+        return jnp.sum(terms) / self._divisor(pair)
+
+    def _divisor(self, pair: Pair) -> float:
+        """Return the divisor of the sum, a float: tensors may have more elements than JAX's integers can count."""
+        return float(max(math.prod(pair.grid.extent), 1)) if self.reduction == "mean" else 1.0
+
+    @abstractmethod
+    def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
+        """Return the loss of each element of this worker's block."""
+
+
+@dataclass(frozen=True, init=False)
+class DistributedLoss(Loss):
+    """The loss that a function gives for each element: one of optax's elementwise losses, or your own.
+
+    `loss(prediction, target)` is this worker's part of it: the sum over all workers is the loss.
+
+    **Arguments:**
+
+    - `P_x`: the partition of the prediction, of as many dimensions. Any of them may be split; blocks may be uneven and
+      empty.
+    - `elementwise`: a function of two arrays of one shape, a block of the prediction and of the target in float32 or
+      float64, that returns an array of that shape. Each entry must depend on the entries at its place alone. One
+      object for many calls is compiled once.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the block of the
+      elements' losses.
+
+    **Raises:** `InvalidTypeError` where `elementwise` can't be called; a call raises `InvalidArgumentError` where it
+    returns an array of another shape.
+
+    >>> import jax.numpy as jnp, optax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> round(float(DistributedLoss(P, optax.log_cosh)(jnp.ones((2, 3)), jnp.zeros((2, 3)))), 4)
+    0.4338
+    """
+
+    elementwise: Callable[[Array, Array], Array] = field(kw_only=True)
+
+    def __init__(
+        self, P_x: Partition, elementwise: Callable[[Array, Array], Array], reduction: Reduction = "mean"
+    ) -> None:
+        check_function("elementwise", elementwise)
+        vars(self).update(P_x=P_x, elementwise=elementwise, reduction=reduction)
+        self.__post_init__()
+
+    def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
+        terms = self.elementwise(prediction, target)
+        if jnp.shape(terms) != prediction.shape:
+            raise InvalidArgumentError(
+                f"`elementwise` (={self.elementwise!r}) must return one loss for each element, an array of shape "
+                f"{prediction.shape}, but its result has shape {jnp.shape(terms)}."
+            )
+        return terms
+
+
+@dataclass(frozen=True)
+class DistributedMSELoss(Loss):
     """The squared error (x - t)^2: `DistributedLoss`, PyTorch's MSELoss.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(DistributedMSELoss(P)(jnp.ones((2, 3)), jnp.zeros((2, 3))))
     1.0
     """
@@ -37,7 +192,7 @@ class DistributedMSELoss(DistributedLoss):
 
 
 @dataclass(frozen=True)
-class DistributedL1Loss(DistributedLoss):
+class DistributedL1Loss(Loss):
     """The absolute error |x - t|: `DistributedLoss`, PyTorch's L1Loss."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
@@ -45,7 +200,7 @@ class DistributedL1Loss(DistributedLoss):
 
 
 @dataclass(frozen=True)
-class DistributedHuberLoss(DistributedLoss):
+class DistributedHuberLoss(Loss):
     """Squared near 0 and absolute beyond `delta`: `DistributedLoss`, PyTorch's HuberLoss.
 
     (x - t)^2 / 2 where |x - t| is at most delta, else delta (|x - t| - delta / 2), with a slope of delta however large
@@ -63,14 +218,14 @@ class DistributedHuberLoss(DistributedLoss):
         error = prediction - target
         size = jnp.abs(error)
         delta = min(self.delta, float(jnp.finfo(error.dtype).max))
-        far = size > self.delta  # a NaN is not: the derivative of its square is NaN, that of its absolute value is not
-        # What is not chosen has a derivative of 0, but 0 times infinity is no number: far ones are not squared.
+        far = size > self.delta  # False for NaN: the derivative of its square is NaN, and of its absolute value is not
+        # The branch not taken has a derivative of 0, but 0 times infinity is NaN: far ones are not squared.
         squares = jnp.square(jnp.where(far, 0, error)) / 2
         return jnp.where(far, delta * (size - delta / 2), squares)
 
 
 @dataclass(frozen=True)
-class DistributedBCELoss(DistributedLoss):
+class DistributedBCELoss(Loss):
     """The binary cross entropy of probabilities: `DistributedLoss`, PyTorch's BCELoss.
 
     -(t log x + (1 - t) log(1 - x)), with logarithms of at least -100, as in PyTorch; there the gradient is 0. What is
@@ -81,59 +236,21 @@ class DistributedBCELoss(DistributedLoss):
         return -(target * _log(prediction) + (1 - target) * _log(1 - prediction))
 
 
-@jax.custom_jvp
-def _log(p: Array) -> Array:
-    # Cut off behind the logarithm: XLA takes three times as long for one of what a condition has chosen.
-    return jnp.maximum(jnp.log(p), LOWEST_LOG)
-
-
-@_log.defjvp
-def _log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (p,) = primals
-    lowest = (p >= 0) & (p <= np.exp(LOWEST_LOG).astype(p.dtype))  # a NaN is neither
-    return _log(p), jnp.where(lowest, 0, 1 / jnp.where(lowest, 1, p)) * tangents[0]
-
-
-@jax.custom_jvp
-def _times_log(t: Array) -> Array:
-    """t log t, which is 0 at 0."""
-    return t * jnp.maximum(jnp.log(t), BELOW_ALL_LOGS)
-
-
-@_times_log.defjvp
-def _times_log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (t,) = primals
-    return _times_log(t), (jnp.log(t) + 1) * tangents[0]
-
-
-@jax.custom_jvp
-def _softplus(x: Array) -> Array:
-    """log(1 + exp x). JAX's own takes three times as long: it looks for infinities, with which this is right, too."""
-    return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-
-@_softplus.defjvp
-def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]
-
-
-@dataclass(frozen=True, init=False)
-class DistributedBCEWithLogitsLoss(DistributedLoss):
+@dataclass(frozen=True)
+class DistributedBCEWithLogitsLoss(Loss):
     """The binary cross entropy of logits: `DistributedLoss`, PyTorch's BCEWithLogitsLoss.
 
     -(w t log s(x) + (1 - t) log(1 - s(x))) with the sigmoid s, computed so that nothing overflows. `pos_weight`, w, is
     a number, or one for each entry along the last dimension of the whole tensor.
     """
 
-    pos_weight: float | tuple[float, ...] | None = None
+    pos_weight: float | Sequence[float] | None = None
 
-    def __init__(self, P_x: Any, reduction: Any = "mean", pos_weight: float | Sequence[float] | None = None) -> None:
-        weights = pos_weight
-        if pos_weight is not None:
-            weights = checked_weights("pos_weight", pos_weight, "entry along the last dimension", or_one=True)
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(P_x=P_x, reduction=reduction, pos_weight=weights)
-        self.__post_init__()
+    def __post_init__(self) -> None:
+        if self.pos_weight is not None:
+            each = "entry along the last dimension"
+            vars(self)["pos_weight"] = checked_weights("pos_weight", self.pos_weight, each, or_one=True)
+        super().__post_init__()
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         soft = _softplus(-prediction)
@@ -154,7 +271,7 @@ class DistributedBCEWithLogitsLoss(DistributedLoss):
 
 
 @dataclass(frozen=True)
-class DistributedKLDivLoss(DistributedLoss):
+class DistributedKLDivLoss(Loss):
     """The Kullback-Leibler divergence from log-probabilities x to t: `DistributedLoss`, PyTorch's KLDivLoss.
 
     t (log t - x), or exp(t) (t - x) with `log_target`. Its `reduction` may be "batchmean" too: the sum over the length
@@ -177,7 +294,7 @@ class DistributedKLDivLoss(DistributedLoss):
 
 
 @dataclass(frozen=True)
-class DistributedPoissonNLLLoss(DistributedLoss):
+class DistributedPoissonNLLLoss(Loss):
     """The negative log likelihood of counts t under a Poisson law: `DistributedLoss`, PyTorch's PoissonNLLLoss.
 
     exp(x) - t x, where x is the logarithm of the rate; x - t log(x + eps), where `log_input` is False. With `full`,
@@ -200,7 +317,43 @@ class DistributedPoissonNLLLoss(DistributedLoss):
             terms = prediction - target * jnp.log(prediction + self.eps)
         if not self.full:
             return terms
-        small = target <= 1  # a NaN is not
+        small = target <= 1  # False for NaN
         large = jnp.where(small, 2, target)
         stirling = large * jnp.log(large) - large + jnp.log(2 * np.pi * large) / 2
         return terms + jnp.where(small, 0, stirling)
+
+
+@jax.custom_jvp
+def _log(p: Array) -> Array:
+    # Cut off behind the logarithm: XLA takes three times as long for one of what a condition has chosen.
+    return jnp.maximum(jnp.log(p), LOWEST_LOG)
+
+
+@_log.defjvp
+def _log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (p,) = primals
+    lowest = (p >= 0) & (p <= np.exp(LOWEST_LOG).astype(p.dtype))  # False for NaN
+    return _log(p), jnp.where(lowest, 0, 1 / jnp.where(lowest, 1, p)) * tangents[0]
+
+
+@jax.custom_jvp
+def _times_log(t: Array) -> Array:
+    """Return t log t, which is 0 at 0."""
+    return t * jnp.maximum(jnp.log(t), BELOW_ALL_LOGS)
+
+
+@_times_log.defjvp
+def _times_log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (t,) = primals
+    return _times_log(t), (jnp.log(t) + 1) * tangents[0]
+
+
+@jax.custom_jvp
+def _softplus(x: Array) -> Array:
+    """Return log(1 + exp x). JAX's own takes three times as long: it checks for infinities, which this handles too."""
+    return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+@_softplus.defjvp
+def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]

@@ -8,6 +8,7 @@ from distdl_jax.losses.elementwise import (
     DistributedHuberLoss,
     DistributedKLDivLoss,
     DistributedL1Loss,
+    DistributedLoss,
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "DistributedL1Loss",
     "DistributedLayerNorm",
     "DistributedLinear",
+    "DistributedLoss",
     "DistributedMSELoss",
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",

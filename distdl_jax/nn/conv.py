@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
-from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.conv_transpose import TransposedProblem
 from distdl_jax.kernels.convolution import chosen_here, chosen_unseen
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.problem import Algorithms, Problem
 from distdl_jax.layer.matmul_plan import product_dtype, products
-from distdl_jax.layer.output_specs import output_spec
-from distdl_jax.layer.parameters import (
-    ParameterPartitions,
-    Params,
-    ParamShapeDtypes,
-    check_params,
-    concluded_with_params,
-    held_by_specs,
-    unboxed,
-)
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.conv_arguments import Padding, Sizes, window_spec
+from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, with_split_halo
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 
 @dataclass(frozen=True, init=False)
-class DistributedConv(Static):
+class DistributedConv(WeightedLayer):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
     Forward and gradients are block for block those of the sequential layer, for every argument that is accepted.
@@ -154,9 +139,19 @@ class DistributedConv(Static):
     def _partitions(self) -> ConvPartitions:
         return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
 
-    @cached_property
-    def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._partitions.work, self.sharded)
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output: P_y where it is given, else P_x."""
+        return self.P_y or self.P_x
+
+    @property
+    def _work(self) -> Partition:
+        return self._partitions.work
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @property
     def _windows(self) -> WindowSpec:
@@ -167,104 +162,35 @@ class DistributedConv(Static):
         """The algorithm that the partitions ask for."""
         return self._partitions.kind
 
-    def init(
-        self,
-        key: Array,
-        dtype: DTypeLike = jnp.float32,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ) -> Params:
-        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
+    def _agree_on_plan(self, params: Params, x: Array) -> ConvolutionPlan:
+        planned: list[ConvolutionPlan] = []
 
-        **Arguments:**
+        def choose(x: ShapeDtypes, params: ParamShapeDtypes) -> Algorithms | None:
+            # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
+            try:
+                planned.append(self._plan(*self._checked(x, params)))
+                return planned[0].choose(partial(chosen_here, may_measure=self.P_x.world.may_measure))
+            except DistDLError:
+                return None  # all workers will raise it
 
-        - `key`: a JAX random key, the same on every worker.
-        - `dtype`: of the parameters.
-        - `weight_init`, `bias_init`: functions of (key, global shape, dtype) like those of `jax.nn.initializers`; the
-          weight is n_co x n_ci/groups x kernel, so pass `in_axis=1, out_axis=0` to those that count fans. Default:
-          uniform in ±1/sqrt(fan_in) with fan_in = n_ci/groups * prod(kernel), as in PyTorch.
-
-        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
-        """
-        default = UniformFanIn(self.in_channels // self.groups * math.prod(self.kernel_size))
-        initializers = {"weight": weight_init or default, "bias": bias_init or default}
-        return initialize_params(self.param_specs(), key, dtype, initializers)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: a pytree like the parameters."""
-        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        specs = {"weight": TensorSpec(shape, self._parameters.weight)}
-        if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._parameters.bias)
-        return specs
-
-    def __call__(self, params: Params, x: Array) -> Array:
-        """Apply the layer.
-
-        **Arguments:**
-
-        - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x; a zero-volume array elsewhere.
-
-        **Returns:** this worker's block on P_y (P_x where P_y is not given); elsewhere a zero-volume array.
-        """
-        world, team = self.P_x.world, self._partitions.team
-        if world.rank not in team:
-            return x
-        with jax.named_scope(type(self).__name__):
-            params = unboxed(params)
-            made: list[ConvolutionPlan] = []
-
-            def choose(x: ShapeDtypes, params: ParamShapeDtypes) -> Algorithms | None:
-                # The first worker chooses, and measures if need be: files and machines may differ.
-                try:
-                    made.append(self._plan(x, params))
-                    return made[0].choose(partial(chosen_here, may_measure=world.may_measure))
-                except DistDLError:
-                    return None  # which all workers find
-
-            of_x, of_params, algorithms = concluded_with_params(
-                world, team, repr(self), self.param_specs(), params, x, choose
-            )
-            plan = made[0] if made else self._plan(of_x, of_params)
-            return plan.with_algorithms(algorithms or plan.choose(chosen_unseen)).run(world, params, x)
-
-    apply = __call__
-
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, on P_y (P_x where that is not given), from that of the input; nothing moves.
-
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
-        """
-        return output_spec(self, x_spec, self.P_y or self.P_x)
+        x_shapes, shapes, algorithms = self._agree_on_shapes(params, x, choose)
+        plan = planned[0] if planned else self._plan(*self._checked(x_shapes, shapes))
+        return plan.with_algorithms(algorithms or plan.choose(chosen_unseen))
 
     def plan(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
     ) -> ConvolutionPlan:
-        """Plan what all workers of the layer do, from their blocks: without a message, and the same on every worker.
+        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
-        **Arguments:**
-
-        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
-        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
-        - `choose`: the function that chooses the algorithms of all workers, from the convolution of the one that has
-          most to compute. A transposed convolution is asked for as the ordinary one that it is; where a dimension has a
-          stride and a dilation, there is nothing to choose.
-
-        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
-        have.
-
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        Arguments, result and errors are as in `DistributedLinear.plan`. `choose` returns the algorithms for all
+        workers, from the local convolution of the worker that has most to compute. A transposed convolution is asked
+        for as the ordinary one that it is; where a dimension has a stride and a dilation, there is nothing to choose.
         """
-        plan = self._plan(x, params)
+        plan = self._plan(*self._checked(x, params))
         return plan.with_algorithms(plan.choose(choose))
 
-    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> ConvolutionPlan:
-        parts, specs = self._partitions, self.param_specs()
-        x = taking_part(x, parts.team)
-        params = held_by_specs(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
-        check_params(params, specs)
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ConvolutionPlan:
+        parts = self._partitions
         fetch = self._fetch(x)
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
@@ -288,18 +214,17 @@ class DistributedConv(Static):
         return fetch
 
     def _check_channels(self, owned: ProductGrid) -> None:
-        held = tuple(stop - start for start, stop in owned.ranges[1])
+        found = tuple(stop - start for start, stop in owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
-        if held != expected:
+        if found != expected:
             raise PlanError(
-                f"`x` has {held} channels on the workers along the channels, but {self.in_channels} channels balanced "
+                f"`x` has {found} channels on the workers along the channels, but {self.in_channels} channels balanced "
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
 
     def _local(self, fetch: WindowsPlan | RangesPlan, rank: int, copy: ShapeDtype) -> LocalConvolution:
         """Return the product of the worker of `rank` in P_W, from its copy of x in the dtype of the product."""
-        work = self._partitions.work
-        _, i, j, *index = index_of(rank, work.shape)
+        _, i, j, *index = index_of(rank, self._partitions.work.shape)
         (start, stop), groups = self._channels_read(i, j)
         x = ShapeDtype((copy.shape[0], stop - start, *copy.shape[2:]), copy.dtype)
         return LocalConvolution(self._problem(fetch, x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
@@ -307,14 +232,14 @@ class DistributedConv(Static):
     def _problem(
         self, fetch: Any, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
     ) -> Problem | TransposedProblem:
-        """Return the arithmetic of `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
+        """Return the arithmetic on `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
         (p_co, p_ci), (i, j) = self._partitions.channels, channels
         rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
         placement = Placement(self.stride, fetch.padding(index), self.dilation)
         return Problem(x.shape, (rows[i], columns[j], *self.kernel_size), placement, groups, x.dtype.name)
 
     def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
-        """Return which channels of its copy the worker at (i, j) of P_co x P_ci reads, and their number of groups."""
+        """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
         p_co, p_x = self._partitions.channels[0], self.P_x.shape[1]
         if self.groups == 1:
             return (0, balanced_sizes(self.in_channels, p_x)[j]), 1

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jax import Array
-from jax.typing import DTypeLike
 
-from distdl_jax.arguments import is_integer
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.conv_transpose import TransposedProblem
-from distdl_jax.layer.parameters import ParameterPartitions, Params
+from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.nn.conv_arguments import Padding, Sizes
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
@@ -25,7 +19,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import Padding, Sizes, is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
 
@@ -108,30 +102,10 @@ class DistributedConvTranspose(DistributedConv):
             )
         vars(self).update(output_padding=tuple(map(int, given)))
 
-    def init(
-        self,
-        key: Array,
-        dtype: DTypeLike = np.float32,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ) -> Params:
-        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
-
-        As in the convolutions; the weight is n_ci x n_co/groups x kernel. Default: uniform in ±1/sqrt(fan) with
-        fan = n_co/groups * prod(kernel), as in PyTorch.
-        """
-        default = UniformFanIn(self.out_channels // self.groups * math.prod(self.kernel_size))
-        initializers = {"weight": weight_init or default, "bias": bias_init or default}
-        return initialize_params(self.param_specs(), key, dtype, initializers)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: a pytree like the parameters."""
-        shape = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
-        specs = {"weight": TensorSpec(shape, self._parameters.weight)}
-        if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._parameters.bias)
-        return specs
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @cached_property
     def _parameters(self) -> ParameterPartitions:
@@ -145,7 +119,7 @@ class DistributedConvTranspose(DistributedConv):
         return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
 
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
-        """Return, per feature dimension and worker along it, the outputs that it computes and the inputs read."""
+        """Return, per feature dimension and worker along it, the ranges of its outputs and of the inputs they read."""
         outputs, inputs = [], []
         along = zip(self.kernel_size, self.stride, self.dilation, self.padding, self.output_padding, strict=True)
         for d, (k, s, dilation, (low, high), extra) in enumerate(along):

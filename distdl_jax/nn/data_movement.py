@@ -9,17 +9,18 @@ from jax import Array
 
 from distdl_jax import functional
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import ParameterFreeLayer
+from distdl_jax.layer.layer import Ends, ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import BroadcastRule, checked_axes, reduction_axes
-from distdl_jax.plans.decomposition import checked_booleans
+from distdl_jax.plans.broadcasting import BroadcastRule, reduction_axes
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
+from distdl_jax.validation import checked_axes, checked_booleans
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class _BetweenPartitions(ParameterFreeLayer):
     transpose_src: bool = False
     transpose_dest: bool = False
     preserve_batch: bool = True
+
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output, P_y."""
+        return self.P_y
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class Broadcast(_BetweenPartitions):
     def _apply(self, x: Array) -> Array:
         """The copy on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""
         return functional.broadcast(x, **vars(self))
+
+    @property
+    def _ends(self) -> Ends:
+        return Ends(self.P_x)  # P_y has copies, of which one may do for the next layer
 
     @property
     def _copied(self) -> tuple[int, ...]:
@@ -219,6 +229,11 @@ class Repartition(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x, P_y=self.P_y)
+
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output, P_y."""
+        return self.P_y
 
     def _apply(self, x: Array) -> Array:
         """The balanced block on P_y, a zero-volume array elsewhere in P_x, `x` outside both."""

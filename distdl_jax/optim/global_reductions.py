@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake
+from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives import all_sum_reduce
@@ -82,7 +82,7 @@ class Whole:
             )
         if not workers.active:
             return check()
-        told = handshake(workers.world, workers.ranks, f"{self._purpose} on {workers.describe()}", check)
+        told = agree(workers.world, workers.ranks, f"{self._purpose} on {workers.describe()}", check)
         owners = [spec.partition.ranks[0] for _, _, spec in self.leaves(trees[0])]
         return [told[owner][number] for number, owner in enumerate(owners)]
 

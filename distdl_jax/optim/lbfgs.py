@@ -10,13 +10,12 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from distdl_jax.arguments import check_number
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.global_reductions import Whole, check_params
 from distdl_jax.optim.line_search import check_search, line_search
 from distdl_jax.optim.optional import optax_for
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_boolean, checked_integer
+from distdl_jax.validation import check_number, checked_boolean, checked_integer
 
 if TYPE_CHECKING:
     import optax

@@ -11,14 +11,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from distdl_jax.arguments import check_not_negative
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.optim.global_reductions import Whole, check_params, square_root, squares, widened
 from distdl_jax.optim.optional import optax_for
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import check_not_negative, checked_integers
 
 if TYPE_CHECKING:
     import optax
@@ -41,7 +40,7 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
     where the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> float(global_norm({"bias": jnp.array([3.0, 4.0])}, {"bias": dj.TensorSpec((2,), P)}))
     5.0
     """

@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.arguments import check_function, check_number, is_real
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_workers
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.primitives.all_reduce import all_reduce
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import check_function, check_number, checked_integer, is_real
 
 
 def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:

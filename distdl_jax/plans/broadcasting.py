@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import Workers, checked_integer, checked_integers, index_of, rank_of
+from distdl_jax.plans.decomposition import Workers, index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.validation import checked_axes
 
 Shape = tuple[int, ...]
 
@@ -67,7 +68,7 @@ class BroadcastRule:
         return all(self.source_of(rank) == rank for rank in range(math.prod(self.source)))
 
     def source_of(self, rank: int) -> int:
-        """The rank in the source partition whose subtensor the worker `rank` of the destination receives."""
+        """Return the rank in the source partition whose subtensor the worker `rank` of the destination receives."""
         index = index_of(rank, self.destination)
         if self.transpose_destination:
             index = index[::-1]
@@ -79,7 +80,7 @@ class BroadcastRule:
         return rank_of(index, self.source)
 
     def destinations(self, rank: int) -> tuple[int, ...]:
-        """The ranks in the destination partition, ascending, that receive the subtensor of the source's `rank`."""
+        """Return the destination ranks, ascending, that receive the subtensor of the source rank `rank`."""
         return _destinations(self, rank)
 
 
@@ -95,7 +96,7 @@ def _destinations(rule: BroadcastRule, rank: int) -> tuple[int, ...]:
 
 
 def _cells(along: Sequence[Iterable[int]], shape: Shape) -> tuple[int, ...]:
-    """The row-major numbers, ascending, of the cells of a grid whose index along each axis is one of `along`."""
+    """Return the row-major numbers, ascending, of the cells of a grid whose index along each axis is one of `along`."""
     numbers = [0]
     for indices, size in zip(along, shape, strict=True):
         numbers = [number * size + i for number in numbers for i in indices]
@@ -121,7 +122,7 @@ class Team:
 def teams_of_worker(
     rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers, worker: int
 ) -> tuple[Team | None, Team | None]:
-    """The team that `worker` is the root of, and the team that it holds a copy in; None where there is none.
+    """Return the team that `worker` is the root of, and the team that it holds a copy in; None where there is none.
 
     `source_ranks` and `destination_ranks` are the world ranks of the two partitions' teams, in order.
     """
@@ -134,7 +135,7 @@ def teams_of_worker(
 
 
 def place_of(worker: int, ranks: Workers) -> int | None:
-    """The position of `worker` among `ranks`; None where it is not there."""
+    """Return the position of `worker` among `ranks`; None where it is not there."""
     try:
         return ranks.index(worker)
     except ValueError:
@@ -146,7 +147,7 @@ def _team(rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers
 
 
 def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tuple[int, ...]:
-    """The dimensions that an all-sum-reduce sums along, ascending, from exactly one of the two arguments."""
+    """Return the dimensions that an all-sum-reduce sums along, ascending, from exactly one of the two arguments."""
     if (axes_reduce is None) == (axes_keep is None):
         raise InvalidArgumentError(
             f"Exactly one of `axes_reduce` (={axes_reduce!r}) and `axes_keep` (={axes_keep!r}) must be given: the "
@@ -154,32 +155,12 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
         )
     if axes_keep is None:
         return checked_axes("axes_reduce", axes_reduce, shape)
-    kept = checked_axes("axes_keep", axes_keep, shape)
-    return tuple(axis for axis in range(len(shape)) if axis not in kept)
-
-
-def checked_axes(name: str, axes: object, shape: Shape) -> tuple[int, ...]:
-    """The argument `name`, dimensions of a partition of `shape`, ascending; negative ones count from the end."""
-    axes = checked_integers(name, axes, or_one=True)
-    wrong = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
-    if wrong:
-        raise InvalidArgumentError(
-            f"`{name}` (={axes}) names dimension {wrong[0]}, but the partition (shape {shape_text(shape)}) has "
-            f"dimensions 0 to {len(shape) - 1}."
-        )
-    positive = [axis % len(shape) for axis in axes]
-    if len(set(positive)) < len(positive):
-        raise InvalidArgumentError(f"`{name}` (={axes}) names a dimension twice; name each at most once.")
-    return tuple(sorted(positive))
-
-
-def checked_axis(name: str, axis: object, shape: Shape) -> int:
-    """The argument `name`, one dimension of a partition of `shape`; a negative one counts from the end."""
-    return checked_axes(name, checked_integer(name, axis), shape)[0]
+    axes = checked_axes("axes_keep", axes_keep, shape)
+    return tuple(axis for axis in range(len(shape)) if axis not in axes)
 
 
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The ranks, ascending, that agree with `rank` in every index outside `axes_reduce`.
+    """Return the ranks, ascending, that agree with `rank` in every index outside `axes_reduce`.
 
     >>> reduction_team((2, 3, 2), (0, 2), 3)
     (2, 3, 8, 9)

@@ -6,75 +6,20 @@ A *range* is a half-open interval `(start, stop)` of one dimension's indices, a 
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Any
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError
 
 Workers = tuple[int, ...]
 """World ranks, in the order of a team's ranks."""
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
-
-
-def checked_integer(name: str, value: Any, least: int | None = None) -> int:
-    """The argument `name`, an integer (True is none) that is not below `least`."""
-    try:
-        number = _integer(value)
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
-    if least is not None and number < least:
-        raise InvalidArgumentError(f"`{name}` (={number}) must be {least} or more.")
-    return number
-
-
-def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
-    """The argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
-    try:
-        return tuple(map(_integer, (values,) if or_one and not isinstance(values, Iterable) else values))
-    except TypeError:
-        kind = f"{'an integer or ' * or_one}a sequence of integers"
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
-
-
-def checked_boolean(name: str, value: Any) -> bool:
-    """The argument `name` as a bool: a truth value is a bool or one of the integers 0 and 1, also as an array.
-
-    Arrays, numpy's and JAX's, have no dimensions, and are not traced.
-    """
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if isinstance(value, int) or (kind in ("b", "i", "u") and value.shape == ()):
-        try:
-            if (truth := bool(value)) == value:
-                return truth
-        except TypeError:  # JAX's: nobody can know yet
-            raise InvalidTypeError(
-                f"`{name}` (={value!r}) must be True or False, but is traced; it has to be known while tracing: let it "
-                "be a static argument of the jit."
-            ) from None
-    raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
-
-
-def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
-    """The argument `name`, a sequence of truth values as `checked_boolean` takes them, as a tuple of bools."""
-    try:
-        given = tuple(values)
-    except TypeError:
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.") from None
-    return tuple(checked_boolean(f"{name}[{place}]", value) for place, value in enumerate(given))
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
 
 
 def _check_balanced(n: int, p: int) -> None:
@@ -85,7 +30,7 @@ def _check_balanced(n: int, p: int) -> None:
 
 
 def balanced_sizes(n: int, p: int) -> tuple[int, ...]:
-    """How many of `n` items each of `p` workers holds: the first n mod p hold one more than the rest.
+    """Return how many of `n` items each of `p` workers holds: the first n mod p hold one more than the rest.
 
     >>> balanced_sizes(10, 4)
     (3, 3, 2, 2)
@@ -98,7 +43,7 @@ def balanced_sizes(n: int, p: int) -> tuple[int, ...]:
 
 
 def balanced_range(n: int, p: int, i: int) -> Range:
-    """The items that worker `i` of `p` holds of `n`: floor(n/p) * i + min(i, n mod p) onwards.
+    """Return the items that worker `i` of `p` holds of `n`: floor(n/p) * i + min(i, n mod p) onwards.
 
     >>> [balanced_range(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
@@ -112,7 +57,7 @@ def balanced_range(n: int, p: int, i: int) -> Range:
 
 
 def balanced_ranges(n: int, p: int) -> tuple[Range, ...]:
-    """The balanced ranges of all `p` workers, in order.
+    """Return the balanced ranges of all `p` workers, in order.
 
     >>> balanced_ranges(2, 3)
     ((0, 1), (1, 2), (2, 2))
@@ -121,7 +66,7 @@ def balanced_ranges(n: int, p: int) -> tuple[Range, ...]:
 
 
 def ranges_of_sizes(sizes: Sequence[int]) -> tuple[Range, ...]:
-    """The ranges of consecutive blocks of the given sizes, balanced or not.
+    """Return the ranges of consecutive blocks of the given sizes, balanced or not.
 
     >>> ranges_of_sizes((2, 0, 5))
     ((0, 2), (2, 2), (2, 7))
@@ -137,7 +82,7 @@ def ranges_of_sizes(sizes: Sequence[int]) -> tuple[Range, ...]:
 
 
 def balanced_box(global_shape: Sequence[int], partition_shape: Sequence[int], index: Sequence[int]) -> Box:
-    """The block of a tensor of `global_shape` that the worker at `index` of a balanced partition holds.
+    """Return the block of a tensor of `global_shape` that the worker at `index` of a balanced partition holds.
 
     >>> balanced_box((10, 4), (4, 2), (1, 0))
     ((3, 6), (0, 2))
@@ -151,7 +96,7 @@ def balanced_box(global_shape: Sequence[int], partition_shape: Sequence[int], in
 
 
 def intersect_ranges(a: Range, b: Range) -> Range:
-    """The indices that are in both ranges, as a range; an empty one has start == stop.
+    """Return the indices that are in both ranges, as a range; an empty one has start == stop.
 
     >>> intersect_ranges((0, 5), (3, 9)), intersect_ranges((0, 2), (6, 9))
     ((3, 5), (6, 6))
@@ -161,7 +106,7 @@ def intersect_ranges(a: Range, b: Range) -> Range:
 
 
 def intersect(a: Box, b: Box) -> Box:
-    """The box of what is in both boxes; its volume is 0 where they don't overlap.
+    """Return the box of what is in both boxes; its volume is 0 where they don't overlap.
 
     >>> intersect(((0, 5), (0, 5)), ((3, 9), (4, 6)))
     ((3, 5), (4, 5))
@@ -170,7 +115,7 @@ def intersect(a: Box, b: Box) -> Box:
 
 
 def box_shape(box: Box) -> tuple[int, ...]:
-    """The shape of the block that fills `box`.
+    """Return the shape of the block that fills `box`.
 
     >>> box_shape(((3, 5), (4, 4)))
     (2, 0)
@@ -179,7 +124,7 @@ def box_shape(box: Box) -> tuple[int, ...]:
 
 
 def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
-    """The row-major number of the cell at `index` of a grid of `shape`.
+    """Return the row-major number of the cell at `index` of a grid of `shape`.
 
     >>> rank_of((1, 2), (2, 3))
     5
@@ -193,7 +138,7 @@ def rank_of(index: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def index_of(rank: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of cell number `rank`, row-major, of a grid of `shape`: the inverse of `rank_of`.
+    """Return the index of cell number `rank`, row-major, of a grid of `shape`: the inverse of `rank_of`.
 
     >>> index_of(5, (2, 3))
     (1, 2)
@@ -244,7 +189,7 @@ class ProductGrid:
 
     @classmethod
     def balanced(cls, global_shape: Sequence[int], partition_shape: Sequence[int], ranks: Sequence[int]) -> ProductGrid:
-        """The balanced partition of a tensor of `global_shape` over the workers `ranks`."""
+        """Return the balanced partition of a tensor of `global_shape` over the workers `ranks`."""
         if len(global_shape) != len(partition_shape):
             raise InvalidArgumentError(
                 f"`global_shape` (={tuple(global_shape)}) and `partition_shape` (={tuple(partition_shape)}) "
@@ -264,15 +209,15 @@ class ProductGrid:
         return {rank: cell for cell, rank in enumerate(self.ranks)}
 
     def index(self, cell: int) -> tuple[int, ...]:
-        """The index of cell number `cell`."""
+        """Return the index of cell number `cell`."""
         return index_of(cell, self.shape)
 
     def box(self, cell: int) -> Box:
-        """The box of cell number `cell`."""
+        """Return the box of cell number `cell`."""
         return tuple(ranges[i] for ranges, i in zip(self.ranges, self.index(cell), strict=True))
 
     def line(self, cell: int, d: int) -> tuple[int, ...]:
-        """The world ranks of the cells that differ from `cell` in dimension `d` only, `cell` included, in order.
+        """Return the world ranks of the cells that differ from `cell` in dimension `d` only, `cell` included, in order.
 
         >>> ProductGrid.balanced((4, 6), (2, 3), ranks=range(10, 16)).line(4, 1)
         (13, 14, 15)

@@ -46,7 +46,7 @@ class _Segments:
         self._reach = list(accumulate((segment.stop for segment in self._ordered), max))
 
     def overlapping(self, start: int, stop: int) -> list[_Segment]:
-        """The segments that share an index with [start, stop), by ascending start."""
+        """Return the segments that share an index with [start, stop), by ascending start."""
         if stop <= start:
             return []
         first, last = bisect_right(self._reach, start), bisect_left(self._starts, stop)
@@ -54,7 +54,7 @@ class _Segments:
 
 
 def _folded(wanted: Range, cell: int, n: int, periodic: bool) -> list[_Segment]:
-    """The parts of a wanted range that somebody owns, in the order in which they lie in the wanted block.
+    """Return the parts of a wanted range that somebody owns, in the order in which they lie in the wanted block.
 
     A periodic dimension repeats [0, n) without end; each turn that the range touches gives a segment. Otherwise only
     what lies within [0, n) exists.
@@ -74,7 +74,7 @@ def _folded(wanted: Range, cell: int, n: int, periodic: bool) -> list[_Segment]:
 
 
 def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
-    """`periodic` as one entry per dimension; () means that none is periodic.
+    """Return `periodic` as one entry per dimension; () means that none is periodic.
 
     >>> per_dimension((), 2)
     (False, False)
@@ -92,7 +92,7 @@ _Line = dict[int, list[Overlap]]  # along one dimension: from the other grid's i
 
 
 def product_pieces(lines: Sequence[_Line], shape: Sequence[int], ranks: Sequence[int]) -> Pieces:
-    """The pieces shared with each worker of the other grid: all products of one-dimensional overlaps.
+    """Return the pieces shared with each worker of the other grid: all products of one-dimensional overlaps.
 
     `shape`, `ranks`: of the other grid, whose cells the lines name dimension by dimension.
 
@@ -116,7 +116,7 @@ def product_pieces(lines: Sequence[_Line], shape: Sequence[int], ranks: Sequence
 
 
 def shift_schedule(position: Mapping[int, int], rank: int, sends: Pieces, recvs: Pieces) -> tuple[Round, ...]:
-    """A worker's messages in the order that `Exchange` describes; `position` numbers the team by ascending rank."""
+    """Return a worker's messages in `Exchange`'s order; `position` numbers the team by ascending rank."""
     if not sends and not recvs:
         return ()
     n, here = len(position), position[rank]
@@ -126,7 +126,7 @@ def shift_schedule(position: Mapping[int, int], rank: int, sends: Pieces, recvs:
 
 
 def _sources_disjoint(lines: Sequence[_Line]) -> bool:
-    """Whether no element of the owned block is in two pieces.
+    """Return whether no element of the owned block is in two pieces.
 
     The pieces are all the products of the lines' overlaps, so they are disjoint when those of each line are.
     """
@@ -192,7 +192,7 @@ class Exchange:
         vars(self).update(owned=owned, needed=needed, periodic=per_dimension(periodic, ndim))
 
     def plan(self, rank: int) -> ExchangePlan:
-        """The part of the worker of world rank `rank`. A worker in neither team has nothing to do.
+        """Return the part of the worker of world rank `rank`. A worker in neither team has nothing to do.
 
         Its cost grows with the number of this worker's messages, not with the number of workers.
         """
@@ -243,7 +243,7 @@ class Exchange:
         )
 
     def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
-        """For each index j of the needed grid along dimension d: what of owned range i it needs."""
+        """Return, for each index j of the needed grid along dimension d, the part of owned range i that it needs."""
         start, stop = self.owned.ranges[d][i]
         overlaps: dict[int, list[Overlap]] = {}
         for part in self._needed_segments[d].overlapping(start, stop):
@@ -255,7 +255,7 @@ class Exchange:
         return overlaps
 
     def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
-        """For each index i of the owned grid along dimension d: what of needed range j it owns."""
+        """Return, for each index i of the owned grid along dimension d, the part of needed range j that it owns."""
         overlaps: dict[int, list[Overlap]] = {}
         for part in _folded(self.needed.ranges[d][j], j, self.owned.extent[d], self.periodic[d]):
             for start, stop, i, _ in self._owned_segments[d].overlapping(part.start, part.stop):

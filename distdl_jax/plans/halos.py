@@ -20,7 +20,7 @@ from distdl_jax.plans.messages import ExchangePlan
 def needed_ranges(
     owned: ProductGrid, halos: Sequence[Sequence[Sequence[int]]], periodic: tuple[bool, ...] = ()
 ) -> tuple[tuple[Range, ...], ...]:
-    """The ranges to exchange, per dimension and index, from the halo widths that the workers of a grid ask for.
+    """Return the ranges to exchange, per dimension and index, from the halo widths that the workers of a grid ask for.
 
     Each range is its owner's, wider by (left, right), and clipped to the tensor where the dimension isn't periodic.
     Corners ride along with the rows, so workers of equal index in a dimension get equal ranges there: the widest that
@@ -64,7 +64,7 @@ def needed_ranges(
 
 
 def own_box(owned: ProductGrid, cell: int, halo: Sequence[Sequence[int]], periodic: tuple[bool, ...] = ()) -> Box:
-    """The ranges that one cell asks for with its own widths.
+    """Return the ranges that one cell asks for with its own widths.
 
     >>> own_box(ProductGrid.balanced((9,), (3,), ranks=(0, 1, 2)), 1, [(1, 4)])
     ((2, 9),)
@@ -77,7 +77,7 @@ def own_box(owned: ProductGrid, cell: int, halo: Sequence[Sequence[int]], period
 
 
 def _widened(own: Range, halo: tuple[int, int], n: int | None) -> Range:
-    """`own` with its halo, clipped to [0, n) unless `n` is None."""
+    """Return `own` with its halo, clipped to [0, n) unless `n` is None."""
     start, stop = own[0] - halo[0], own[1] + halo[1]
     if n is not None:
         start, stop = min(max(start, 0), n), min(max(stop, 0), n)
@@ -120,7 +120,7 @@ class Halos:
         vars(self).update(owned=owned, needed=needed, periodic=per_dimension(periodic, len(owned.shape)))
 
     def plans(self, rank: int) -> tuple[ExchangePlan, ...]:
-        """The plans of the worker of world rank `rank`: one per dimension along which anything moves, in order.
+        """Return the plans of the worker of world rank `rank`: one per dimension along which anything moves, in order.
 
         Each plan takes the block that the one before left. The adjoint is the reverse plans in reverse order. All
         workers get as many plans; a worker outside the grid gets empty ones. No plan at all means the identity.
@@ -132,7 +132,7 @@ class Halos:
         return tuple(self._along(d, cell).plan(rank) for d in self._moving)
 
     def shape_needed(self, rank: int) -> tuple[int, ...]:
-        """The shape of what the worker of world rank `rank`, one of the grid, holds after the exchange."""
+        """Return the shape of what the worker of world rank `rank`, one of the grid, holds after the exchange."""
         return box_shape(self._wanted.box(self.owned.cell_of[rank]))
 
     @cached_property
@@ -148,11 +148,11 @@ class Halos:
         return {}
 
     def _along(self, d: int, cell: int) -> Exchange:
-        """The exchange along dimension `d` among the workers of `cell`'s line, who hold the same in the others."""
+        """Return the exchange along dimension `d` among the workers of `cell`'s line."""
         line = self.owned.line(cell, d)
         if (d, line[0]) not in self._lines:
-            held = self._wanted.box(cell)[:d] + self.owned.box(cell)[d:]
-            across = [((0, n),) for n in box_shape(held)]
+            widened = self._wanted.box(cell)[:d] + self.owned.box(cell)[d:]
+            across = [((0, n),) for n in box_shape(widened)]
             before, after = (
                 ProductGrid(line, (*across[:d], ranges, *across[d + 1 :]))
                 for ranges in (self.owned.ranges[d], self.needed[d])

@@ -44,7 +44,7 @@ class Piece:
         return tuple(slice(start, start + n) for start, n in zip(self.dest_start, self.shape, strict=True))
 
     def reverse(self) -> Piece:
-        """The same piece on its way back."""
+        """Return the same piece on its way back."""
         return Piece(self.dest_start, self.source_start, self.shape)
 
 
@@ -65,7 +65,7 @@ class Message:
         return sum(piece.size for piece in self.pieces)
 
     def reverse(self) -> Message:
-        """The same message on its way back."""
+        """Return the same message on its way back."""
         return Message(self.partner, tuple(piece.reverse() for piece in self.pieces))
 
 
@@ -77,7 +77,7 @@ class Round:
     recv: Message | None
 
     def reverse(self) -> Round:
-        """The same step with what was received sent back, and what was sent received back."""
+        """Return the same step with what was received sent back, and what was sent received back."""
         return Round(
             send=None if self.recv is None else self.recv.reverse(),
             recv=None if self.send is None else self.send.reverse(),
@@ -104,7 +104,7 @@ class ExchangePlan:
     out_disjoint: bool = True
 
     def reverse(self) -> ExchangePlan:
-        """The plan of the adjoint movement, needed blocks back to owned blocks, where pieces that meet add up.
+        """Return the plan of the adjoint movement, needed blocks back to owned blocks, where pieces that meet add up.
 
         Round for round the same with send and receive swapped, so it can't deadlock either. `reverse` undoes itself.
 

@@ -40,7 +40,8 @@ COMPLEX = Reals()
 def pencils(
     extent: Shape, start: Shape, lengths: Lengths, target: Shape, *, same_team: bool = True, reals: Reals = COMPLEX
 ) -> tuple[Stage, ...]:
-    """The stages from the grid `start` to the grid `target`, on which all dimensions of `lengths` are transformed.
+    """Return the stages from the grid `start` to the grid `target`, on which all dimensions of `lengths` are
+    transformed.
 
     They are the cheapest, where a movement and a transform cost as much as the worker with most to do has to do in
     them: the fewest movements, unless more of them keep more workers busy. (Where a transform makes a dimension longer
@@ -77,7 +78,7 @@ class _Search(NamedTuple):
     reals: Reals
 
     def best(self, shape: Shape, done: frozenset[int], on_target: bool = False) -> tuple[float, tuple[Stage, ...]]:
-        """What it costs from `shape` on, and the stages."""
+        """Return the cost from `shape` on, and the stages."""
         here = tuple(a for a in sorted(self.lengths) if a not in done and shape[a] == 1)
         done = done.union(here)
         own = len(here) * self._largest(shape, done)
@@ -96,7 +97,7 @@ class _Search(NamedTuple):
     def _following(
         self, shape: Shape, done: frozenset[int], left: list[int], on_target: bool
     ) -> Iterator[tuple[Shape, bool]]:
-        """The grids that may come next, and whether they are the target on workers of its own."""
+        """Return the grids that may come next, and whether they are the target on workers of its own."""
         whole = [a for a in left if self.target[a] == 1]
         if whole == left or (whole and self.same_team):
             yield self.target, not self.same_team
@@ -106,14 +107,14 @@ class _Search(NamedTuple):
                 yield best_grid(self.workers, lengths, frozenset(axes), shape), False
 
     def _largest(self, shape: Shape, done: frozenset[int]) -> float:
-        """The most that a worker holds, in reals."""
+        """Return the most that a worker holds, in reals."""
         lengths = (self.lengths[a] if a in done else n for a, n in enumerate(self.extent))
         real = (self.reals.before and not done) or (self.reals.after and len(done) == len(self.lengths))
         return largest_block(lengths, shape) * (1 if real else 2)
 
 
 def largest_block(lengths: Iterator[int] | Shape, shape: Shape) -> int:
-    """How many elements the first worker of a grid of `shape` has, balanced.
+    """Return how many elements the first worker of a grid of `shape` has, balanced.
 
     >>> largest_block((5, 4), (2, 3))
     6
@@ -123,7 +124,7 @@ def largest_block(lengths: Iterator[int] | Shape, shape: Shape) -> int:
 
 @lru_cache(maxsize=4096)
 def best_grid(workers: int, lengths: Shape, whole: frozenset[int], before: Shape) -> Shape:
-    """The grid of `workers`, or of one where nothing may be split, that leaves the dimensions `whole` whole.
+    """Return the grid of `workers`, or of one where nothing may be split, that leaves the dimensions `whole` whole.
 
     Its largest block is the smallest there is. Of several such, one that differs from the grid `before` in as few
     dimensions as can be, and splits the first ones, so that what is sent lies together.
@@ -144,7 +145,7 @@ def best_grid(workers: int, lengths: Shape, whole: frozenset[int], before: Shape
 
 
 def factorizations(n: int, count: int) -> Iterator[Shape]:
-    """All tuples of `count` factors with the product `n`.
+    """Return all tuples of `count` factors with the product `n`.
 
     >>> list(factorizations(4, 2))
     [(1, 4), (2, 2), (4, 1)]

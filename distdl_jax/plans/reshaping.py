@@ -56,11 +56,11 @@ class _Side:
         return tuple(front), tuple((start * behind, stop * behind) for start, stop in last)
 
     def size(self, index: Sequence[int]) -> int:
-        """The number of elements of the block at `index`."""
+        """Return the number of elements of the block at `index`."""
         return prod(axis[i][1] - axis[i][0] for axis, i in zip(self.axes, index, strict=True))
 
     def runs(self, index: Sequence[int]) -> Iterator[_Run]:
-        """The runs of the block at `index`, ascending."""
+        """Return the runs of the block at `index`, ascending."""
         front, last = self._rows
         start, stop = last[index[len(front)]]
         cell, local = rank_of(index, self.cells), 0
@@ -74,7 +74,7 @@ class _Side:
             local += stop - start
 
     def parts(self, start: int, stop: int) -> Iterator[_Run]:
-        """The stretch from `start` to `stop`, cut where the runs of the blocks end."""
+        """Cut the stretch from `start` to `stop` where the runs of the blocks end."""
         front, last = self._rows
         width, begins = last[-1][1], [axis[0] for axis in last]
         while start < stop:
@@ -88,7 +88,7 @@ class _Side:
 
     @staticmethod
     def _row(front: Sequence[Axis], row: int) -> tuple[list[int], int]:
-        """Which block has a row of the dimensions in front, and its number among those of the block."""
+        """Return which block has a row of the dimensions in front, and the row's number in the block."""
         index, local, times = [], 0, 1
         for axis in reversed(front):
             row, place = divmod(row, axis[-1][1])
@@ -154,15 +154,17 @@ class Reshaping:
         return tuple(sorted({*self.owned.ranks, *self.needed.ranks}))
 
     def in_shape(self, rank: int) -> tuple[int, ...]:
-        """The shape in which the block of x of a worker is looked at: a length for each group, 0 where it has none."""
+        """Return the shape in which the block of x of a worker is looked at: a length for each group, 0 where it has
+        none.
+        """
         return self._shape(0, self.owned, rank)
 
     def out_shape(self, rank: int) -> tuple[int, ...]:
-        """The same of y."""
+        """Return the shape in which the block of y of a worker is looked at."""
         return self._shape(1, self.needed, rank)
 
     def plan(self, rank: int) -> ExchangePlan:
-        """The part of the worker of world rank `rank`, on blocks of `in_shape` and `out_shape`.
+        """Return the part of the worker of world rank `rank`, on blocks of `in_shape` and `out_shape`.
 
         Its cost grows with the number of runs of this worker's blocks.
         """
@@ -177,7 +179,7 @@ class Reshaping:
         return {rank: i for i, rank in enumerate(self.team)}
 
     def _indices(self, side: int, grid: ProductGrid, rank: int) -> list[tuple[int, ...]] | None:
-        """The place of a worker's block in each group."""
+        """Return the place of a worker's block in each group."""
         if (cell := grid.cell_of.get(rank)) is None:
             return None
         index = index_of(cell, [count for group in self.groups for count in group[side].cells])
@@ -190,7 +192,7 @@ class Reshaping:
         return tuple(group[side].size(index) for group, index in zip(self.groups, indices, strict=True))
 
     def _shared(self, side: int, grid: ProductGrid, other: ProductGrid, rank: int) -> dict[int, tuple[Piece, ...]]:
-        """The pieces that a worker's block on one side shares with those on the other, by world rank."""
+        """Return the pieces that a worker's block on one side shares with those on the other, by world rank."""
         if (indices := self._indices(side, grid, rank)) is None or 0 in self._shape(side, grid, rank):
             return {}
         lines = []
@@ -198,8 +200,8 @@ class Reshaping:
             line: dict[int, list[Overlap]] = {}
             for run in group[side].runs(index):
                 for part in group[1 - side].parts(run.start, run.stop):
-                    ours, theirs = run.local + part.start - run.start, part.local
-                    source, dest = (ours, theirs) if side == 0 else (theirs, ours)
+                    own, there = run.local + part.start - run.start, part.local
+                    source, dest = (own, there) if side == 0 else (there, own)
                     _append(line.setdefault(part.cell, []), Overlap(source, dest, part.stop - part.start))
             lines.append(line)
         return product_pieces(lines, [prod(group[1 - side].cells) for group in self.groups], other.ranks)

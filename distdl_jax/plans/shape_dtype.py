@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as people write it.
+    """Return a shape as people write it.
 
     >>> shape_text((2, 3))
     '2 x 3'
@@ -19,12 +19,12 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def listed(numbers: tuple[int, ...]) -> str:
-    """A tuple of numbers as Python writes it, of many the first ones."""
+    """Write a tuple of numbers as Python does; of many the first ones."""
     return str(numbers) if len(numbers) <= 16 else f"({', '.join(map(str, numbers[:12]))}, ... {len(numbers)} in all)"
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """The ranks as people write them: 0-3 for a run of them.
+    """Return the ranks as people write them: 0-3 for a run of them.
 
     >>> ranks_text((0, 1, 2, 3)), ranks_text((0, 2, 4))
     ('0-3', '0, 2, 4')
@@ -51,7 +51,7 @@ class ShapeDtype(NamedTuple):
         return prod(self.shape)
 
     def batched(self, n: int) -> ShapeDtype:
-        """That of `n` of them stacked in front."""
+        """Return the shape and dtype of `n` of them stacked in front."""
         return ShapeDtype((n, *self.shape), self.dtype)
 
     def __repr__(self) -> str:

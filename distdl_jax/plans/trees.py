@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def broadcast_steps(size: int, position: int) -> tuple[Step, ...]:
-    """What the participant at `position` of `size` does, in order, when position 0 has the data.
+    """Return what the participant at `position` of `size` does, in order, when position 0 has the data.
 
     Every message goes from a lower to a higher position, and a participant receives before it sends, so that the
     blocking messages cannot form a cycle.
@@ -41,7 +41,7 @@ def broadcast_steps(size: int, position: int) -> tuple[Step, ...]:
 
 @lru_cache(maxsize=4096)
 def reduction_steps(size: int, position: int) -> tuple[Step, ...]:
-    """What the participant at `position` of `size` does, in order, to bring the sum to position 0.
+    """Return what the participant at `position` of `size` does, in order, to bring the sum to position 0.
 
     >>> reduction_steps(4, 2)
     (Step(action='receive', partner=3), Step(action='send', partner=0))
@@ -55,7 +55,7 @@ BRANCHES = 32
 
 
 def gathered(team: tuple[int, ...], worker: int) -> tuple[int | None, tuple[int, ...]]:
-    """Whom `worker` tells what it has gathered (the team's first: nobody), and whom it hears before.
+    """Return whom `worker` tells what it has gathered (the team's first: nobody), and whom it hears before.
 
     >>> gathered((7, 3, 5), 3)
     (7, ())

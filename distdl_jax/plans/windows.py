@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import Range, balanced_range, intersect_ranges
+from distdl_jax.validation import padding_pairs, per_feature
 
 Pairs = tuple[tuple[int, int], ...]
 """(low, high) for each feature dimension."""
@@ -15,7 +16,8 @@ PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
 
 def same_padding(kernel: int, dilation: int = 1) -> tuple[int, int]:
-    """The padding (low, high) that gives as many outputs as inputs at stride 1; for even spans low is the smaller one.
+    """Return the padding (low, high) that gives as many outputs as inputs at stride 1; for even spans low is the
+    smaller one.
 
     >>> same_padding(3), same_padding(4), same_padding(3, dilation=2)
     ((1, 1), (1, 2), (2, 2))
@@ -83,11 +85,11 @@ class WindowedAxis:
         return (self.size + sum(self.padding) - self.span) // self.stride + 1
 
     def output_range(self, p: int, i: int) -> Range:
-        """The balanced output block of worker `i` of `p`."""
+        """Return the balanced output block of worker `i` of `p`."""
         return balanced_range(self.outputs, p, i)
 
     def input_range(self, outputs: Range) -> Range:
-        """From the first to beyond the last input that the windows of `outputs` read, padding included.
+        """Return from the first to beyond the last input that the windows of `outputs` read, padding included.
 
         It may reach below 0 and above `size`. Its length is (count - 1) * stride + span, so that the windows placed on
         it alone give `count` outputs; or 0 if `outputs` is empty.
@@ -100,11 +102,11 @@ class WindowedAxis:
         return first, (stop - 1) * self.stride - self.padding[0] + self.span
 
     def input_ranges(self, p: int) -> tuple[Range, ...]:
-        """The input range of each of `p` workers' balanced output blocks."""
+        """Return the input range of each of `p` workers' balanced output blocks."""
         return tuple(self.input_range(self.output_range(p, i)) for i in range(p))
 
     def clipped(self, wanted: Range) -> tuple[Range, tuple[int, int]]:
-        """The part of an input range to be had from workers, and the padding (low, high) to add around it.
+        """Return the part of an input range that workers own, and the padding (low, high) to add around it.
 
         In a periodic dimension all of it is, and there is no padding.
         """
@@ -128,7 +130,7 @@ class WindowSpec:
     mode: PaddingMode = "zeros"
 
     def along(self, d: int, size: int) -> WindowedAxis:
-        """The windows along feature dimension `d` of a tensor of `size` there."""
+        """Return the windows along feature dimension `d` of a tensor of `size` there."""
         low, high = self.padding[d]
         limit = {"circular": size, "reflect": max(size - 1, 0), "replicate": (low + high) * min(size, 1)}.get(self.mode)
         if limit is not None and max(low, high) > limit:
@@ -141,3 +143,27 @@ class WindowSpec:
             return WindowedAxis(size, self.kernel[d], self.stride[d], self.dilation[d], (low, high), wraps)
         except InvalidArgumentError as error:
             raise PlanError(f"In feature dimension {d}: {error}") from None
+
+
+def window_spec(
+    dims: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, mode: PaddingMode = "zeros"
+) -> WindowSpec:
+    """Return the windows over `dims` feature dimensions that a layer's arguments describe.
+
+    **Raises:** `InvalidArgumentError` for an argument that is not accepted.
+    """
+    kernel = per_feature("kernel_size", kernel_size, dims)
+    stride = per_feature("stride", stride, dims)
+    dilation = per_feature("dilation", dilation, dims)
+    pairs: Pairs
+    if isinstance(padding, str) and padding == "valid":
+        pairs = ((0, 0),) * dims
+    elif isinstance(padding, str) and padding == "same":
+        if any(s != 1 for s in stride):
+            raise InvalidArgumentError(f"`padding` (='same') takes a stride of 1, but `stride` is {stride}.")
+        pairs = tuple(same_padding(k, d) for k, d in zip(kernel, dilation, strict=True))
+    else:
+        pairs = padding_pairs(padding, dims)
+    if mode not in get_args(PaddingMode):
+        raise InvalidArgumentError(f"`padding_mode` (={mode!r}) must be one of {get_args(PaddingMode)}.")
+    return WindowSpec(kernel, stride, dilation, pairs, mode)

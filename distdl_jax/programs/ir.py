@@ -5,7 +5,6 @@ Read off a traced program (`tracing.program_reader`), compared between workers b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -39,8 +38,8 @@ class Operation:
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
     - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
     - `op`: what a reduction computes.
-    - `movement`: which of its program's movements it is part of, or of which it is the adjoint; 0 where that is not
-      known. A number of this worker's own, ignored in comparisons.
+    - `movement`: which of its program's movements it is part of; 0 where that is not known. A number of this worker's
+      own. `is_adjoint`: whether it belongs to the adjoint of that movement. Both are ignored in comparisons.
     """
 
     kind: str
@@ -58,6 +57,7 @@ class Operation:
     op: str = ""
     from_any: bool = False
     movement: int = field(default=0, compare=False)
+    is_adjoint: bool = field(default=False, compare=False, repr=False)
     place: Place = field(default=Place(), compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -110,19 +110,6 @@ class Cond:
 
     branches: tuple[Program, ...]
     place: Place = field(default=Place(), compare=False)
-
-
-_MOVEMENT = re.compile(r"#(\d+)")
-
-
-def movement_scope(number: int) -> str:
-    """The name of the scope around a movement: its adjoint has that name, too, within JAX's own."""
-    return f"#{number}"
-
-
-def movement_in(scopes: str) -> int:
-    """The number of the innermost movement in the names of scopes; 0 where there is none."""
-    return int(next(reversed(_MOVEMENT.findall(scopes)), 0))
 
 
 Program = tuple[Operation | Loop | Cond, ...]

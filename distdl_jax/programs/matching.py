@@ -259,7 +259,7 @@ class _Play:
     def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
         """Note that their operations have met; a mismatch where they are adjoints of different movements."""
         known = [(w, w.operation) for w in workers if w.operation is not None and w.operation.movement]
-        if not all(operation.place.backward for _, operation in known):
+        if not all(operation.is_adjoint for _, operation in known):
             self._pairing.meet([(w.rank, operation.movement) for w, operation in known])
             return None
         for (one, ours), (other, theirs) in pairwise(known):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.arguments import check_key
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.parameters import ParamShapeDtypes
-from distdl_jax.plans.decomposition import Range, checked_boolean
+from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.validation import check_key, checked_boolean
 
 MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
 

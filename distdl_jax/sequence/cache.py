@@ -10,15 +10,14 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from distdl_jax.arguments import checked_dtype
 from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import checked_integer
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.sequence.online_softmax import Hidden, Places, added, finished, start
 from distdl_jax.tensors import TensorSpec, device_array
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_dtype, checked_integer
 
 Cache = dict[str, Array]
 PREFIX = "cache."

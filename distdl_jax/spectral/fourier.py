@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.handshake import exchange_shape_dtypes
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axes
-from distdl_jax.plans.decomposition import checked_integer, checked_integers
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.spectral.decimation import DecimationPlan, Kind, plan_decimation
 from distdl_jax.spectral.local_fft import Forward, Inverse
 from distdl_jax.spectral.staged_fft import StagesPlan, Step, plan_stages
+from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
 Axes = int | Sequence[int]
 NORMS = (None, "backward", "ortho", "forward")
@@ -186,5 +185,5 @@ def _transform(
     with jax.named_scope(kind):
         team = tuple(sorted(P_x.ranks))
         purpose = f"{kind} along {axes}, norm {norm}, n {n}, on {P_x.describe()}"
-        held = exchange_shape_dtypes(P_x.world, team, purpose, "x", x)
+        held = exchange_shapes(P_x.world, team, purpose, x)
         return plan_fourier(kind, held, P_x, axes, norm, n).run(P_x.world, x)

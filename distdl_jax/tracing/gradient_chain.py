@@ -20,8 +20,7 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from distdl_jax.compat import at_line_of, bound_again, scan_counts
-from distdl_jax.tracing.mark import is_mark, mark
-from distdl_jax.tracing.program_reader import is_in_one_piece
+from distdl_jax.tracing.program_reader import is_in_one_piece, movement_scope
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Transport
 
@@ -60,11 +59,8 @@ class Chain:
         args[first], link = begun(jnp.asarray(args[first]))
         return [link]
 
-    def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array], number: int = 0) -> list[Any]:
-        """What `program` returns for `args`; `links` gets the links of its chain.
-
-        Its movements are marked with their numbers, in the order in which they are written, from `number` on.
-        """
+    def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array]) -> list[Any]:
+        """Return what `program` returns for `args`; `links` gets the links of its chain."""
         jaxpr = program.jaxpr
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
@@ -73,24 +69,25 @@ class Chain:
             return atom.val if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [value(atom) for atom in eqn.invars], links, number)
+            results = self._equation(eqn, [value(atom) for atom in eqn.invars], links)
             values.update(zip(eqn.outvars, results, strict=True))
-            number += movements_in(eqn)
         return [value(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, args: list[Any], links: list[Array], number: int) -> list[Any]:
-        name = eqn.primitive.name
-        if is_mark(eqn):
-            return args  # of a derivative that was taken before
+    def _equation(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
         if not self._concerns(eqn):
             return bound_again(eqn, args)
+        with movement_scope():  # also of a body, which may be called twice
+            return self._ordered(eqn, args, links)
+
+    def _ordered(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
+        name = eqn.primitive.name
         if is_in_one_piece(eqn):
             with at_line_of(eqn):
-                return self.run(eqn.params["call_jaxpr"], args, links, number)
+                return self.run(eqn.params["call_jaxpr"], args, links)
         if name in _BODY_RULES:
             with at_line_of(eqn):
                 before = links[0] if self.tied and links else jnp.zeros(NO_LINK.shape, NO_LINK.dtype)
-                after, *results = _BODY_RULES[name](self, eqn, before, args, number)
+                after, *results = _BODY_RULES[name](self, eqn, before, args)
             _add(links, after, self.tied)
             return list(results)
         if name not in _MOVEMENTS:
@@ -98,8 +95,6 @@ class Chain:
         if self.tied and links:
             args = _after(links[0], args, eqn.params.get("num_consts", 0))
         anchor = anchor_of(eqn)
-        if anchor is not None:
-            args[-1] = mark(args[-1], number)
         results = bound_again(eqn, args)
         if anchor is not None:
             _add(links, results[anchor], self.tied)
@@ -131,15 +126,6 @@ def anchor_of(eqn: Any) -> int | None:
     empty_ties = {inner.outvars[0] for inner in jaxpr.eqns if inner.primitive.name == "tie"}
     found = [i for i, var in enumerate(jaxpr.outvars) if i == 1 and var in empty_ties and not var.aval.size]
     return found[0] if found else None
-
-
-def movements_in(eqn: Any) -> int:
-    """How many movements with an anchor an equation is, or has in its body."""
-    if anchor_of(eqn) is not None:
-        return 1
-    if eqn.primitive.name not in _BODY_RULES and not is_in_one_piece(eqn):
-        return 0
-    return sum(movements_in(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
 
 def _add(links: list[Array], link: Array, tied: bool) -> None:
@@ -186,14 +172,14 @@ _remembered.defvjp(lambda link: (_remembered(link), link), lambda link, cotangen
 
 
 @lru_cache(maxsize=512)
-def _chained(chain: Chain, body: Any, number: int, place: int = 0) -> ClosedJaxpr:
+def _chained(chain: Chain, body: Any, place: int = 0) -> ClosedJaxpr:
     """A body with the chain as an argument at `place` and as its first result; the same object for the same body."""
     closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
 
     def chained(*args: Any) -> list[Any]:
         before = args[place]
         links = [before] if chain.tied else []
-        results = chain.run(closed, [*args[:place], *args[place + 1 :]], links, number)
+        results = chain.run(closed, [*args[:place], *args[place + 1 :]], links)
         return [links[0] if chain.tied else tie(before, *links), *results]
 
     given: list[Any] = [
@@ -204,8 +190,8 @@ def _chained(chain: Chain, body: Any, number: int, place: int = 0) -> ClosedJaxp
 
 
 @lru_cache(maxsize=512)
-def _callable(chain: Chain, body: Any, number: int, name: str, inline: bool) -> Callable[..., Any]:
-    function = jaxpr_as_fun(_chained(chain, body, number))
+def _callable(chain: Chain, body: Any, name: str, inline: bool) -> Callable[..., Any]:
+    function = jaxpr_as_fun(_chained(chain, body))
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -214,9 +200,9 @@ def _callable(chain: Chain, body: Any, number: int, name: str, inline: bool) -> 
     return jax.jit(call, inline=inline)
 
 
-def _scan(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
+def _scan(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
     params, (consts, carried) = dict(eqn.params), scan_counts(eqn)
-    body = _chained(chain, params["jaxpr"], number, consts)
+    body = _chained(chain, params["jaxpr"], consts)
     if "num_carry" in params:
         params.update(jaxpr=body, num_carry=carried + 1)
         if "linear" in params:
@@ -233,22 +219,19 @@ def _scan(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -
     return [*carry, *ys]
 
 
-def _cond(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
-    branches = []
-    for branch in eqn.params["branches"]:
-        branches.append(_chained(chain, branch, number))
-        number += sum(map(movements_in, branch.jaxpr.eqns))
-    return list(eqn.primitive.bind(args[0], before, *args[1:], **{**eqn.params, "branches": tuple(branches)}))
+def _cond(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
+    branches = tuple(_chained(chain, branch) for branch in eqn.params["branches"])
+    return list(eqn.primitive.bind(args[0], before, *args[1:], **{**eqn.params, "branches": branches}))
 
 
-def _jit(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
+def _jit(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
     params = eqn.params
-    return list(_callable(chain, params["jaxpr"], number, params["name"], params["inline"])(before, *args))
+    return list(_callable(chain, params["jaxpr"], params["name"], params["inline"])(before, *args))
 
 
-def _checkpoint(chain: Chain, eqn: Any, before: Array, args: list[Any], number: int) -> list[Any]:
+def _checkpoint(chain: Chain, eqn: Any, before: Array, args: list[Any]) -> list[Any]:
     params = eqn.params
-    function = jaxpr_as_fun(_chained(chain, params["jaxpr"], number))
+    function = jaxpr_as_fun(_chained(chain, params["jaxpr"]))
     return list(jax.checkpoint(function, prevent_cse=params["prevent_cse"], policy=params["policy"])(before, *args))
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
+import jax
 from jax.extend.core import jaxprs_in_params
 
 from distdl_jax.compat import source_frames
-from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program, movement_in
+from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
 from distdl_jax.source_lines import is_library
 from distdl_jax.world import Transport
 
@@ -19,6 +22,18 @@ from distdl_jax.world import Transport
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 IN_ONE_PIECE = "in_one_piece"
 """The function that is a whole program with a derivative of its own; see the module of that name."""
+
+
+_NUMBER = re.compile(r"#(\d+)")
+_numbers = count(1)
+
+
+def movement_scope() -> Any:
+    """Return a name scope with a number of its own, for a movement or for the call of a body that holds some.
+
+    The adjoint has the same scope within JAX's own, so a traced program says which adjoint belongs to which movement.
+    """
+    return jax.named_scope(f"#{next(_numbers)}")
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
@@ -29,14 +44,16 @@ def read_program(transport: Transport, jaxpr: Any) -> Program:
 class _Reader:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._movements: dict[int, int] = {}  # numbered anew, as they come: a program traced again is the same
+        # Numbered anew, as they come: a program traced again is the same.
+        self._movements: dict[tuple[str, ...], int] = {}
 
     def read(self, jaxpr: Any, around: tuple[Any, ...]) -> Iterator[Operation | Loop | Cond]:
         for eqn in jaxpr.eqns:
             name = eqn.primitive.name
             inside = (*around, eqn)
             if (operation := self._transport.operation(eqn)) is not None:
-                yield replace(operation, movement=self._movement(inside), place=_place(inside))
+                movement, is_adjoint = self._movement(inside)
+                yield replace(operation, movement=movement, is_adjoint=is_adjoint, place=_place(inside))
             elif name == "scan":
                 yield Loop(eqn.params["length"], self._body(eqn.params["jaxpr"], inside), _place(inside))
             elif name == "while":
@@ -49,9 +66,16 @@ class _Reader:
                 for inner in jaxprs_in_params(eqn.params):
                     yield from self.read(inner, inside)
 
-    def _movement(self, eqns: tuple[Any, ...]) -> int:
-        found = movement_in("/".join(str(eqn.source_info.name_stack) for eqn in eqns))
-        return self._movements.setdefault(found, len(self._movements) + 1) if found else 0
+    def _movement(self, eqns: tuple[Any, ...]) -> tuple[int, bool]:
+        """Return the number of the movement that an operation is part of, and whether it is in its adjoint."""
+        scopes = "/".join(str(eqn.source_info.name_stack) for eqn in eqns)
+        first = _NUMBER.search(scopes)
+        if first is None:
+            return 0, False
+        numbers = tuple(dict.fromkeys(_NUMBER.findall(scopes)))
+        # In a derivative that is differentiated again the adjoints of the first have numbers as movements.
+        is_adjoint = "transpose(" in scopes[: first.start()]
+        return self._movements.setdefault(numbers, len(self._movements) + 1), is_adjoint
 
     def _body(self, closed: Any, around: tuple[Any, ...]) -> Program:
         return tuple(self.read(closed.jaxpr, around))
@@ -92,7 +116,7 @@ def _bare(name: str) -> str:
     """The scope's own name, out of the transformations around it: `transpose(jvp(DistributedLinear))`."""
     while name.endswith(")") and name.split("(", 1)[0] in ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted"):
         name = name.split("(", 1)[1][:-1]
-    return "" if movement_in(name) or name in ("while", "body", "cond", "checkpoint", "closed_call") else name
+    return "" if _NUMBER.search(name) or name in ("while", "body", "cond", "checkpoint", "closed_call") else name
 
 
 def _line(eqns: tuple[Any, ...]) -> str:

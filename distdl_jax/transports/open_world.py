@@ -12,7 +12,7 @@ from distdl_jax.compat import install_jax_patches, remove_jax_patches
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.launch import supervised
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
-from distdl_jax.transports.threads.world import InProcessWorld
+from distdl_jax.transports.threads.world import ThreadWorld
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import World
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def open_world(comm: MPI.Intracomm | None = None) -> World:
-    """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`.
+    """Return the world of `comm` (default: COMM_WORLD), the same object each time; the first call is collective in
+    `comm`.
 
     In a worker of `dj.simulate`: its world.
 
@@ -91,7 +92,7 @@ def _starting_mpi() -> Iterator[None]:
 
 @contextmanager
 def worlds_used() -> Iterator[list[World]]:
-    """The worlds whose partitions this worker uses inside."""
+    """Collect the worlds whose partitions this worker uses inside."""
     status = worker_status()
     used: list[World] = []
     outer, status.worlds = status.worlds, used
@@ -104,9 +105,12 @@ def worlds_used() -> Iterator[list[World]]:
 
 
 def world_of(used: Iterable[World]) -> World | None:
-    """The world that a program belongs to which uses these: the smallest that has all their workers, one of these if
-    it can be; None where there is none. Of a program that uses none: the only one that is open, or the largest; that of
-    COMM_WORLD where there is none yet. In `dj.simulate`: the worker's."""
+    """Return the world that a program belongs to which uses these.
+
+    It is the smallest world that has all their workers, one of `used` if possible; None where there is none. A program
+    that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD where none is open.
+    In `dj.simulate` it is the worker's.
+    """
     if (world := _simulated()) is not None:
         return world
     from distdl_jax.transports.mpi.world import opened
@@ -120,8 +124,8 @@ def world_of(used: Iterable[World]) -> World | None:
     return min(own + containing, key=lambda world: world.size, default=None)
 
 
-def _simulated() -> InProcessWorld | None:
-    world: InProcessWorld | None = simulated_world.value
+def _simulated() -> ThreadWorld | None:
+    world: ThreadWorld | None = simulated_world.value
     if world is None and simulations_run() and threading.current_thread() is not threading.main_thread():
         raise SetupError(
             f"The thread {threading.current_thread().name!r} is no worker: while dj.simulate runs, partitions are "

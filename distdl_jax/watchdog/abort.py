@@ -77,12 +77,12 @@ def end_the_job(text: str, status: int = 1) -> None:
 
 
 def is_forked() -> bool:
-    """Whether this process is not the one that imported the library, but a fork of it."""
+    """Return whether this process is a fork of the one that imported the library."""
     return os.getpid() != _process
 
 
 def mpi_has_ended() -> bool:
-    """Whether MPI was finalised, so that it must not be called any more."""
+    """Return whether MPI was finalised, after which it must not be called any more."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and bool(mpi.Is_finalized())
 

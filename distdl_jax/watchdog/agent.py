@@ -27,7 +27,7 @@ from distdl_jax.watchdog.flight_recorder import last_operations
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
 from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import Channel, worker_status
-from distdl_jax.watchdog.thread_sampler import Sample, main_line, main_stack, runs_its_call, stack_text, user_frames
+from distdl_jax.watchdog.thread_sampler import Sample, main_line, main_stack, runs_own_program, stack_text, user_frames
 
 TO_REPORT = (1.0, 10.0)
 """Seconds from the order to end the job to the end, at most: so long worker 0 waits for those who have yet to say where
@@ -231,7 +231,7 @@ class Agent:
             waits_for = self._here(waits_for, waits_for)
         else:
             return None
-        return State(kind, waiting.where, waiting.purpose, waits_for, waiting.number)
+        return State(kind, waiting.where, waiting.label, waits_for, waiting.number)
 
     def _here(self, world: Workers, workers: Workers) -> Workers:
         """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
@@ -264,7 +264,7 @@ class Agent:
         if sample.token is not None:
             if (of := status.run_of(sample.token)) is not None:
                 run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
-        elif call is not None and runs_its_call(stack):
+        elif call is not None and runs_own_program(stack):
             is_counted = call.log is self.calls and self.calls.inside and number == self.calls.number
             run = replace(run, function=call.name, program=number if is_counted else 0)
         self._run = run

@@ -37,26 +37,26 @@ class OpenQuestion:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The question to the workers that a deadlock is about, whether they still wait as they had `said`.
+    """The question to the workers that a deadlock is about, whether they still wait as in `states`.
 
     All who say so were waiting at one time: when the first of them was asked. After answers that confirm nothing, a
     message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
     """
 
     question: OpenQuestion
-    said: Mapping[int, State]
+    states: Mapping[int, State]
     pause: float
     again_at: float = float("inf")
 
-    def is_about(self, said: Mapping[int, State]) -> bool:
+    def is_about(self, states: Mapping[int, State]) -> bool:
         """Return whether these workers, as they are, are asked."""
-        return self.said.keys() == said.keys() and all(s.is_as(self.said[worker]) for worker, s in said.items())
+        return self.states.keys() == states.keys() and all(s.is_as(self.states[worker]) for worker, s in states.items())
 
     def view(self, plans: Plans) -> View:
         """Return what is certain by now; nothing is of workers that have moved."""
         answers = self.question.answers
         states = {
-            worker: answer.state if answer.state.is_as(self.said[worker]) else replace(answer.state, kind="running")
+            worker: answer.state if answer.state.is_as(self.states[worker]) else replace(answer.state, kind="running")
             for worker, answer in answers.items()
         }
 

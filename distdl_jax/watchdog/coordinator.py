@@ -31,7 +31,7 @@ from distdl_jax.watchdog.messages import (
     ToWorker,
     Wait,
 )
-from distdl_jax.watchdog.timeout import NEVER, UNHEARD, Timeout, WaitLimits, held_up_by
+from distdl_jax.watchdog.timeout import NEVER, UNHEARD, Timeout, WaitLimits, blockers
 from distdl_jax.watchdog.timeout_report import Situation
 
 COORDINATOR = 0
@@ -149,15 +149,15 @@ class Coordinator:
             return replace(known, confirmation=None), []
         # Who has ended with an error answers nothing any more, and need not.
         concerned = {*found.waiting, *found.about} - self._failed().keys()
-        said, pause = {worker: self.states[worker] for worker in sorted(concerned)}, PAUSES[0]
-        if (before := self.confirmation) is not None and before.is_about(said):
+        asked, pause = {worker: self.states[worker] for worker in sorted(concerned)}, PAUSES[0]
+        if (before := self.confirmation) is not None and before.is_about(asked):
             if now < before.again_at:
                 return known, []
             pause = before.pause
         number = self.questions + 1
-        known = replace(known, questions=number, confirmation=Confirmation(OpenQuestion(number, said), said, pause))
-        known = known._with_event(now, None, f"{workers_text(tuple(said))} asked to confirm: {found.text}")
-        return known, [(worker, Question(number, in_full=True)) for worker in said]
+        known = replace(known, questions=number, confirmation=Confirmation(OpenQuestion(number, asked), asked, pause))
+        known = known._with_event(now, None, f"{workers_text(tuple(asked))} asked to confirm: {found.text}")
+        return known, [(worker, Question(number, in_full=True)) for worker in asked]
 
     def _failed(self) -> dict[int, State]:
         return {worker: state for worker, state in self.states.items() if state.kind == "left" and state.status}
@@ -225,7 +225,7 @@ class Coordinator:
             return known, posts
         limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
         text = self._situation(now).time_is_up(worker, wait, limit)
-        return known._end(text, held_up_by(worker, self.states, self.plans, self.timeout.missing), now)
+        return known._end(text, blockers(worker, self.states, self.plans, self.timeout.missing), now)
 
     def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
         """Say a line that ends nothing, long before the limit."""

@@ -23,7 +23,7 @@ Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "le
 class State:
     """The state of one worker.
 
-    - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `purpose`), "executing" (in
+    - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `label`), "executing" (in
       a compiled program), "left" (its program has ended, with `status`), or "running" (anything else). "elsewhere" is
       agreeing, in a world of some of these workers, which draws its own conclusions from that.
     - `episode`: which of its agreements, or runs of programs, it is in.
@@ -34,7 +34,7 @@ class State:
 
     kind: Kind
     where: str = ""
-    purpose: str = ""
+    label: str = ""
     waits_for: tuple[int, ...] = ()
     episode: int = 0
     calls: Calls = field(default=Calls())
@@ -64,7 +64,7 @@ class State:
             case "agreeing" | "elsewhere":
                 where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
                 others = f", and waits for {workers_text(self.waits_for)}" if self.waits_for else ""
-                return f"is about to run {self.purpose} ({where}){others}"
+                return f"is about to run {self.label} ({where}){others}"
             case "executing":
                 return f"is in {self._describe_call()}"
             case "compiling":
@@ -122,7 +122,7 @@ class View:
 
 def find_deadlock(view: View) -> Deadlock | None:
     """Return what keeps some of the workers from ever going on; None where that is not certain."""
-    return _failed(view) or _never_runs(view) or _traced_by_some(view) or _standstill(view) or _different_calls(view)
+    return _failed(view) or _never_runs(view) or _traced_by_some(view) or _cycle(view) or _different_calls(view)
 
 
 def _failed(view: View) -> Deadlock | None:
@@ -134,7 +134,7 @@ def _failed(view: View) -> Deadlock | None:
 
 def _gone(view: View, worker: int, waiting: int) -> Deadlock:
     left, state = view.states[worker], view.states[waiting]
-    text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {one_program([state.purpose])}"
+    text = f"Worker {worker} {left.describe()}, but worker {waiting} {state.describe()}. {one_program([state.label])}"
     return Deadlock(text, (waiting,), (worker,) if left.status else (worker, waiting))
 
 
@@ -248,7 +248,7 @@ def _is_past(view: View, worker: int, traced: Calls) -> bool:
 # --- who waits for whom ---
 
 
-def _standstill(view: View) -> Deadlock | None:
+def _cycle(view: View) -> Deadlock | None:
     """Find workers that wait for each other, or for one that has left: the most of whom each waits for another."""
     stuck = {worker for worker, state in view.states.items() if state.waits or state.kind == "left"}
     absent = _absent(view, stuck)
@@ -275,7 +275,7 @@ def _standstill(view: View) -> Deadlock | None:
             return _gone(view, path[-1], path[-2])
         cycle = path[path.index(following) :]
         listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
-        advice = one_program(view.states[w].purpose for w in cycle)
+        advice = one_program(view.states[w].label for w in cycle)
         text = f"The workers wait for each other in a cycle: {listed}. {advice}"
         return Deadlock(text, tuple(sorted(cycle)), tuple(sorted(cycle)))
     return None
@@ -308,7 +308,7 @@ def _absent(view: View, stuck: set[int]) -> Callable[[State], frozenset[int]]:
 
 def _has_sent(sender: State, waiting: int, state: State) -> bool:
     """Return whether a worker in the same agreement has sent its part to the one that waits, which has yet to look."""
-    same = sender.kind == "agreeing" and sender.purpose == state.purpose and sender.waits_for == (waiting,)
+    same = sender.kind == "agreeing" and sender.label == state.label and sender.waits_for == (waiting,)
     return same and (len(state.waits_for) > 1 or waiting < min(state.waits_for))
 
 

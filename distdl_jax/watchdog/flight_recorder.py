@@ -33,7 +33,7 @@ def recorded(operation: str, effect: Any) -> Iterator[None]:
 
 
 def last_operations() -> list[str]:
-    """A line for each operation that is remembered, the last one last: how long ago it began, and how it went on."""
+    """Return a line for each remembered operation, the last one last: how long ago it began, and whether it ended."""
     now, lines = monotonic(), []
     records = list(_records)
     for place, (at, operation, done) in enumerate(records):

@@ -70,7 +70,7 @@ class Facts:
         return [*agreement, ("executing", self.run)] if self.run else agreement
 
 
-class Begun(NamedTuple):
+class OpenWait(NamedTuple):
     """A wait that goes on: its kind and number, and when it began."""
 
     kind: Kind
@@ -93,7 +93,7 @@ class Reporter:
     limit: float
     reported: State = field(default=State("running"))
     reported_at: float = 0.0
-    waits: tuple[Begun, ...] = ()
+    waits: tuple[OpenWait, ...] = ()
     announced: frozenset[tuple[Kind, int]] = frozenset()
     longest: float = 0.0
     questions: tuple[Question, ...] = ()
@@ -157,7 +157,7 @@ class Reporter:
         if [(wait.kind, wait.episode) for wait in self.waits] == episodes:
             return self
         before = {(wait.kind, wait.episode): wait for wait in self.waits}
-        waits = tuple(before.pop(key, Begun(*key, now)) for key in episodes)
+        waits = tuple(before.pop(key, OpenWait(*key, now)) for key in episodes)
         over = (now - wait.began for wait in before.values() if wait.kind == "executing")
         return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
 
@@ -172,13 +172,13 @@ class Reporter:
             if now >= self._announced_at(wait) and not (wait.kind == "elsewhere" and elsewhere)
         )
 
-    def _announced_at(self, wait: Begun) -> float:
+    def _announced_at(self, wait: OpenWait) -> float:
         """Return when it is announced. The end of a program is in any case: it ends no job."""
         if wait.kind == "left":
             return wait.began + min(FIRST_LINE, self.limit or FIRST_LINE)
         return wait.began + (ANNOUNCED * self.limit or float("inf"))
 
-    def _given_up_at(self, wait: Begun) -> float:
+    def _given_up_at(self, wait: OpenWait) -> float:
         """Return when the coordinator has been silent for too long."""
         since = max(self.asked_at, self._announced_at(wait))
         pause = self.limit if wait.kind != "left" else max(self.limit, pause_after(since - wait.began))

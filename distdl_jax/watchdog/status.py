@@ -40,12 +40,12 @@ class Channel(Protocol):
 @dataclass(frozen=True)
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
-    purpose, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
+    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
     yet), since when, and in which thread."""
 
     number: int
     channel: Channel | None
-    purpose: str
+    label: str
     where: str
     waits_for: tuple[int, ...]
     since: float
@@ -152,7 +152,7 @@ class WorkerStatus:
         return self is _of_process and threading.current_thread() is not threading.main_thread()
 
     def call_of(self, thread: int) -> Call | None:
-        """The call that a thread is in."""
+        """Return the call that a thread is in."""
         return self._open.get(thread)
 
     @property
@@ -161,13 +161,13 @@ class WorkerStatus:
         return min(list(self._waiting.values()), key=lambda waiting: waiting.number, default=None)
 
     @contextmanager
-    def agreeing(self, channel: Channel | None, purpose: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+    def agreeing(self, channel: Channel | None, label: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
         """Record that the worker waits for others to agree on something."""
         self.is_called_here()
         self.home = self.thread
         self._agreements += 1
         thread = threading.get_ident()
-        self._waiting[thread] = Waiting(self._agreements, channel, purpose, where, waits_for, monotonic(), thread)
+        self._waiting[thread] = Waiting(self._agreements, channel, label, where, waits_for, monotonic(), thread)
         try:
             yield
         finally:
@@ -184,19 +184,19 @@ class WorkerStatus:
             self.worlds.append(world)
 
     def is_called_here(self) -> None:
-        """From now on this thread is looked at, too."""
+        """Record that this thread calls, so that it is sampled from now on."""
         if self.thread != (thread := threading.get_ident()) or thread not in self.callers:
             if thread not in self.callers:
                 self.callers[thread] = dispatched_by_this_thread()
             self.thread = thread
 
     def run_of(self, token: Any) -> Dispatched | None:
-        """The run of a call's program that has this token; None where that is not known."""
+        """Return the run of a call's program that has this token; None where that is not known."""
         # The first that has it: later calls that have dispatched nothing have the same.
         return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
 
     def tokens_pending(self) -> bool:
-        """Whether a program that communicates goes on beside the threads that call."""
+        """Return whether a program that communicates goes on beside the threads that call."""
         return any(is_pending(buffer, True) for tokens in list(self.callers.values()) for buffer in tokens())
 
     @contextmanager
@@ -225,28 +225,28 @@ class WorkerStatus:
             yield
             completed = True
         finally:
-            told = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, programs()))
-            self._end_call(call, completed, told, programs())
+            shared = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, programs()))
+            self._end_call(call, completed, shared, programs())
             del self._open[thread]
 
     def _is_mixed(self, tokens: list[Any]) -> None:
-        """Whether this thread has run something since its last call."""
+        """Record whether this thread has run something since its last call."""
         last = self._here.before
         self.mixed = self.mixed or any(all(token is not other for other in last) for token in tokens)
 
-    def _end_call(self, call: Call, completed: bool, told: bool, tokens: list[Any]) -> None:
+    def _end_call(self, call: Call, completed: bool, shared: bool, tokens: list[Any]) -> None:
         if call.log is None:  # others may have skipped it
             self._is_mixed(tokens)
         self._here.before = tokens
         self.dispatched.append(Dispatched(tokens, call.log, call.log.number if call.log else 0, call.name))
         if call.log is not None:
-            if told:
+            if shared:
                 call.log.end(completed)
             else:
                 call.log.undo()
 
     def agreed_on(self, log: CallLog, number: int, name: str) -> None:
-        """All workers of a world have agreed on the plan of the call that this thread is in."""
+        """Record that all workers of a world have agreed on the plan of this thread's call."""
         if (call := self._open.get(threading.get_ident())) is not None:
             log.agree(number, name)
             if call.log is not None and call.log is not log:
@@ -254,7 +254,7 @@ class WorkerStatus:
             call.log = log
 
     def cannot_run(self, why: str) -> None:
-        """The program of the call that this thread is in, on whose plan all have agreed, will never run."""
+        """Record that the program of this thread's call will never run, though all have agreed on its plan."""
         if (call := self._open.get(threading.get_ident())) is not None and call.log is not None:
             call.log.cannot_run(why)
 
@@ -281,15 +281,17 @@ class WorkerStatus:
     def agree(
         self,
         team: tuple[int, ...],
-        purpose: str,
+        label: str,
         contribution: Any,
         meet: Callable[[bool], Any],
         fail: Callable[[str], Any],
     ) -> Any:
-        """What `meet`, in which the workers of a team meet, decides; or what it has decided when what is traced now was
-        traced before. `meet` is told whether it was, and was not like this; `fail` makes all workers raise."""
+        """Return what `meet` decides, in which the workers of a team meet; or replay an earlier decision.
+
+        `meet` is told whether this trace was made before and differs now; `fail` makes all workers raise.
+        """
         agreements = self.agreements or Agreements()
-        return agreements.agree(team, purpose, contribution, meet, fail)
+        return agreements.agree(team, label, contribution, meet, fail)
 
 
 def is_pending(token: Any, unknown: bool) -> bool:
@@ -308,7 +310,7 @@ _acting: ContextVar[WorkerStatus] = ContextVar("worker_status", default=_of_proc
 
 
 def worker_status() -> WorkerStatus:
-    """The status of the worker that this thread acts for: the process's own, outside `acting_as`."""
+    """Return the status of the worker that this thread acts for; outside `acting_as`, the process's own."""
     return _acting.get()
 
 

@@ -133,7 +133,7 @@ class WatchdogThread:
         if now - self._waits_since[1] > self._limit:
             end_the_job(
                 f"A worker has waited for {self._limit:g} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
-                f"{waiting.where}, for others to come to {waiting.purpose}. {ONE_PROGRAM}\n"
+                f"{waiting.where}, for others to come to {waiting.label}. {ONE_PROGRAM}\n"
             )
 
     def leave(self) -> None:

@@ -142,7 +142,7 @@ def _activity(innermost: FrameType) -> str | None:
 
 @cache
 def _stack_file() -> IO[str] | None:
-    """Where stacks are written: opened once, for there may be no descriptor left when it is needed."""
+    """Open the file that stacks are written to, once: later there may be no descriptor left."""
     try:
         return os.fdopen(os.memfd_create("stacks"), "w+")
     except (AttributeError, OSError):
@@ -160,8 +160,10 @@ _writing_stacks = threading.Lock()
 
 
 def main_stack() -> list[Line]:
-    """The stack of the thread that calls, the innermost line first; safe while it runs. Of the main thread, where none
-    has called or it has ended. Empty where that fails."""
+    """Return the stack of the thread that calls, the innermost line first; safe while it runs.
+
+    The main thread's, where none has called or it has ended; empty where it can't be written.
+    """
     if (file := _stack_file()) is None:
         return []
     with _writing_stacks:
@@ -182,15 +184,19 @@ def main_stack() -> list[Line]:
 
 
 def _innermost_line(idents: Iterable[int]) -> list[Line]:
-    """That of the first of these threads which runs Python: `faulthandler` writes the stacks of 100 threads at most."""
+    """Return the innermost line of the first of these threads that runs Python: `faulthandler` writes 100 threads at
+    most.
+    """
     frames = sys._current_frames()
     frame = next((frames[ident] for ident in idents if ident in frames), None)
     return [] if frame is None else [Line(frame.f_code.co_filename, str(frame.f_lineno), frame.f_code.co_name)]
 
 
-def runs_its_call(stack: list[Line]) -> bool:
-    """Whether the program that a stack is in is that of the checked function that is called, not one inside its trace:
-    then there is nothing of anybody else's between the two."""
+def runs_own_program(stack: list[Line]) -> bool:
+    """Return whether a stack is in the program of the checked function that is called, not in one inside its trace.
+
+    In the former case no frames of other code lie between the two.
+    """
     if not stack or not (stack[0].file == _JIT or stack[0].file.endswith("jax/_src/interpreters/pxla.py")):
         return False
     for place, line in enumerate(stack):
@@ -203,12 +209,12 @@ def runs_its_call(stack: list[Line]) -> bool:
 
 
 def user_frames(stack: list[Line]) -> list[Line]:
-    """The lines outside libraries; all of them where there are none."""
+    """Return the lines outside libraries; all of them where there are none."""
     return [line for line in stack if not is_library(line.file)] or stack
 
 
 def main_line() -> str:
-    """The user's line that the main thread is at."""
+    """Return the user's line that the main thread is at."""
     stack = user_frames(main_stack())
     lines = [line for line in stack if not is_of_python(line.file)] or stack
     if not lines:  # a main thread that runs no Python is past the program
@@ -221,5 +227,5 @@ def main_line() -> str:
 
 
 def stack_text(stack: list[Line]) -> str:
-    """A stack as Python prints it, the innermost line last."""
+    """Return a stack as Python prints it, the innermost line last."""
     return "".join(f'  File "{line.file}", line {line.number}, in {line.function}\n' for line in reversed(stack))

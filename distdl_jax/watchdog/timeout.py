@@ -141,12 +141,12 @@ class Missing(NamedTuple):
 def missing_of(part: Dependencies, state: State, states: Mapping[int, State]) -> Missing:
     """Return whom a worker waits for that is in a program, in which it has that part."""
     partners = sorted(part.partners)
-    absent = tuple(w for w in partners if not _has_begun(states[w].calls, state))
+    absent = tuple(w for w in partners if not _is_in_call(states[w].calls, state))
     pending = tuple(w for w in partners if w in absent or not _has_ended(states[w], state.program))
     return Missing(absent, pending, any(states[w].calls.mixed for w in partners))
 
 
-def _has_begun(calls: Calls, state: State) -> bool:
+def _is_in_call(calls: Calls, state: State) -> bool:
     return calls.passed >= state.program and calls.agrees_with(state.calls)
 
 
@@ -184,7 +184,7 @@ class WaitLimits:
         return limits.waiting if _others(worker, missing.absent) else limits.program
 
 
-def held_up_by(waiting: int, states: Mapping[int, State], plans: Plans, unheard: Collection[int]) -> tuple[int, ...]:
+def blockers(waiting: int, states: Mapping[int, State], plans: Plans, unheard: Collection[int]) -> tuple[int, ...]:
     """Return who does not wait, of those that a worker waits for, or that these wait for.
 
     All of them are returned where nobody is left, or where it is not certain whom one of them waits for.

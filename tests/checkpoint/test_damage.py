@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from checkpoint.recorded_disk import disk_used
-from checkpoint.trees import grid, refused
+from checkpoint.trees import refused
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -24,7 +24,7 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
 
     def program(save: bool) -> None:
         P = dj.Partition()
-        its = {"w": TensorSpec((4, 3), grid(P, [0, 1], [2, 1]))}
+        its = {"w": TensorSpec((4, 3), P.grid([2, 1]))}
         if save:
             checkpoint.save(tmp_path, {"w": jnp.ones((2, 3))}, its)
             return

@@ -38,7 +38,7 @@ MUTATIONS = 2000
 def specs() -> dict[str, Any]:
     P = dj.Partition()
     everywhere = TensorSpec((), P, replicated=True)
-    rows = TensorSpec((6, 2), P.create_cartesian_topology_partition([P.size, 1]))
+    rows = TensorSpec((6, 2), P.grid([P.size, 1]))
     return {"w": rows, "key": everywhere, "step": everywhere}
 
 

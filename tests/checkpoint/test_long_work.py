@@ -141,7 +141,7 @@ def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest
 
     def program() -> None:
         P = dj.Partition()
-        spec = TensorSpec((10, 7), P.create_cartesian_topology_partition([3, 1]))
+        spec = TensorSpec((10, 7), P.grid([3, 1]))
         mine = whole[slice(*spec.box[0])]
         checkpoint.save(tmp_path / "run", mine, spec)
         np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run", spec), mine)

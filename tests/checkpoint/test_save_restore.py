@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import disk_used
-from checkpoint.trees import blocks, grid, refused, same, specs
+from checkpoint.trees import blocks, refused, same, specs
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -112,7 +112,7 @@ def test_each_worker_writes_its_own_blocks_once(tmp_path: Path) -> None:
 
     def program() -> None:
         P = dj.Partition()
-        its = {"cut": TensorSpec((5,), grid(P, [0, 2], [2])), "copied": TensorSpec((2,), P, replicated=True)}
+        its = {"cut": TensorSpec((5,), P.grid([2], [0, 2])), "copied": TensorSpec((2,), P, replicated=True)}
         mine = {0: jnp.arange(3.0), 2: jnp.arange(3.0, 5.0)}.get(P.rank, jnp.zeros(0))
         checkpoint.save(tmp_path, {"cut": mine, "copied": jnp.ones(2)}, its)
 
@@ -148,7 +148,7 @@ def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: py
 
     def program(shape: list[int]) -> None:
         P = dj.Partition()
-        spec = TensorSpec((13, 11), grid(P, [*range(P.size)], shape))
+        spec = TensorSpec((13, 11), P.grid(shape, [*range(P.size)]))
         mine = whole[tuple(slice(start, stop) for start, stop in spec.box)]
         if not checkpoint.steps(tmp_path):
             checkpoint.save(tmp_path, mine, spec)
@@ -163,8 +163,8 @@ def test_placeholders_come_back(tmp_path: Path) -> None:
 
     def program() -> list[tuple[int, ...]]:
         P = dj.Partition()
-        spec = TensorSpec((3, 2), grid(P, [0], [1, 1]))
-        its = {"w": spec, "key": TensorSpec((3,), grid(P, [0], [1]))}
+        spec = TensorSpec((3, 2), P.grid([1, 1]))
+        its = {"w": spec, "key": TensorSpec((3,), P.grid([1]))}
         if P.size == 2:
             keys = jax.random.split(jax.random.key(1), 3)
             mine = {"w": jnp.ones((3, 2)), "key": keys} if P.rank == 0 else {"w": jnp.ones((3, 0)), "key": keys[:0]}
@@ -249,7 +249,7 @@ def test_no_worker_holds_more_than_its_block(tmp_path: Path) -> None:
     mine: dict[int, Any] = {}
 
     def spec(shape: list[int]) -> TensorSpec:
-        return TensorSpec((n, n), dj.Partition().create_cartesian_topology_partition(shape))
+        return TensorSpec((n, n), dj.Partition().grid(shape))
 
     def begin() -> None:
         rows = jnp.arange(*spec([4, 1]).box[0], dtype=float)

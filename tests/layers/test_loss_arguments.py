@@ -80,9 +80,21 @@ def test_equal_weights_make_equal_losses() -> None:
         assert of_number == nn.DistributedBCEWithLogitsLoss(P, pos_weight=2.0) and hash(of_number)
 
 
+def test_a_loss_of_ones_own_is_a_value() -> None:
+    """Equal for one function, so that a jitted step that takes it is traced once; refused where it is no function."""
+    P = on(1, 1).partition(partition_of(0, 1))
+    loss = nn.DistributedLoss(P, jnp.subtract, "sum")
+    assert loss == nn.DistributedLoss(P, jnp.subtract, reduction="sum") and hash(loss)
+    assert loss != nn.DistributedLoss(P, jnp.add, "sum")
+    with pytest.raises(dj.InvalidTypeError, match=r"`elementwise` \(='mean'\) must be a function\."):
+        nn.DistributedLoss(P, "mean")  # type: ignore[arg-type]
+    with pytest.raises(dj.InvalidArgumentError, match=r"`reduction` .* must be one of 'mean', 'sum', 'none'"):
+        nn.DistributedLoss(P, jnp.subtract, "batchmean")
+
+
 @pytest.mark.simulated(1)
 def test_no_classes() -> None:
-    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     for options in ({}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": ()}):
         for labels in (jnp.zeros(0, int), jnp.full(3, -100)):
             loss = nn.DistributedCrossEntropyLoss(P, **options)  # type: ignore[arg-type]
@@ -92,7 +104,7 @@ def test_no_classes() -> None:
 @pytest.mark.simulated(2)
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
-    grid = P.create_cartesian_topology_partition([1, 2])
+    grid = P.grid([1, 2])
     x = jnp.ones((3, 2))
     with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have that of"):
         nn.DistributedMSELoss(grid)(x, jnp.ones((3, 2 + P.rank)))
@@ -102,5 +114,9 @@ def test_refusals_when_it_is_called() -> None:
         nn.DistributedCrossEntropyLoss(grid, weight=[1, 2, 3])(x, jnp.ones(3, int))
     with pytest.raises(dj.PlanError, match="`prediction` must hold real floating-point numbers, but is int32"):
         nn.DistributedMSELoss(grid)(x.astype("int32"), x)
+    with pytest.raises(
+        dj.InvalidArgumentError, match=r"`elementwise` .* of shape \(3, 2\), but its result has shape \(3,\)"
+    ):
+        nn.DistributedLoss(grid, lambda x, t: jnp.sum(x - t, 1))(x, x)
     with pytest.raises(dj.PlanError, match="must have an element along dimension 1"):
         dj.functional.argmax(jnp.ones((3, 0)), grid)

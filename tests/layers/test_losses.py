@@ -67,7 +67,11 @@ def elementwise(kind: str, terms: Any, P_x: On, *sizes: Any, between: bool = Fal
     reduction = options.get("reduction", "mean")
     return LossCase(
         f"{kind} {sizes} {P_x} {options}",
-        lambda P: getattr(nn, f"Distributed{kind}Loss")(P_x.partition(P), **options),
+        lambda P: (
+            nn.DistributedLoss(P_x.partition(P), terms, **options)
+            if kind == "own"
+            else getattr(nn, f"Distributed{kind}Loss")(P_x.partition(P), **options)
+        ),
         terms,
         P_x,
         sizes,
@@ -135,6 +139,8 @@ CASES = (
     elementwise("KLDiv", lambda x, t: jnp.exp(t) * (t - x), on(2, 2), 3, 4, log_target=True),
     elementwise("PoissonNLL", lambda x, t: jnp.exp(x) - t * x, on(2, 2), 3, 3),
     elementwise("PoissonNLL", lambda x, t: x - t * jnp.log(x + 1e-8), on(4, 1), 3, 3, between=True, log_input=False),
+    elementwise("own", optax.log_cosh, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    elementwise("own", lambda x, t: jnp.abs(x - t) ** 1.5, on(3, 1), [0, 3, 1], 2, reduction="sum"),
     of_classes(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
     of_classes(on(1, 3, ranks=(2, 0, 3)), 4, 7, weights=True, ignored=True, label_smoothing=0.2),
     of_classes(on(2, 2, 1), 3, 4, 2, probable=True, weights=True, label_smoothing=0.1),
@@ -240,7 +246,7 @@ def test_nothing_is_not_a_number() -> None:
 @pytest.mark.simulated(2)
 def test_no_number_stays_none() -> None:
     """A NaN or an infinity in an element: its loss and gradients, in both arguments, are those of plain JAX."""
-    P = dj.Partition().create_cartesian_topology_partition([2, 1])
+    P = dj.Partition().grid([2, 1])
 
     def poisson(x: Any, t: Any) -> Any:
         stirling = t * jnp.log(t) - t + jnp.log(2 * np.pi * t) / 2
@@ -303,7 +309,7 @@ def test_argmax_and_accuracy() -> None:
 @pytest.mark.simulated(2)
 def test_argmax_of_bools() -> None:
     """The first that is true, and the first of all where none is."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    P = dj.Partition().grid([1, 2])
     x = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 0]], bool)
     np.testing.assert_array_equal(dj.functional.argmax(jnp.asarray(x[:, 2 * P.rank : 2 * P.rank + 2]), P), [0, 3, 1])
 
@@ -312,7 +318,7 @@ def test_argmax_of_bools() -> None:
 def test_labels_of_every_integer_dtype() -> None:
     """More classes than bytes have, and labels that a byte would take for the one that is ignored."""
     P, draw = dj.Partition(), np.random.default_rng(3)
-    grid = P.create_cartesian_topology_partition([1, 2])
+    grid = P.grid([1, 2])
     both = nn.DistributedCrossEntropyLoss(grid), nn.DistributedAccuracy(grid)
     for dtype, labels, classes in ((np.uint8, [5, 156, 200], 300), (np.int8, [5, 100, 7], 300), (bool, [1, 0, 1], 4)):
         x = draw.standard_normal((3, classes))
@@ -328,7 +334,7 @@ def test_labels_of_every_integer_dtype() -> None:
 @pytest.mark.world(1)
 def test_more_elements_than_an_integer_counts() -> None:
     """Where JAX has 32 bits: the whole tensor's number of elements is no integer of its."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     single, labels = jax.ShapeDtypeStruct((2**17, 2**15), "float32"), jax.ShapeDtypeStruct((2**17,), "int32")
     many = jax.ShapeDtypeStruct((2**32, 2), "float32"), jax.ShapeDtypeStruct((2**32,), "int32")
     with jax.enable_x64(False):

@@ -85,14 +85,14 @@ def test_a_rule_of_ones_own() -> None:
         return updates, state
 
     assert dj.optim.check(optax.GradientTransformationExtraArgs(own.init, asks)) == ()
-    spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
+    spec = dj.TensorSpec((4,), partition_of(0, 1).grid([1]))
     assert dj.optim.check(optax.chain(dj.optim.clip_by_global_norm(1.0, spec), optax.sgd(0.1))) == ()
 
 
 def test_without_optax_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever makes a transformation of optax's says so; nothing else needs it."""
     monkeypatch.setitem(sys.modules, "optax", None)
-    spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
+    spec = dj.TensorSpec((4,), partition_of(0, 1).grid([1]))
     makers: dict[str, Callable[[], Any]] = {
         "clip_by_global_norm": lambda: dj.optim.clip_by_global_norm(1.0, spec),
         "adaptive_grad_clip": lambda: dj.optim.adaptive_grad_clip(1.0, spec),

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import re
 
 import jax
 import numpy as np
@@ -15,11 +16,6 @@ from imaginary import on_all, partition_of, refusal
 import distdl_jax as dj
 from distdl_jax import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partition import CartesianPartition, Partition
-from distdl_jax.transports.planning import PlanningWorld
-
-
-def grid(P, ranks, shape):
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
 
 
 def seen(P):
@@ -45,6 +41,28 @@ def test_inclusive_takes_the_ranks_in_the_given_order():
     assert on_all(5, part_of_part) == [(2, 4)] * 5
 
 
+def test_a_grid_is_the_partition_of_its_ranks_with_a_topology():
+    """By default on the first workers; ranks are places in the partition that is asked, as for its other methods."""
+
+    def same(P):
+        part = P.create_partition_inclusive([4, 0, 2])
+        two_steps = [
+            (P.grid([2, 2]), P, range(4), [2, 2]),
+            (P.grid([]), P, [0], []),
+            (P.grid(iter([1, 2]), iter([3, 1])), P, [3, 1], [1, 2]),
+            (P.grid(np.array([1, 2]), np.array([3, 1])), P, [3, 1], [1, 2]),
+            (part.grid([2]), part, [0, 1], [2]),
+            (part.grid([1, 3], [2, 0, 1]), part, [2, 0, 1], [1, 3]),
+        ]
+        assert part.grid([1, 3], [2, 0, 1]).ranks == (2, 4, 0)
+        return [
+            given == team.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
+            for given, team, ranks, shape in two_steps
+        ]
+
+    assert on_all(5, same) == [[True] * 6] * 5
+
+
 def test_union_keeps_the_caller_first_and_repeats_nobody():
     def union(P):
         a, b = P.create_partition_inclusive([3, 1]), P.create_partition_inclusive([4, 1, 0])
@@ -55,7 +73,7 @@ def test_union_keeps_the_caller_first_and_repeats_nobody():
 
 def test_union_of_grids_has_no_topology():
     P = partition_of(0, 4)
-    union = grid(P, [0, 1], [1, 2]).create_partition_union(grid(P, [2, 3], [2, 1]))
+    union = P.grid([1, 2], [0, 1]).create_partition_union(P.grid([2, 1], [2, 3]))
     assert type(union) is Partition and union.shape == (4,)
 
 
@@ -64,7 +82,7 @@ def test_a_grid_numbers_its_workers_in_row_major_order():
     order = [6, 2, 0, 5, 1, 3]
 
     def place(P):
-        grid_ = grid(P, order, [2, 3])
+        grid_ = P.grid([2, 3], order)
         assert [grid_.cartesian_index(rank) for rank in range(6)] == list(np.ndindex(2, 3))
         return grid_.rank, grid_.index, grid_.shape, grid_.dim
 
@@ -91,12 +109,12 @@ def test_neighbours_are_those_one_step_along_each_dimension():
         return pairs
 
     def neighbours(P):
-        P_x = grid(P, range(11, -1, -1), shape)
+        P_x = P.grid(shape, range(11, -1, -1))
         assert [P_x.neighbor_ranks(rank) for rank in range(12)] == [expected(index) for index in np.ndindex(shape)]
         return P_x.neighbor_ranks()
 
     assert on_all(12, neighbours) == [expected(index) for index in np.ndindex(shape)][::-1]
-    assert grid(partition_of(3, 4), [0, 1], [2, 1]).neighbor_ranks() is None
+    assert partition_of(3, 4).grid([2, 1]).neighbor_ranks() is None
 
 
 @pytest.mark.parametrize("remain", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -106,7 +124,7 @@ def test_subtopologies_are_slices_of_the_grid(remain):
     ranks = order.reshape(shape)
 
     def slice_of(P):
-        sub = grid(P, order, shape).create_cartesian_subtopology_partition(remain)
+        sub = P.grid(shape, order).create_cartesian_subtopology_partition(remain)
         if P.rank not in order:
             assert sub.size == 0 and type(sub) is Partition
             return None
@@ -122,7 +140,7 @@ def test_subtopologies_are_slices_of_the_grid(remain):
 
 
 def test_workers_outside_know_the_team_and_have_no_place_in_it():
-    P = grid(partition_of(3, 4), [2, 0], [1, 2])
+    P = partition_of(3, 4).grid([1, 2], [2, 0])
     assert seen(P) == (False, None, None, 2, (1, 2), 2, (2, 0))
     assert P.cartesian_index(1) == (0, 1) and P.neighbor_ranks(0) == [(None, None), (None, 1)]
     assert P.create_allreduction_partition(0).size == 0
@@ -145,13 +163,13 @@ def test_null_partitions_have_nobody_and_make_only_null_partitions():
 def test_equal_means_the_same_team_in_the_same_order_and_shape():
     """Equal values hash alike; another order, shape, team, topology or world makes another value."""
     P = partition_of(0, 6)
-    same = [grid(P, [1, 2, 3, 4], [2, 2]), grid(P, np.arange(1, 5), (2, 2))]
+    same = [P.grid([2, 2], [1, 2, 3, 4]), P.grid((2, 2), np.arange(1, 5))]
     others = [
-        grid(P, [2, 1, 3, 4], [2, 2]),
-        grid(P, [1, 2, 3, 4], [4, 1]),
-        grid(P, [1, 2, 3, 5], [2, 2]),
+        P.grid([2, 2], [2, 1, 3, 4]),
+        P.grid([4, 1], [1, 2, 3, 4]),
+        P.grid([2, 2], [1, 2, 3, 5]),
         P.create_partition_inclusive([1, 2, 3, 4]),
-        grid(partition_of(0, 6), [1, 2, 3, 4], [2, 2]),
+        partition_of(0, 6).grid([2, 2], [1, 2, 3, 4]),
         "a partition",
         None,
     ]
@@ -173,10 +191,10 @@ def test_repr_says_team_shape_and_place():
         P: "Partition(40 workers: 0-39; index=2)",
         P.create_partition_inclusive([7]): "Partition(1 worker: 7; index=None)",
         P.create_partition_inclusive([3, 2]): "Partition(2 workers: 3, 2; index=1)",
-        grid(P, [5, 2, 9, 4], [2, 2]): "CartesianPartition(2 x 2, workers 5, 2, 9, 4; index=(0, 1))",
-        grid(P, range(2, 8), [1, 2, 3]): "CartesianPartition(1 x 2 x 3, workers 2-7; index=(0, 0, 0))",
-        grid(P, [0], [1]): "CartesianPartition(1, worker 0; index=None)",
-        grid(P, [2], []): "CartesianPartition((), worker 2; index=())",
+        P.grid([2, 2], [5, 2, 9, 4]): "CartesianPartition(2 x 2, workers 5, 2, 9, 4; index=(0, 1))",
+        P.grid([1, 2, 3], range(2, 8)): "CartesianPartition(1 x 2 x 3, workers 2-7; index=(0, 0, 0))",
+        P.grid([1], [0]): "CartesianPartition(1, worker 0; index=None)",
+        P.grid([], [2]): "CartesianPartition((), worker 2; index=())",
     }
     assert [repr(P) for P in shown] == list(shown.values())
     assert len(repr(P.create_partition_inclusive(range(0, 40, 2)))) < 120
@@ -184,7 +202,7 @@ def test_repr_says_team_shape_and_place():
 
 @pytest.mark.parametrize("name", ["rank", "_rank", "_ranks", "shape", "anything"])
 def test_nothing_of_a_partition_can_be_set(name):
-    for P in (partition_of(0, 2), grid(partition_of(0, 2), [0, 1], [2, 1])):
+    for P in (partition_of(0, 2), partition_of(0, 2).grid([2, 1])):
         with pytest.raises(AttributeError, match=f"immutable, so its `{name}` cannot be set"):
             setattr(P, name, 1)
         with pytest.raises(AttributeError):
@@ -193,13 +211,13 @@ def test_nothing_of_a_partition_can_be_set(name):
 
 def test_copies_are_the_partition_itself():
     """So a layer or a pytree that is copied still communicates in the same team."""
-    P = grid(partition_of(0, 4), range(4), [2, 2])
+    P = partition_of(0, 4).grid([2, 2])
     assert copy.copy(P) is P and copy.deepcopy({"P": [P]})["P"][0] is P
 
 
 def test_a_partition_is_not_pickled():
     """Nor what holds one: a sentence says so."""
-    P = grid(partition_of(0, 4), range(4), [2, 2])
+    P = partition_of(0, 4).grid([2, 2])
     for its in (P, [partition_of(1, 2)], dj.TensorSpec((3, 4), P), dj.nn.Dropout(P)):
         with pytest.raises(dj.InvalidTypeError, match=r"Partition\(.*\) can't be pickled: it belongs to the workers"):
             pickle.dumps(its)
@@ -215,7 +233,7 @@ def test_partitions_are_static_arguments_of_jit():
 
     jitted = jax.jit(number, static_argnums=0)
     P = partition_of(3, 4)
-    results = [int(jitted(grid(P, range(4), shape), 10)) for shape in ([2, 2], [2, 2], [1, 4], [2, 2])]
+    results = [int(jitted(P.grid(shape, range(4)), 10)) for shape in ([2, 2], [2, 2], [1, 4], [2, 2])]
     assert results == [11, 11, 13, 11] and len(traces) == 2
 
 
@@ -243,7 +261,16 @@ def test_partitions_are_static_arguments_of_jit():
         ),
         (lambda P: P.create_cartesian_topology_partition([]), InvalidArgumentError, "`shape` (=()) has 1 cells"),
         (lambda P: P.create_cartesian_topology_partition(4), InvalidTypeError, "`shape` (=4) must be a sequence"),
-        (lambda P: grid(P, [], [0]), InvalidArgumentError, "`shape` (=(0,)) has 0 cells, but the team has 0 workers"),
+        (lambda P: P.grid([0], []), InvalidArgumentError, "`shape` (=(0,)) has 0 cells, but the team has 0 workers"),
+        (lambda P: P.grid([2, 3]), InvalidArgumentError, "`shape` (=(2, 3)) has 6 cells, but the team has 4 workers"),
+        (lambda P: P.grid([0, 2]), InvalidArgumentError, "`shape` (=(0, 2)) has 0 cells, but the team has 4 workers"),
+        (lambda P: P.grid([-1, -1]), InvalidArgumentError, "`shape` (=(-1, -1)) has 1 cells"),
+        (lambda P: P.grid([2], [1]), InvalidArgumentError, "`shape` (=(2,)) has 2 cells, but the team has 1 workers"),
+        (lambda P: P.grid([2], [1, 1]), InvalidArgumentError, "`ranks` (=(1, 1)) names rank 1 twice"),
+        (lambda P: P.grid([2], [0, 4]), InvalidArgumentError, "`ranks` (=(0, 4)) names rank 4, but"),
+        (lambda P: P.grid(2), InvalidTypeError, "`shape` (=2) must be a sequence of integers"),
+        (lambda P: P.grid([2.0]), InvalidTypeError, "`shape` (=[2.0]) must be a sequence of integers"),
+        (lambda P: P.grid([2], 2), InvalidTypeError, "`ranks` (=2) must be a sequence of integers"),
         (lambda P: P.create_partition_union([0]), InvalidTypeError, "`other` (=[0]) must be a partition"),
         (
             lambda P: P.create_partition_union(partition_of(0, 4)),
@@ -258,24 +285,24 @@ def test_partitions_are_static_arguments_of_jit():
             "`P_y` stands on another",
         ),
         (
-            lambda P: grid(P, [0, 1], [2]).create_broadcast_partition_to(P),
+            lambda P: P.grid([2], [0, 1]).create_broadcast_partition_to(P),
             InvalidArgumentError,
             "shape 2 does not broad",
         ),
-        (lambda P: grid(P, range(4), [2, 2]).cartesian_index(4), InvalidArgumentError, "`rank` (=4) must be a rank of"),
+        (lambda P: P.grid([2, 2], range(4)).cartesian_index(4), InvalidArgumentError, "`rank` (=4) must be a rank of"),
         (
-            lambda P: grid(P, range(4), [2, 2]).cartesian_index(-1),
+            lambda P: P.grid([2, 2], range(4)).cartesian_index(-1),
             InvalidArgumentError,
             "the 2 x 2 partition of 4 work",
         ),
         (
-            lambda P: grid(P, range(4), [2, 2]).cartesian_index(1.5),
+            lambda P: P.grid([2, 2], range(4)).cartesian_index(1.5),
             InvalidTypeError,
             "`rank` (=1.5) must be an integer",
         ),
-        (lambda P: grid(P, range(4), [2, 2]).neighbor_ranks(7), InvalidArgumentError, "`rank` (=7) must be a rank of"),
+        (lambda P: P.grid([2, 2], range(4)).neighbor_ranks(7), InvalidArgumentError, "`rank` (=7) must be a rank of"),
         (
-            lambda P: grid(P, range(4), [2, 2]).create_cartesian_subtopology_partition([True]),
+            lambda P: P.grid([2, 2], range(4)).create_cartesian_subtopology_partition([True]),
             InvalidArgumentError,
             "`remain_dims` (=(True,)) has 1 entries, but the 2 x 2 partition of 4 workers has 2 dimensions",
         ),
@@ -294,7 +321,7 @@ def test_partitions_are_static_arguments_of_jit():
             "`root` (=1) is worker 3 in `P_data`, but the partition of 2 workers does not hold that worker",
         ),
         (lambda P: Partition("world"), InvalidTypeError, "`comm` (='world') must be an mpi4py intracommunicator"),
-        (lambda P: CartesianPartition(), InvalidTypeError, "create_cartesian_topology_partition([2, 2])"),
+        (lambda P: CartesianPartition(), InvalidTypeError, "Partition().grid([2, 2])"),
         (lambda P: P.create_partition_inclusive([0, 1, 2, 3]).broadcast_data(1), SetupError, "made for planning"),
     ],
 )
@@ -310,11 +337,34 @@ def test_long_lists_of_ranks_are_cut_short_in_errors():
 
 
 def test_nothing_moves_in_a_planning_world():
-    world = PlanningWorld(1, 3)
+    P = dj.planning_world(3, rank=1)
     with pytest.raises(SetupError, match="no data can move in it"):
-        _ = world.transport
+        _ = P.world.transport
     with pytest.raises(SetupError, match="no data can move in it"):
-        world.agree((0, 1), "nothing", None)
+        P.world.agree((0, 1), "nothing", None)
+    with pytest.raises(SetupError, match="no data can move in it"):
+        dj.functional.repartition(np.ones(2), P, P)
+
+
+def test_a_planning_world_is_seen_from_one_of_its_workers():
+    assert seen(dj.planning_world(3)) == (True, 0, 0, 3, (3,), 1, (0, 1, 2))
+    assert seen(dj.planning_world(3, rank=2)) == (True, 2, 2, 3, (3,), 1, (0, 1, 2))
+    assert dj.planning_world(3) != dj.planning_world(3)
+
+
+@pytest.mark.parametrize(
+    ("n", "rank", "kind", "sentence"),
+    [
+        (0, 0, InvalidArgumentError, "`n` (=0) must be 1 or more"),
+        (2.0, 0, InvalidTypeError, "`n` (=2.0) must be an integer"),
+        (2, 2, InvalidArgumentError, "`rank` (=2) must be one of the 2 workers, 0 to 1"),
+        (2, -1, InvalidArgumentError, "`rank` (=-1) must be one of"),
+        (2, None, InvalidTypeError, "`rank` (=None) must be an integer"),
+    ],
+)
+def test_wrong_arguments_of_a_planning_world(n, rank, kind, sentence):
+    with pytest.raises(kind, match=re.escape(sentence)):
+        dj.planning_world(n, rank)
 
 
 def test_shapes_multiply_to_sizes_whatever_the_grid():

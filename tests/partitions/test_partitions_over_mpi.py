@@ -16,10 +16,6 @@ import distdl_jax as dj
 from distdl_jax import nn
 
 
-def grid(P, ranks, shape):
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 @pytest.mark.world(3, 4)
 def test_partition_of_the_world(world_size):
     """The first partition is COMM_WORLD's, whoever asks and how often; ranks are its ranks."""
@@ -90,10 +86,29 @@ def test_broadcast_data_from_a_subpartition(world_size):
 def test_allgather_data_is_in_the_order_of_the_ranks(world_size):
     P = dj.Partition()
     assert P.allgather_data(("rank", P.rank)) == [("rank", rank) for rank in range(world_size)]
-    backwards = grid(P, range(world_size)[::-1], [world_size, 1])
+    backwards = P.grid([world_size, 1], range(world_size)[::-1])
     assert backwards.allgather_data(P.rank) == list(range(world_size))[::-1]
     pair = P.create_partition_inclusive([2, 1])
     assert pair.allgather_data({"of": P.rank}) == (None if P.rank not in (1, 2) else [{"of": 2}, {"of": 1}])
+
+
+def check_movement_between_grids():
+    P = dj.Partition()
+    rows, columns = P.grid([2, 1]), P.grid([1, 2], [3, 1])
+    assert (rows.ranks, columns.ranks, columns.index) == ((0, 1), (3, 1), {3: (0, 0), 1: (0, 1)}.get(P.rank))
+    x = jnp.arange(4.0).reshape(2, 2)[P.rank][None] if rows.active else dj.zero_volume_tensor()
+    y = dj.functional.repartition(x, rows, columns)
+    assert y.tolist() == {3: [[0], [2]], 1: [[1], [3]]}.get(P.rank, y.tolist()) and (y.size > 0) == columns.active
+
+
+@pytest.mark.world(4)
+def test_data_moves_between_grids_over_mpi():
+    check_movement_between_grids()
+
+
+@pytest.mark.simulated(4)
+def test_data_moves_between_grids_on_threads():
+    check_movement_between_grids()
 
 
 @pytest.mark.world(4)
@@ -120,7 +135,7 @@ def test_subtopologies_are_those_of_mpi():
 def test_errors_are_the_same_on_every_worker():
     """Also on the workers that are in none of the partitions."""
     P = dj.Partition()
-    P_x, P_y = grid(P, [0, 1], [1, 2]), grid(P, [1, 2, 3], [1, 3])
+    P_x, P_y = P.grid([1, 2], [0, 1]), P.grid([1, 3], [1, 2, 3])
     for work in (
         lambda: P_x.create_broadcast_partition_to(P_y),
         lambda: P_x.create_partition_inclusive([3]),
@@ -142,13 +157,13 @@ def test_many_layers_use_the_communicators_of_one():
     P = dj.Partition()
 
     def layers():
-        P_row, P_grid = grid(P, [3, 1], [1, 2]), grid(P, range(4), [2, 2])
+        P_row, P_grid = P.grid([1, 2], [3, 1]), P.grid([2, 2], range(4))
         return (
             nn.Broadcast(P_row, P_grid),
             nn.SumReduce(P_grid, P_row),
             nn.AllSumReduce(P_grid, (0,)),
             nn.DistributedLinear(P_row, P_row, P_grid, 4, 5),
-            nn.Repartition(P_row, grid(P, [0, 2], [2, 1])),
+            nn.Repartition(P_row, P.grid([2, 1], [0, 2])),
         )
 
     def round_(x):

@@ -3,6 +3,8 @@
 import ast
 import doctest
 import importlib
+import subprocess
+import sys
 from itertools import pairwise, product
 from math import prod
 from pathlib import Path
@@ -19,12 +21,12 @@ from distdl_jax.plans.decomposition import (
     balanced_ranges,
     balanced_sizes,
     box_shape,
-    checked_integer,
     index_of,
     intersect,
     ranges_of_sizes,
     rank_of,
 )
+from distdl_jax.validation import checked_integer
 
 PLANS = sorted(Path(distdl_jax.plans.__file__).parent.glob("*.py"))
 deterministic = settings(derandomize=True, database=None, deadline=None)
@@ -133,9 +135,17 @@ def test_plans_import_only_plans_and_the_standard_library(path):
         modules = [node.module] if isinstance(node, ast.ImportFrom) else []
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for module in modules:
-            assert module.startswith(("distdl_jax.plans.", "distdl_jax.errors")) or module.split(".")[0] not in {
-                *("jax", "jaxlib", "mpi4py", "mpi4jax", "numpy", "distdl_jax")
-            }, f"{path.name} imports {module}"
+            assert module.startswith(
+                ("distdl_jax.plans.", "distdl_jax.errors", "distdl_jax.validation")
+            ) or module.split(".")[0] not in {*("jax", "jaxlib", "mpi4py", "mpi4jax", "numpy", "distdl_jax")}, (
+                f"{path.name} imports {module}"
+            )
+
+
+def test_plans_and_their_checks_load_neither_jax_nor_numpy():
+    modules = [f"distdl_jax.plans.{path.stem}" for path in PLANS if path.stem != "__init__"]
+    program = f"import sys, {', '.join(modules)}\nassert not {{'jax', 'numpy', 'mpi4py'}} & {{*sys.modules}}"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)

@@ -226,10 +226,10 @@ def test_edges_alone_bring_what_is_around_a_block(seed):
         held = (*held[:axis], needed[axis], *held[axis + 1 :])
         wanted = padded_blocks(painted, owned, held, periodic)
         programs = {rank: its.halos.plans(rank) for rank in owned.ranks}
-        given = {rank: first_and_last(block, axis, *its.kept[of[rank]]) for rank, block in before.items()}
+        given = {rank: first_and_last(block, axis, *its.edges[of[rank]]) for rank, block in before.items()}
         moved = simulate(programs, given)
         for rank, around in ((rank, its.around[of[rank]]) for rank in owned.ranks):
-            assert moved[rank].shape[axis] == sum(around) + sum(its.kept[of[rank]])
+            assert moved[rank].shape[axis] == sum(around) + sum(its.edges[of[rank]])
             assert wanted[rank].shape[axis] == sum(around) + before[rank].shape[axis]
             got, want = (first_and_last(its[rank], axis, *around) for its in (moved, wanted))
             np.testing.assert_array_equal(got, want)
@@ -267,11 +267,11 @@ def test_what_is_no_exchange_of_edges(needed, periodic, why_not):
 def test_edges_may_be_whole_blocks():
     grid = ProductGrid.balanced((12,), (3,), (0, 1, 2))
     (edges,) = halo_edges(Halos(grid, (((0, 6), (3, 9), (6, 12)),)))
-    assert edges.kept == ((0, 1), (2, 2), (1, 0)) and edges.around == ((0, 2), (1, 1), (2, 0))
+    assert edges.edges == ((0, 1), (2, 2), (1, 0)) and edges.around == ((0, 2), (1, 1), (2, 0))
 
 
 def test_one_worker_has_its_own_edges_around_itself():
     (edges,) = halo_edges(Halos(ProductGrid.balanced((5,), (1,), (0,)), (((-2, 6),),), (True,)))
-    assert edges.kept == ((1, 2),) and edges.around == ((2, 1),)
+    assert edges.edges == ((1, 2),) and edges.around == ((2, 1),)
     (plan,) = edges.halos.plans(0)
     assert not plan.rounds and plan.out_shape == (6,)

@@ -62,26 +62,26 @@ def test_eval_shape(world_size: int) -> None:
 
 @pytest.mark.primitives
 @pytest.mark.world(4)
-def test_eval_shape_makes_one_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_shape_makes_one_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     """A primitive at most one; a layer exactly one, among the workers that take part, however much it moves."""
-    purposes: list[str] = []
+    labels: list[str] = []
     P = dj.Partition()
     agree = type(P.world).agree
 
-    def counted(world: Any, team: Any, purpose: str, *args: Any) -> Any:
-        purposes.append(purpose)
-        return agree(world, team, purpose, *args)
+    def counted(world: Any, team: Any, label: str, *args: Any) -> Any:
+        labels.append(label)
+        return agree(world, team, label, *args)
 
     monkeypatch.setattr(type(P.world), "agree", counted)
     xs, operators, held = mine(4), library(of_world(4)), {}
     for case in of_world(4):
         takes_part = P.rank in case.plan(P, shape_dtypes(case)).workers
-        purposes.clear()
+        labels.clear()
         held[case.name] = named(case, jax.eval_shape, operators[case.name], xs[case.name])
         is_around = "residual" in case.name  # one for the layer inside, and one for the sum of those who have it
-        assert len(purposes) <= (1 + is_around) * takes_part, f"{case}: {purposes}"
+        assert len(labels) <= (1 + is_around) * takes_part, f"{case}: {labels}"
         if case.kind in ("linear", "linear_of_parameters", "conv", "average_pool", "layer") and not is_around:
-            assert len(purposes) == takes_part, f"{case}: {purposes}"
+            assert len(labels) == takes_part, f"{case}: {labels}"
     check_shapes(held, 4)
 
 
@@ -158,7 +158,7 @@ def test_a_jitted_program_is_traced_once(world_size: int) -> None:
 def test_a_derivative_traces_a_movement_once_in_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the function's program is evaluated again to be differentiated."""
     P, traced = dj.Partition(), []
-    P_rows, P_columns = (P.create_cartesian_topology_partition(shape) for shape in ([2, 1], [1, 2]))
+    P_rows, P_columns = (P.grid(shape) for shape in ([2, 1], [1, 2]))
     run = BoxMovement.run
     monkeypatch.setattr(BoxMovement, "run", lambda part, world, x: traced.append(part) or run(part, world, x))
 

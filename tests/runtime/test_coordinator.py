@@ -12,7 +12,7 @@ from distdl_jax.watchdog import dependencies
 from distdl_jax.watchdog.coordinator import EVENTS, PAUSES, Coordinator
 from distdl_jax.watchdog.dependencies import Dependencies
 from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail, Question, Replay, Say, Wait
-from distdl_jax.watchdog.timeout import held_up_by
+from distdl_jax.watchdog.timeout import blockers
 
 LIMITS = TimeLimits(100.0, 1000.0)
 
@@ -103,7 +103,7 @@ def test_who_does_something_else_by_then_is_not_taken_to_wait(now_does):
 
 
 def test_all_in_a_cycle_are_asked():
-    cycle = {worker: replace(AGREEING, waits_for=((worker + 1) % 3,), purpose=f"sum {worker}") for worker in range(3)}
+    cycle = {worker: replace(AGREEING, waits_for=((worker + 1) % 3,), label=f"sum {worker}") for worker in range(3)}
     played = Played({**cycle, 3: RUNNING})
     assert played.tick() == ask(1, 0, 1, 2)
     assert played.answer(1, 0, 1) == []
@@ -221,7 +221,7 @@ def test_who_waits_for_one_that_has_ended_is_named_too(left, named):
     plan = {1: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=1),)}
     sends = replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4)
     coordinator = Played({0: replace(AGREEING, kind="elsewhere"), 1: sends, 2: left}, plan).coordinator
-    assert held_up_by(0, coordinator.states, coordinator.plans, ()) == named
+    assert blockers(0, coordinator.states, coordinator.plans, ()) == named
 
 
 def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
@@ -395,7 +395,7 @@ def test_the_dump_has_the_whole_state():
     dump = played.coordinator.dump()
     for part in (
         "members: (0, 1)",
-        "purpose='broadcast'",
+        "label='broadcast'",
         "timeout: Timeout(question=OpenQuestion(number=1",
         "plans of: f",
     ):

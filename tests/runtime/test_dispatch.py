@@ -19,7 +19,7 @@ import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.watchdog.status import worker_status
-from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_its_call
+from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_own_program
 
 pytestmark = pytest.mark.world(2)
 
@@ -48,7 +48,7 @@ class Converting:
 def summed():
     """The sum over all workers, in one message at least."""
     P = dj.Partition()
-    P = P.create_cartesian_topology_partition([P.size])
+    P = P.grid([P.size])
     return lambda x: all_sum_reduce(x, P, axes_reduce=(0,))
 
 
@@ -113,7 +113,7 @@ def test_the_watchdog_sees_that_it_runs(summed):
     checked(jnp.ones(3))
     watcher.join()
     (stack,) = seen
-    assert runs_its_call(stack) and Path(stack[0].file).name == "checked_jit.py"
+    assert runs_own_program(stack) and Path(stack[0].file).name == "checked_jit.py"
 
 
 CONSTANT = np.arange(3.0, dtype=np.float32)
@@ -244,7 +244,7 @@ def test_a_function_of_both_kinds_of_worlds_is_in_the_order_of_each(summed, firs
     @dj.jit
     def both(x, n):
         P = dj.Partition()
-        P = P.create_cartesian_topology_partition([P.size])
+        P = P.grid([P.size])
         y = lax.fori_loop(0, n, lambda _, y: y @ y / 200, jnp.ones((200, 200)))
         return all_sum_reduce(x + 0 * y[0, 0], P, axes_reduce=(0,))
 

@@ -103,7 +103,7 @@ def test_of_several_threads_that_wait_for_others_the_first_counts():
         thread = threading.Thread(target=agree_again)
         thread.start()
         thread.join(10)
-        assert (status.waiting.purpose, status.waiting.waits_for) == ("the first", (1,))
+        assert (status.waiting.label, status.waiting.waits_for) == ("the first", (1,))
     assert status.waiting is None
 
 

@@ -171,10 +171,10 @@ class Watch:
                 self.world.job.end(message.text, message.about)
             self.post(message, rank)
 
-    def tell(self, worker: int, purpose: str) -> None:
+    def tell(self, worker: int, label: str) -> None:
         """A message of an agreement."""
         self.sent[worker] += 1
-        job, other, message = self.world.job, self.world.watches[worker], (self.rank, purpose, self.log.summary())
+        job, other, message = self.world.job, self.world.watches[worker], (self.rank, label, self.log.summary())
 
         def arrive() -> None:
             other.arrived.append(message)

@@ -124,22 +124,22 @@ class Worker:
         self.compiling_since = None
         self._look_soon()
 
-    def agree(self, watch: Watch, team: Sequence[int], purpose: str) -> Steps:
+    def agree(self, watch: Watch, team: Sequence[int], label: str) -> Steps:
         if len(team) == 1 or _is_replayed(watch):
             return
         parent, children = gathered(team, watch.rank)
         self.episodes += 1
-        watch.agreement = State("agreeing", "", purpose, children or (parent,), self.episodes)
+        watch.agreement = State("agreeing", "", label, children or (parent,), self.episodes)
         self._look_soon()
-        yield from self._gather(watch, purpose, children)
+        yield from self._gather(watch, label, children)
         if parent is not None and not _is_replayed(watch):
             watch.agreement = replace(watch.agreement, waits_for=(parent,))
             self._look_soon()
-            watch.tell(parent, purpose)
-            yield from self._gather(watch, purpose, [parent])
+            watch.tell(parent, label)
+            yield from self._gather(watch, label, [parent])
         if not _is_replayed(watch):
             for worker in children:
-                watch.tell(worker, purpose)
+                watch.tell(worker, label)
         watch.agreement = None
         self._look_soon()
 
@@ -163,7 +163,7 @@ class Worker:
             job.end("A worker has waited for others to come to the first partition", ())
         job.at(job.now + max(left, TURN), lambda: self._time_opening(number, began), watch=True)
 
-    def _gather(self, watch: Watch, purpose: str, sources: Iterable[int]) -> Steps:
+    def _gather(self, watch: Watch, label: str, sources: Iterable[int]) -> Steps:
         """A message of each of `sources`, unless the agreement is replayed."""
         silent = list(sources)
         while silent:
@@ -174,8 +174,8 @@ class Worker:
                 return
             source = next(worker for worker in silent if _next(watch, worker))
             theirs, _ = watch.unread[source].pop(0)
-            if theirs != purpose:
-                text = f"worker {watch.rank} is about to run {purpose}, but worker {source} {theirs}"
+            if theirs != label:
+                text = f"worker {watch.rank} is about to run {label}, but worker {source} {theirs}"
                 watch.post(CannotAgree(0, text, (watch.rank, source)), COORDINATOR)
                 yield lambda: False  # all raise
             silent.remove(source)
@@ -267,9 +267,9 @@ class Worker:
 
 
 def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
-    for source, purpose, calls in watch.arrived:
+    for source, label, calls in watch.arrived:
         watch.received[source] += 1
-        watch.unread[source].append((purpose, calls))
+        watch.unread[source].append((label, calls))
     watch.arrived.clear()
     mine = watch.log.summary()
     for source in sources:

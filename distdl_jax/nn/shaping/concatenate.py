@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.agreement.handshake import handshake, shape_dtype_of
+from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.layer import describe
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import checked_axis
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -23,6 +22,7 @@ from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_axis
 from distdl_jax.world import Workers, World
 
 
@@ -68,7 +68,7 @@ class Concatenate(Static):
     **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> Concatenate(P)(jnp.ones((2, 3)), jnp.ones((2, 4))).shape
     (2, 7)
     """
@@ -91,18 +91,14 @@ class Concatenate(Static):
             return xs[0]
         with jax.named_scope("Concatenate"):
             team = tuple(sorted(self.P_x.ranks))
-            told = handshake(
-                self.P_x.world,
-                team,
-                purpose_of(self),
-                lambda: [shape_dtype_of(f"xs[{k}]", x) for k, x in enumerate(xs)],
-            )
-            if any(len(its) != len(xs) for its in told.values()):
+            arrays = {f"xs[{k}]": x for k, x in enumerate(xs)}
+            shapes = exchange_named_shapes(self.P_x.world, team, describe(self), arrays)
+            if len({len(of_worker) for of_worker in shapes.values()}) > 1:
                 raise PlanError(
-                    f"All workers must give as many tensors, but they give {[len(told[worker]) for worker in team]}."
+                    f"All workers must give as many tensors, but they give {[len(shapes[worker]) for worker in team]}."
                 )
-            held = [{worker: its[k] for worker, its in told.items()} for k in range(len(xs))]
-            return self.plan(held).run(self.P_x.world, xs)
+            blocks = [{worker: of_worker[name] for worker, of_worker in shapes.items()} for name in arrays]
+            return self.plan(blocks).run(self.P_x.world, xs)
 
     def plan(self, xs: Sequence[ShapeDtypes]) -> ConcatenationPlan:
         """What the layer makes of what all workers hold of each tensor: the same on every worker, without a message.

@@ -37,7 +37,7 @@ class Communicators:
         return self._of_team[self._everyone]
 
     def of_team(self, team: Workers) -> MPI.Intracomm:
-        """That of `team` (in the order of its ranks); its first use is collective in it."""
+        """Return the communicator of `team` (in the order of its ranks); its first use is collective in it."""
         if team not in self._of_team:
             if self.rank not in team:
                 raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
@@ -48,19 +48,19 @@ class Communicators:
         return self._of_team[team]
 
     def team_of(self, comm: MPI.Comm) -> Workers:
-        """The world ranks of a communicator's workers, in the order of its ranks."""
+        """Return the world ranks of a communicator's workers, in the order of its ranks."""
         for team, known in self._of_team.items():
             if known == comm:
                 return team
         return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group()))
 
     def __len__(self) -> int:
-        """How many have been made."""
+        """Return how many have been made."""
         return len(self._of_team)
 
 
 def _reporting_errors(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """`comm`, on which a failed operation of a compiled program says what it means; MPI's own words come last."""
+    """Return `comm`, with an error handler that explains a failed operation before MPI's own words."""
     comm.Set_errhandler(_failed_operation())
     return comm
 

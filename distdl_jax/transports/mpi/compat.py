@@ -37,7 +37,7 @@ def import_mpi4jax() -> ModuleType:
 
 @cache
 def mpi_effect() -> Any:
-    """The effect that orders the operations of mpi4jax; `jax.checkpoint` accepts it from then on.
+    """Return the effect that orders the operations of mpi4jax; `jax.checkpoint` accepts it from then on.
 
     Private: `mpi4jax._src.utils.ordered_effect`, and `jax._src.effects.remat_allowed_effects`. A public name for the
     one, and a public registry of effects, would replace it.
@@ -52,7 +52,8 @@ def mpi_effect() -> Any:
 
 @cache
 def mpi_bcast() -> Primitive:
-    """The primitive of `mpi4jax.bcast`, which returns the root's input there and drops the operation's own result.
+    """Return the primitive of `mpi4jax.bcast`, which returns the root's input there and drops the operation's own
+    result.
 
     Private: `mpi4jax._src.collective_ops.bcast.mpi_bcast_p`, its parameters `root` and `comm`, and its result, which
     is empty on the root. `mpi4jax.bcast` would replace it, if what it returns depended on the operation.
@@ -65,7 +66,7 @@ def mpi_bcast() -> Primitive:
 
 @cache
 def mpi_reduce() -> Primitive:
-    """The primitive of `mpi4jax.reduce`, which returns the input on all but the root and drops the result there.
+    """Return the primitive of `mpi4jax.reduce`, which returns the input on all but the root and drops the result there.
 
     Private: `mpi4jax._src.collective_ops.reduce.mpi_reduce_p`, its parameters `op`, `root` and `comm`, and its result,
     which is empty on all but the root. `mpi4jax.reduce` would replace it, if what it returns depended on the operation.
@@ -77,7 +78,7 @@ def mpi_reduce() -> Primitive:
 
 
 def as_parameter(mpi_object: Any) -> Any:
-    """A communicator or an operation of mpi4py, as the primitives of `mpi_bcast` and `mpi_reduce` take it.
+    """Return a communicator or an operation of mpi4py in the form that `mpi_bcast` and `mpi_reduce` take.
 
     Private: `mpi4jax._src.utils.wrap_as_hashable`. It goes where those primitives go.
     """
@@ -88,7 +89,7 @@ def as_parameter(mpi_object: Any) -> Any:
 
 
 def mpi_operation(eqn: Any) -> tuple[str, dict[str, Any]] | None:
-    """The name and the parameters of an equation that is an operation of mpi4jax; None for any other.
+    """Return the name and the parameters of an equation that is an operation of mpi4jax; None for any other.
 
     Private: that mpi4jax's primitives are called `sendrecv_mpi` and so on, that their parameters are called `comm`,
     `dest`, `source`, `sendtag`, `recvtag`, `tag`, `root` and `op`, and that mpi4py's objects are `wrapped` in them. A

@@ -1,8 +1,8 @@
 """The control channel: how workers agree on something while they trace, without ever waiting in silence.
 
-An agreement has a purpose and a team. Every worker of the team sends its contribution to the team's first worker, which
+An agreement has a label and a team. Every worker of the team sends its contribution to the team's first worker, which
 replies to all; in a large team, both through others, along a tree. Between two workers messages keep their order, so in
-a correct program the next message of a partner is for the same purpose; where it isn't, the two run different programs,
+a correct program the next message of a partner is for the same label; where it isn't, the two run different programs,
 and all workers get to know it. Nothing blocks: a worker that waits looks for messages, and for failures that its
 monitor knows of, in turns.
 """
@@ -16,15 +16,50 @@ from collections.abc import Callable, Container
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
+from mpi4py import MPI
 
 from distdl_jax.errors import one_program
 from distdl_jax.plans.trees import gathered
 from distdl_jax.source_lines import user_line
-from distdl_jax.transports.mpi.mailbox import Mailbox
 from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import Workers
+
+
+class Mailbox:
+    """One worker's mailbox. Nothing blocks; between two workers messages keep their order."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._sent: list[MPI.Request] = []
+        self._everyone = MPI.REQUEST_NULL
+
+    def post(self, message: Any, to: int) -> None:
+        """Send to a worker."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(message, to))
+
+    def has_message(self) -> bool:
+        """Return whether there is a message."""
+        return self._comm.iprobe()
+
+    def next(self) -> tuple[int, Any] | None:
+        """Return the oldest message, after its sender; None where there is none."""
+        if not self.has_message():
+            return None
+        origin = MPI.Status()
+        message = self._comm.recv(status=origin)
+        return origin.source, message
+
+    def begin_barrier(self) -> None:
+        """Tell all workers that this one is here."""
+        self._everyone = self._comm.Ibarrier()
+
+    def has_met(self) -> bool:
+        """Return whether all workers have begun the barrier."""
+        return self._everyone.Test()
+
 
 Contributions = dict[int, Any]
 
@@ -60,20 +95,20 @@ class Envelope(NamedTuple):
     the sender's `calls`, what was sent in a call that the receiver has passed."""
 
     epoch: int
-    purpose: str
+    label: str
     team: Workers
     where: str
     data: Any
     calls: Calls
 
     def describe(self) -> str:
-        return f"{self.purpose} ({self.where})"
+        return f"{self.label} ({self.where})"
 
 
-def _by_worker(team: Workers, said: dict[bytes, Workers]) -> Contributions:
-    """What each has said; one and the same object for all who have said the same."""
+def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributions:
+    """Return each worker's contribution; equal ones are one and the same object."""
     found: Contributions = {}
-    for data, workers in said.items():
+    for data, workers in contributions.items():
         found.update(dict.fromkeys(workers, pickle.loads(data)))
     return {worker: found[worker] for worker in team}
 
@@ -96,12 +131,12 @@ class ControlChannel:
     def agree(
         self,
         team: Workers,
-        purpose: str,
+        label: str,
         contribution: Any,
         decide: Callable[[Contributions], Any] = dict,
         remark: str = "",
     ) -> Any:
-        """The decision of the team's first worker on all contributions, by world rank; collective in `team`.
+        """Return the decision of the team's first worker on all contributions, by world rank; collective in `team`.
 
         `remark`: what messages are to say of it, after the source line.
 
@@ -112,25 +147,25 @@ class ControlChannel:
             return decide({self._rank: contribution})
         where = user_line() + remark + ("; jax_disable_jit" if jax.config.jax_disable_jit else "")  # type: ignore[attr-defined, unused-ignore]
         parent, children = gathered(team, self._rank)
-        log.debug("the team %s agrees on %s, at %s", team, purpose, where)
+        log.debug("the team %s agrees on %s, at %s", team, label, where)
         self.monitor.raise_if_failed()
-        mine = Envelope(self.monitor.epoch, purpose, team, where, None, self.monitor.calls.summary())
-        # By what is said: what many say alike is sent, and read, once.
-        said: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
-        with worker_status().agreeing(self, purpose, where, children if parent is None else children or (parent,)):
+        mine = Envelope(self.monitor.epoch, label, team, where, None, self.monitor.calls.summary())
+        # By contribution: what many contribute alike is sent, and read, once.
+        contributions: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
+        with worker_status().agreeing(self, label, where, children if parent is None else children or (parent,)):
             silent = dict.fromkeys(children)
             while silent:
                 worker_status().still_waits_for(tuple(silent))
-                worker, theirs = self._receive(silent, mine)
+                worker, received = self._receive(silent, mine)
                 del silent[worker]
-                for data, workers in theirs.items():
-                    said[data] = said.get(data, ()) + workers
+                for data, workers in received.items():
+                    contributions[data] = contributions.get(data, ()) + workers
             if parent is None:
                 worker_status().still_waits_for(())  # a decision may take its time
-                decision = decide(_by_worker(team, said))
+                decision = decide(_by_worker(team, contributions))
                 packed = pickle.dumps(decision)
             else:
-                self._post(mine._replace(data=said), parent)
+                self._post(mine._replace(data=contributions), parent)
                 worker_status().still_waits_for((parent,))
                 packed = self._receive({parent}, mine)[1]
             for worker in children:
@@ -142,18 +177,18 @@ class ControlChannel:
         self._mailbox.post(envelope, to)
 
     def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
-        """Who of `sources` is the next to say something, which must be for the same purpose as `mine`, and what."""
-        source, theirs = self._next(sources)
-        if (theirs.purpose, theirs.team) != (mine.purpose, mine.team):
+        """Return the next of `sources` to speak, which must have the same label as `mine`, and its contribution."""
+        source, received = self._next(sources)
+        if (received.label, received.team) != (mine.label, mine.team):
             self.monitor.fail(
                 f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
-                f"{source} {theirs.describe()}. {one_program((mine.purpose, theirs.purpose))}",
+                f"{source} {received.describe()}. {one_program((mine.label, received.label))}",
                 (self._rank, source),
             )
-        return source, theirs.data
+        return source, received.data
 
     def _next(self, sources: Container[int]) -> tuple[int, Envelope]:
-        """The oldest message of any of `sources`, and whose it is; other messages are kept."""
+        """Return the oldest message of any of `sources`, after its sender; keep other messages."""
         looks = 0
         while True:
             # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure

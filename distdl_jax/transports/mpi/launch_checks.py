@@ -51,10 +51,10 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }
     everyone: list[tuple[dict[str, object], Reading]] = comm.allgather((mine, own_reading()))
-    check_settings([told for _, told in everyone])
+    check_settings([reading for _, reading in everyone])
     for what in mine:
         refuse_differences(what, [facts[what] for facts, _ in everyone])
-    if comm.Get_rank() == 0 and (warning := warning_of_unknown([told for _, told in everyone])):
+    if comm.Get_rank() == 0 and (warning := warning_of_unknown([reading for _, reading in everyone])):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
 
 

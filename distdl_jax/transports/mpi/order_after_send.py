@@ -17,7 +17,7 @@ from distdl_jax.transports.mpi.compat import mpi_effect
 
 
 def sent_first(x: Array) -> Array:
-    """`x`, for those who use it after the messages that were traced so far; nothing is copied. On CPUs alone."""
+    """Order the uses of `x` after the messages traced so far; nothing is copied. On CPUs alone."""
     result: Array = _sent_first.bind(x)
     return result
 

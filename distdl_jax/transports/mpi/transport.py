@@ -149,12 +149,12 @@ class MPITransport:
 
 
 def _not_before(earlier: Array, x: Array) -> Array:
-    """`x`, which is there no sooner than `earlier`."""
+    """Order `x` after `earlier`."""
     return lax.optimization_barrier((x, earlier))[0]
 
 
 def _together(results: list[Array]) -> Array:
-    """The first of them, which depends on all."""
+    """Return the first array, tied to all of them."""
     return results[0] if len(results) == 1 else lax.optimization_barrier(tuple(results))[0]
 
 
@@ -165,7 +165,7 @@ def _first_element(x: Array) -> Array:
 
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:
-    """`dtype`, or the unsigned integer of its width where MPI does not know it."""
+    """Return `dtype`, or the unsigned integer of its width where MPI does not know it."""
     return np.dtype(dtype) if np.dtype(dtype).name in _MPI_DTYPES else np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
 
 
@@ -175,7 +175,7 @@ def _as_sendable(x: Array) -> Array:
 
 
 def _chunk_shape_dtypes(whole: ShapeDtype) -> list[ShapeDtype]:
-    """Those of the messages that carry an array: its own, but for the dtype, where one is enough."""
+    """Return the shapes and dtypes of the messages that carry an array."""
     dtype = _sendable_dtype(whole.dtype)
     if whole.size <= MAX_ELEMENTS:
         # Not flat: XLA's loops over a reshaped array are several times slower.
@@ -185,7 +185,7 @@ def _chunk_shape_dtypes(whole: ShapeDtype) -> list[ShapeDtype]:
 
 
 def _chunks(x: Array) -> list[Array]:
-    """`x` as the messages that carry it: itself where one is enough."""
+    """Cut `x` into the messages that carry it."""
     if x.size <= MAX_ELEMENTS:
         return [x]
     starts = range(0, x.size, MAX_ELEMENTS)
@@ -193,7 +193,7 @@ def _chunks(x: Array) -> list[Array]:
 
 
 def _assembled(parts: list[Array], whole: ShapeDtype) -> Array:
-    """The array that arrived as `parts`."""
+    """Assemble the array that arrived as `parts`."""
     array = parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
     if array.dtype != whole.dtype:
         array = lax.bitcast_convert_type(array, whole.dtype)
@@ -203,7 +203,7 @@ def _assembled(parts: list[Array], whole: ShapeDtype) -> Array:
 def _operation(
     kind: str, params: dict[str, Any], equation: Any, team_of: Callable[[MPI.Intracomm], Workers]
 ) -> Operation:
-    """One of mpi4jax's equations as the library's plans know it."""
+    """Translate one of mpi4jax's equations into an operation of a program."""
     team, given = team_of(params["comm"]), equation.invars[0].aval
 
     def worker(name: str) -> int | None:

@@ -17,9 +17,8 @@ from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line
 from distdl_jax.transports.mpi.communicators import Communicators
-from distdl_jax.transports.mpi.control import CHANGED, ControlChannel
+from distdl_jax.transports.mpi.control import CHANGED, ControlChannel, Mailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
-from distdl_jax.transports.mpi.mailbox import Mailbox
 from distdl_jax.transports.mpi.transport import MPITransport
 from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.watchdog.agent import Agent
@@ -56,7 +55,7 @@ class MPIWorld:
         return self._agent.calls
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         if self.is_closed:
             raise SetupError("This partition was made before dj.close(), which has closed its world. Make a new one.")
@@ -64,12 +63,12 @@ class MPIWorld:
         if len(team) > 1:
             refuse_to_run_again(self.rank)
         if len(team) == 1:
-            return self._control.agree(team, purpose, contribution, decide)
+            return self._control.agree(team, label, contribution, decide)
 
         def meet(changed: bool) -> Any:
-            return self._control.agree(team, purpose, contribution, decide, CHANGED if changed else "")
+            return self._control.agree(team, label, contribution, decide, CHANGED if changed else "")
 
-        return worker_status().agree(team, purpose, contribution, meet, self._agent.fail)
+        return worker_status().agree(team, label, contribution, meet, self._agent.fail)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         self._agent.remember(name, programs)
@@ -79,7 +78,7 @@ class MPIWorld:
 
 
 def _members(comm: MPI.Intracomm) -> Workers:
-    """Its workers, by their ranks in COMM_WORLD."""
+    """Return the workers of a communicator, by their ranks in COMM_WORLD."""
     return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
 
 
@@ -104,13 +103,15 @@ def _world_attribute() -> int:
 
 @cache
 def _leave_before_mpi_ends() -> None:
-    """A program may call MPI.Finalize itself: that is its end. MPI first drops what COMM_SELF carries."""
+    """Leave the watchdog where a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: watchdog_thread.leave())
     MPI.COMM_SELF.Set_attr(key, None)
 
 
 def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
-    """The world of `comm` (default: COMM_WORLD); the same object each time. The first call is collective in `comm`."""
+    """Return the world of `comm` (default: COMM_WORLD), the same object each time; the first call is collective in
+    `comm`.
+    """
     if comm == MPI.COMM_NULL:
         raise InvalidArgumentError("`comm` is MPI.COMM_NULL; a partition needs a communicator with workers in it.")
     if comm is not None and not isinstance(comm, MPI.Intracomm):

@@ -32,5 +32,5 @@ def one_more_runs() -> Iterator[None]:
 
 
 def simulations_run() -> bool:
-    """Whether any `dj.simulate` runs in this process."""
+    """Return whether any `dj.simulate` runs in this process."""
     return _running > 0

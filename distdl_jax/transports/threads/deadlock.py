@@ -13,7 +13,7 @@ from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import Stop
 from distdl_jax.source_lines import line_of
-from distdl_jax.transports.threads.participant import AGREEMENT, Party
+from distdl_jax.transports.threads.participant import AGREEMENT, Participant
 from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.deadlock import State, View, different_functions, find_deadlock
 
@@ -23,7 +23,7 @@ _COMPARE = (
 )
 
 
-def standstill_text(chain: list[Party]) -> str:
+def deadlock_text(chain: list[Participant]) -> str:
     """Why the workers of `chain` can't go on: each waits for the next, the last for the first, or it has ended."""
     if (text := _as_the_watchdog_says(chain)) is not None:
         return text
@@ -36,25 +36,25 @@ def standstill_text(chain: list[Party]) -> str:
         what = f"{_at(first)}, but {_at(last)}: neither can go on{tags_text(_stop(first), _stop(last))}"
     else:
         what = f"{'; '.join(map(_at, chain))}: each waits for the next"
-    advice = one_program(map(_purpose, chain))
+    advice = one_program(map(_label, chain))
     if advice is ONE_PROGRAM:
         advice += _about_adjoints(*chain)
     return f"The workers wait for each other for ever: {what}. {advice}"
 
 
-def _about_adjoints(*parties: Party) -> str:
+def _about_adjoints(*workers: Participant) -> str:
     """Return a hint where a worker is in an operation that nobody has compared."""
-    uncompared = any(party.waits and not _agrees(party) and not party.status.in_call for party in parties)
+    uncompared = any(worker.waits and not _agrees(worker) and not worker.status.in_call for worker in workers)
     return _COMPARE if uncompared else ""
 
 
-def amounts_text(first: Party, second: Party) -> str:
-    """That the two are at operations that belong together, but don't mean the same."""
-    first, second = sorted((first, second), key=lambda party: party.rank)
+def amounts_text(first: Participant, second: Participant) -> str:
+    """Say that two workers' operations belong together but differ in length or dtype."""
+    first, second = sorted((first, second), key=lambda worker: worker.rank)
     if not (_agrees(first) and _agrees(second)) and (text := _as_the_watchdog_says([first, second])) is not None:
         return text
     if _agrees(first) or _agrees(second):
-        advice = one_program(map(_purpose, (first, second)))
+        advice = one_program(map(_label, (first, second)))
         return (
             f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}{_about_adjoints(first, second)}"
         )
@@ -64,45 +64,45 @@ def amounts_text(first: Party, second: Party) -> str:
     )
 
 
-def _as_the_watchdog_says(parties: list[Party]) -> str | None:
-    """What the watchdog of many processes would conclude from what the workers do; None where that is nothing."""
-    states = {party.rank: _state(party, parties) for party in parties}
-    if not any(_agrees(party) for party in parties):
+def _as_the_watchdog_says(workers: list[Participant]) -> str | None:
+    """Return what the watchdog of a job of processes would conclude; None where that is nothing."""
+    states = {worker.rank: _state(worker, workers) for worker in workers}
+    if not any(_agrees(worker) for worker in workers):
         # Then the operations tell more, unless the workers have called different functions.
         states = {rank: replace(state, kind="running") for rank, state in states.items()}
-    names = {party.rank: dict(party.status.calls) for party in parties}
+    names = {worker.rank: dict(worker.status.calls) for worker in workers}
     if (text := different_functions(names)) is not None:
         return text
     deadlock = find_deadlock(View(states))
     return None if deadlock is None else deadlock.text
 
 
-def _agrees(party: Party) -> bool:
-    return party.operation is not None and party.operation.kind == AGREEMENT and not party.ended
+def _agrees(worker: Participant) -> bool:
+    return worker.operation is not None and worker.operation.kind == AGREEMENT and not worker.ended
 
 
-def _purpose(party: Party) -> str:
-    """What a worker agrees on, if it does."""
-    return party.operation.op if party.operation is not None and _agrees(party) else ""
+def _label(worker: Participant) -> str:
+    """Return the label of the agreement that a worker is in, if any."""
+    return worker.operation.op if worker.operation is not None and _agrees(worker) else ""
 
 
-def _at(party: Party) -> str:
-    """What a worker that waits is doing."""
-    if _agrees(party):
-        assert party.operation is not None
-        return f"worker {party.rank} is about to run {party.operation.op} ({party.operation.place.line})"
-    return f"worker {party.rank} is in its operation {party.done + 1}, {_operation(party)}"
+def _at(worker: Participant) -> str:
+    """Describe what a waiting worker is doing."""
+    if _agrees(worker):
+        assert worker.operation is not None
+        return f"worker {worker.rank} is about to run {worker.operation.op} ({worker.operation.place.line})"
+    return f"worker {worker.rank} is in its operation {worker.done + 1}, {_operation(worker)}"
 
 
-def _operation(party: Party) -> str:
-    """The operation, the layer that it is part of, and the user's line that the thread is at."""
-    operation = party.operation
+def _operation(worker: Participant) -> str:
+    """Describe the operation, its layer, and the user's line that the thread is at."""
+    operation = worker.operation
     assert operation is not None
-    return describe(replace(operation, place=replace(operation.place, line=_line(party))))
+    return describe(replace(operation, place=replace(operation.place, line=_line(worker))))
 
 
-def _line(party: Party) -> str:
-    frame = sys._current_frames().get(party.thread)
+def _line(worker: Participant) -> str:
+    frame = sys._current_frames().get(worker.thread)
     return "" if frame is None else line_of(frame)
 
 
@@ -110,33 +110,35 @@ def _operations(count: int) -> str:
     return "1 operation" if count == 1 else f"{count} operations"
 
 
-def _stop(party: Party) -> Stop:
-    return Stop(party.rank, party.operation, party.done + 1, 0)
+def _stop(worker: Participant) -> Stop:
+    return Stop(worker.rank, worker.operation, worker.done + 1, 0)
 
 
-def _state(party: Party, parties: list[Party]) -> State:
-    """What the worker is doing, as the watchdog of a job of many processes has it; in an agreement it waits for those
-    of `parties` that belong to it, too."""
-    number, name = party.status.calls[-1]
-    inside = party.status.in_call
+def _state(worker: Participant, workers: list[Participant]) -> State:
+    """Return the worker's state as the watchdog of a job of processes has it.
+
+    In an agreement it waits for those of `workers` that take part in it, too.
+    """
+    number, name = worker.status.calls[-1]
+    inside = worker.status.in_call
     # Whoever is in a call, in an operation that is no agreement, has passed its trace.
-    passed = number - (inside and (not party.waits or _agrees(party)))
-    calls = Calls(number, name, (number,), inside, party.status.tracing, passed=passed)
+    passed = number - (inside and (not worker.waits or _agrees(worker)))
+    calls = Calls(number, name, (number,), inside, worker.status.tracing, passed=passed)
     state = State("running", calls=calls)
-    if party.ended:
+    if worker.ended:
         return replace(state, kind="left")
-    if not party.waits:
+    if not worker.waits:
         return state
-    if _agrees(party):
-        assert party.operation is not None
-        purpose, where = party.operation.op, party.operation.place.line
-        here = {other.rank for other in parties if other is not party} & {*party.operation.team}
-        waits_for = tuple(sorted(here.union(_others(party.operation, party))))
-        return replace(state, kind="agreeing", purpose=purpose, where=where, waits_for=waits_for)
-    return replace(state, kind="executing", where=_line(party))
+    if _agrees(worker):
+        assert worker.operation is not None
+        label, where = worker.operation.op, worker.operation.place.line
+        here = {other.rank for other in workers if other is not worker} & {*worker.operation.team}
+        waits_for = tuple(sorted(here.union(_others(worker.operation, worker))))
+        return replace(state, kind="agreeing", label=label, where=where, waits_for=waits_for)
+    return replace(state, kind="executing", where=_line(worker))
 
 
-def _others(operation: Operation, party: Party) -> tuple[int, ...]:
-    """For whom a worker of an agreement waits, as over MPI: the first for the others, these for the first."""
+def _others(operation: Operation, worker: Participant) -> tuple[int, ...]:
+    """Return whom a worker of an agreement waits for, as over MPI: the first for the others, these for the first."""
     first, *others = operation.team
-    return tuple(others) if party.rank == first else (first,)
+    return tuple(others) if worker.rank == first else (first,)

@@ -10,10 +10,10 @@ from distdl_jax.watchdog.status import WorkerStatus
 from distdl_jax.world import Workers
 
 AGREEMENT = "agreement"
-"""The kind of the operation by which workers agree on something while they trace; its `op` is the purpose."""
+"""The kind of the operation by which workers agree on something while they trace; its `op` is the label."""
 
 
-class Party:
+class Participant:
     """One worker at the rendezvous: its operation, and what of it still waits.
 
     - `sends`, `receives`, `meets`: the halves of a message, or the meeting of a team, that wait for partners.
@@ -68,5 +68,5 @@ class Party:
             self.release()
 
     def is_at(self, team: Workers) -> bool:
-        """Whether it waits in a collective of this team."""
+        """Return whether it waits in a collective of this team."""
         return self.meets and self.operation is not None and self.operation.team == team

@@ -16,8 +16,8 @@ import numpy as np
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import collective, expected, fit, sent
-from distdl_jax.transports.threads.deadlock import amounts_text, standstill_text
-from distdl_jax.transports.threads.participant import AGREEMENT, Party
+from distdl_jax.transports.threads.deadlock import amounts_text, deadlock_text
+from distdl_jax.transports.threads.participant import AGREEMENT, Participant
 from distdl_jax.world import Workers
 
 
@@ -30,7 +30,7 @@ class Rendezvous:
 
     def __init__(self, size: int) -> None:
         self._lock = threading.Lock()
-        self.parties = tuple(Party(rank, size, self._lock) for rank in range(size))
+        self.workers = tuple(Participant(rank, size, self._lock) for rank in range(size))
         self._failures = 0
         self._failure = ""
         self._stopped = ""
@@ -38,16 +38,16 @@ class Rendezvous:
     def begin(self) -> None:
         """Begin the next program; the workers know of no failure of the one before."""
         with self._lock:
-            for party in self.parties:
-                party.ended = False
-                party.failures_seen = self._failures
+            for worker in self.workers:
+                worker.ended = False
+                worker.failures_seen = self._failures
 
     def perform(self, rank: int, operation: Operation, given: Any) -> Any:
         """Carry out one operation of a worker, and wait until it is complete; what the worker gets by it.
 
         **Raises:** `PlanError`, on all workers, where some of them can never go on; `WorkerStopped` after `stop`.
         """
-        me = self.parties[rank]
+        me = self.workers[rank]
         with self._lock:
             self._raise_if_failed(me)
             if me.operation is not None:
@@ -61,7 +61,7 @@ class Rendezvous:
                 if (problem := self._match(me)) is not None:
                     self._fail(problem)
                 elif stuck := self._found_stuck(me):
-                    self._fail(standstill_text(stuck))
+                    self._fail(deadlock_text(stuck))
                 while me.waits:
                     me.wake.wait()
                 if me.gave_up:
@@ -73,34 +73,34 @@ class Rendezvous:
     def tell(self, team: Workers, decision: Any) -> None:
         """Give the other workers of `team` what the first of them has decided."""
         with self._lock:
-            for party in (self.parties[rank] for rank in team[1:]):
-                if party.listens and party.operation is not None and party.operation.team == team:
-                    party.result = decision
-                    party.release()
+            for worker in (self.workers[rank] for rank in team[1:]):
+                if worker.listens and worker.operation is not None and worker.operation.team == team:
+                    worker.result = decision
+                    worker.release()
 
     def leave(self, rank: int) -> None:
         """Note that a worker's program has ended; who waits for it will wait no longer."""
         with self._lock:
-            me = self.parties[rank]
+            me = self.workers[rank]
             me.ended = True
-            for party in self.parties:
-                if stuck := self._found_stuck(party):
-                    self._fail(standstill_text(stuck))
+            for worker in self.workers:
+                if stuck := self._found_stuck(worker):
+                    self._fail(deadlock_text(stuck))
 
     def stop(self, reason: str) -> None:
         """Have every worker end that is here, or comes here from now on."""
         with self._lock:
             self._stopped = self._stopped or reason
-            for party in self.parties:
-                party.give_up()
+            for worker in self.workers:
+                worker.give_up()
 
     def _fail(self, text: str) -> None:
         self._failures += 1
         self._failure = text
-        for party in self.parties:
-            party.give_up()
+        for worker in self.workers:
+            worker.give_up()
 
-    def _raise_if_failed(self, me: Party) -> None:
+    def _raise_if_failed(self, me: Participant) -> None:
         # Also where all are being stopped for it: a worker may have something to say that is the reason of the failure.
         if me.failures_seen < self._failures and not me.ended:
             me.failures_seen = self._failures
@@ -110,16 +110,16 @@ class Rendezvous:
             me.raised = WorkerStopped(self._stopped)
             raise me.raised
 
-    def _match(self, me: Party) -> str | None:
+    def _match(self, me: Participant) -> str | None:
         """Match what can be matched of a worker's new operation; what is wrong, where partners don't mean the same."""
         operation = me.operation
         assert operation is not None
         if not me.meets:
             for sender, receiver in ((me, operation.dest), (operation.source, me)):
-                if (problem := self._pass_on(self._party(sender), self._party(receiver), me)) is not None:
+                if (problem := self._pass_on(self._worker(sender), self._worker(receiver), me)) is not None:
                     return problem
             return None
-        team = [self.parties[rank] for rank in operation.team]
+        team = [self.workers[rank] for rank in operation.team]
         for other in team:
             if other.is_at(operation.team) and collective(other.operation) != collective(operation):
                 return amounts_text(other, me)
@@ -131,11 +131,11 @@ class Rendezvous:
                     other.wake.notify()
         return None
 
-    def _party(self, who: Party | int | None) -> Party | None:
-        return self.parties[who] if isinstance(who, int) else who
+    def _worker(self, who: Participant | int | None) -> Participant | None:
+        return self.workers[who] if isinstance(who, int) else who
 
-    def _pass_on(self, sender: Party | None, receiver: Party | None, me: Party) -> str | None:
-        """The message from one to the other, if it is theirs."""
+    def _pass_on(self, sender: Participant | None, receiver: Participant | None, me: Participant) -> str | None:
+        """Pass the message from one worker to the other, if it is theirs."""
         if sender is None or receiver is None or not fit(sender, receiver):
             return None
         if sent(sender) != expected(receiver):
@@ -148,18 +148,18 @@ class Rendezvous:
             other.wake.notify()
         return None
 
-    def _awaited(self, party: Party) -> list[int]:
-        """The workers without which this one can't go on."""
-        operation = party.operation
+    def _awaited(self, worker: Participant) -> list[int]:
+        """Return the workers without which this one can't go on."""
+        operation = worker.operation
         assert operation is not None
-        if party.listens:
+        if worker.listens:
             return [operation.team[0]]
-        if party.meets:
-            return [rank for rank in operation.team if not self.parties[rank].is_at(operation.team)]
-        halves = [operation.dest if party.sends else None, operation.source if party.receives else None]
+        if worker.meets:
+            return [rank for rank in operation.team if not self.workers[rank].is_at(operation.team)]
+        halves = [operation.dest if worker.sends else None, operation.source if worker.receives else None]
         return [rank for rank in halves if rank is not None]
 
-    def _found_stuck(self, start: Party) -> list[Party]:
+    def _found_stuck(self, start: Participant) -> list[Participant]:
         """Workers that can never go on, each waiting for the next: up to one that has ended, or back to `start`.
 
         The shortest such chain; none where `start` waits for workers that run.
@@ -168,7 +168,7 @@ class Rendezvous:
         seen = {start.rank}
         for chain in chains:
             for rank in self._awaited(chain[-1]):
-                other = self.parties[rank]
+                other = self.workers[rank]
                 if other is start:
                     return chain
                 if other.ended:
@@ -179,28 +179,28 @@ class Rendezvous:
         return []
 
 
-def _complete(operation: Operation, team: list[Party]) -> None:
-    """What each worker gets from a collective that all have come to."""
+def _complete(operation: Operation, team: list[Participant]) -> None:
+    """Return each worker's result of a collective that all have come to."""
     first = team[0]
     match operation.kind:
         case kind if kind == AGREEMENT:
-            first.result = {party.rank: party.given for party in team}
-            for party in team[1:]:
-                party.listens = True
+            first.result = {worker.rank: worker.given for worker in team}
+            for worker in team[1:]:
+                worker.listens = True
         case "bcast":
-            for party in team[1:]:
-                party.result = first.given
+            for worker in team[1:]:
+                worker.result = first.given
         case _:
-            total = _reduced(operation.op, [party.given for party in team])
-            for party in team if operation.kind == "allreduce" else team[:1]:
-                party.result = total
+            total = _reduced(operation.op, [worker.given for worker in team])
+            for worker in team if operation.kind == "allreduce" else team[:1]:
+                worker.result = total
 
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {"SUM": np.add, "MAX": np.maximum}
 
 
 def _reduced(op: str, blocks: list[Any]) -> Any:
-    """One after the other in the order of the team, whoever came last; of infinities without a warning, as MPI does."""
+    """Reduce in the order of the team, whoever came last; without warnings about infinities, as MPI does."""
     total = np.array(blocks[0])
     with np.errstate(all="ignore"):
         for block in blocks[1:]:

@@ -15,7 +15,7 @@ def simulate(n: int, program: Callable[..., Any], *args: Any) -> list[Any]:
     """Run `program(*args)` on `n` workers in this process, each in a thread, without `mpirun` and without MPI.
 
     In the program `dj.Partition()` is the partition of the `n` workers, and everything works as over MPI: jit, all
-    transformations, handshakes, `dj.jit` and `dj.check`, and the errors. Every worker has a CPU device of its own.
+    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has a CPU device of its own.
     A function that the workers share is traced and compiled for each of them, and anew in every call of `simulate`.
 
     A mistake that would have workers wait for ever is found where they begin to: all of them raise at once. An

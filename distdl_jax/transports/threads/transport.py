@@ -20,7 +20,7 @@ from distdl_jax.transports.threads.rendezvous import Rendezvous
 from distdl_jax.world import Reduction, Workers
 
 
-class InProcessTransport:
+class ThreadTransport:
     """The operations of this worker at the rendezvous of its world."""
 
     # As over MPI, so that sums are added in the same order, and checks report the same messages.
@@ -71,7 +71,7 @@ class InProcessTransport:
         sent = coming if kind == "recv" else _like(x)
         operation = Operation(
             kind,
-            tuple(range(len(self._rendezvous.parties))),
+            tuple(range(len(self._rendezvous.workers))),
             dest=dest,
             source=source,
             send_tag=tag,
@@ -111,7 +111,7 @@ def _nothing(x: Array) -> ShapeDtype:
 
 
 def _together(x: Array, result: Array) -> Array:
-    """`x`, which depends on the result."""
+    """Return `x`, tied to the result."""
     return lax.optimization_barrier((x, result))[0]
 
 
@@ -124,7 +124,7 @@ def _first_element(after: Array) -> Array:
 _effect = ordered_effect("simulated messages")
 
 
-def _lowered(ctx: Any, x: Any, *, transport: InProcessTransport, operation: Operation, coming: ShapeDtype) -> Any:
+def _lowered(ctx: Any, x: Any, *, transport: ThreadTransport, operation: Operation, coming: ShapeDtype) -> Any:
     operation = replace(operation, place=place_of("", (str(ctx.name_stack),)))
 
     def call(given: np.ndarray) -> tuple[np.ndarray]:

@@ -1,20 +1,24 @@
-"""The threads of a simulated world: started, watched and ended together."""
+"""The threads of a simulated world, each with a CPU device of its own: started, watched and ended together."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import os
+import sys
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 import jax
 
+from distdl_jax.compat import new_cpu_device
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
-from distdl_jax.transports.threads.devices import give_back, take_devices, threads_of_each
-from distdl_jax.transports.threads.parsing import one_parses_at_a_time
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
-from distdl_jax.transports.threads.world import InProcessWorld
+from distdl_jax.transports.threads.world import ThreadWorld
 from distdl_jax.watchdog.status import acting_as
 
 TURN = 0.2
@@ -35,7 +39,7 @@ class Workers:
 
     def __init__(self, size: int) -> None:
         self._rendezvous = Rendezvous(size)
-        self._worlds = [InProcessWorld(rank, self._rendezvous) for rank in range(size)]
+        self._worlds = [ThreadWorld(rank, self._rendezvous) for rank in range(size)]
         self._cores = threads_of_each(size)
         self._devices = take_devices(size, self._cores)
         self._changed = threading.Condition()
@@ -46,7 +50,9 @@ class Workers:
         self._others_fault = False  # whether that error says no more than that workers can't go on
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `program(*args)` returns on each worker; raises the first error of any, when all have ended."""
+        """Run `program(*args)` on each worker and return the results; raise the first error of any, when all have
+        ended.
+        """
         with one_parses_at_a_time(), one_more_runs():
             return self._run(program, args)
 
@@ -90,13 +96,13 @@ class Workers:
             threading.stack_size(before)
 
     def _work(self, rank: int, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """One worker's thread."""
-        party = self._rendezvous.parties[rank]
-        party.thread = threading.get_ident()
+        """Run one worker's thread."""
+        worker = self._rendezvous.workers[rank]
+        worker.thread = threading.get_ident()
         error: BaseException | None = None
         try:
             with (
-                acting_as(party.status),
+                acting_as(worker.status),
                 simulated_world(self._worlds[rank]),
                 jax.default_device(self._devices[rank]),
             ):
@@ -105,14 +111,14 @@ class Workers:
                 jax.effects_barrier()
             self._rendezvous.leave(rank)
         except BaseException as raised:
-            error = party.raised if _is_caused_by(raised, party.raised) else raised
+            error = worker.raised if _is_caused_by(raised, worker.raised) else raised
         with self._changed:
             del self._running[rank]
             # What a worker raises by itself says more than that the others can't go on, which they may know before it.
-            is_first = self._error is None or (self._others_fault and error is not party.raised)
+            is_first = self._error is None or (self._others_fault and error is not worker.raised)
             if error is not None and is_first and not isinstance(error, WorkerStopped):
                 error.add_note(f"Raised on worker {rank} of {len(self._worlds)}, in dj.simulate.")
-                self._error, self._others_fault = error, error is party.raised
+                self._error, self._others_fault = error, error is worker.raised
             self._changed.notify_all()
 
     def _stop(self, reason: str) -> None:
@@ -141,7 +147,7 @@ class Workers:
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What `program(*args)` returns: None where it exits with success, which ends a worker as a return does."""
+    """Return what `program(*args)` returns; None where it exits with success, which ends a worker as a return does."""
     try:
         return program(*args)
     except SystemExit as end:
@@ -151,7 +157,74 @@ def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
-    """Whether an error of a compiled program (of C++, a ValueError) is what its operation raised."""
+    """Return whether an error of a compiled program (of C++, a ValueError) is what its operation raised."""
     return (
         raised is not None and isinstance(error, jax.errors.JaxRuntimeError | ValueError) and str(raised) in str(error)
     )
+
+
+# --- devices ---
+# Each worker has a client of its own, which runs programs in the thread that calls them. On a client that all share,
+# programs of one worker could hold what others need to go on: a place in the queue, or a thread of the pool.
+
+FEWEST = 2
+"""Threads that a client has at least. A program whose inputs are copied from elsewhere runs in one of them, and waits
+there for other workers; those may wait, in their turn, for a copy that the client has to make."""
+
+_lock = threading.Lock()
+_free: dict[int, list[Any]] = defaultdict(list)
+
+
+def threads_of_each(workers: int) -> int:
+    """Return how many threads a worker computes with: NPROC, as over MPI, or its share of the cores."""
+    return int(os.environ.get("NPROC") or max(1, (os.cpu_count() or 1) // workers))
+
+
+def take_devices(count: int, threads: int) -> list[Any]:
+    """Take as many devices that nobody else uses, each with as many threads."""
+    with _lock:
+        free = _free[threads]
+        return [free.pop() if free else new_cpu_device(max(threads, FEWEST)) for _ in range(count)]
+
+
+def give_back(devices: list[Any], threads: int) -> None:
+    """Let others use them: making a client takes some milliseconds, and it is never freed."""
+    with _lock:
+        _free[threads].extend(devices)
+
+
+# --- syntax trees ---
+
+_parse: Any = ast.parse
+_parsing = threading.RLock()
+_counting = threading.Lock()
+_runs = 0
+
+
+def _parse_alone(*args: Any, **kwargs: Any) -> Any:
+    with _parsing:
+        return _parse(*args, **kwargs)
+
+
+@contextmanager
+def one_parses_at_a_time() -> Iterator[None]:
+    """Make `ast.parse` and `ast.literal_eval` safe in all threads, inside. Several runs may overlap.
+
+    Before Python 3.13 all threads share one counter of how deep a syntax tree is (python/cpython#106905). Where another
+    thread runs in the middle, while garbage is collected, `ast.parse` raises a SystemError; `np.load` parses the header
+    of every array.
+    """
+    global _runs
+    if sys.version_info >= (3, 13):
+        yield
+        return
+    with _counting:
+        _runs += 1
+        ast.parse = _parse_alone
+    try:
+        yield
+    finally:
+        with _counting:
+            _runs -= 1
+            if _runs == 0:
+                ast.parse = _parse

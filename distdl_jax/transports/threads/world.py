@@ -14,24 +14,24 @@ from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.participant import AGREEMENT
 from distdl_jax.transports.threads.rendezvous import Rendezvous
-from distdl_jax.transports.threads.transport import InProcessTransport
+from distdl_jax.transports.threads.transport import ThreadTransport
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import Workers
 
 
-class InProcessWorld:
+class ThreadWorld:
     """Worker `rank` of those that meet at `rendezvous`."""
 
     def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self.rank = rank
-        self.size = len(rendezvous.parties)
-        self.transport = InProcessTransport(rank, rendezvous)
+        self.size = len(rendezvous.workers)
+        self.transport = ThreadTransport(rank, rendezvous)
         self.calls = None  # where its workers stand still is known without
         self.may_measure = False  # the other workers compute in this process, too
         self._rendezvous = rendezvous
 
     def agree(
-        self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
+        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
         if simulated_world.value is not self:
             raise SetupError(
@@ -42,27 +42,27 @@ class InProcessWorld:
             return decide({self.rank: contribution})
         refuse_to_run_again(self.rank)
         return worker_status().agree(
-            team, purpose, contribution, lambda _: self._meet(team, purpose, contribution, decide), _fail
+            team, label, contribution, lambda _: self._meet(team, label, contribution, decide), _fail
         )
 
-    def _meet(self, team: Workers, purpose: str, contribution: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
+    def _meet(self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
         # A program whose inputs are copied from elsewhere runs once they are there, in another thread.
         wait_for_program(self.transport.effect)
-        operation = Operation(AGREEMENT, team, op=purpose, place=Place(user_line()))
+        operation = Operation(AGREEMENT, team, op=label, place=Place(user_line()))
         # Pickled, as between processes: no worker holds an object that another may change.
-        told = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
+        gathered = self._rendezvous.perform(self.rank, operation, pickle.dumps(contribution))
         if self.rank != team[0]:
-            return pickle.loads(told)
-        others = {worker: pickle.loads(theirs) for worker, theirs in told.items() if worker != self.rank}
+            return pickle.loads(gathered)
+        others = {worker: pickle.loads(packed) for worker, packed in gathered.items() if worker != self.rank}
         decision = decide({self.rank: contribution, **others})
         self._rendezvous.tell(team, pickle.dumps(decision))
         return decision
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Nothing: where the workers stand still, their operations are known."""
+        """Keep nothing: where workers stand still, their operations are known."""
 
     def check_devices(self) -> None:
-        """Every worker has a device of its own, however many the process has."""
+        """Accept any devices: every worker has one of its own."""
 
 
 def _fail(text: str) -> NoReturn:

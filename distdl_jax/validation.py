@@ -1,0 +1,228 @@
+"""Checks of public functions' arguments.
+
+Checks of arrays import numpy and JAX when they are called, so that the plans, which check integers, do without them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Sizes = int | Sequence[int]
+Padding = int | str | Sequence[int | tuple[int, int]]
+
+
+def check_function(name: str, value: Any) -> None:
+    """Refuse a value that can't be called."""
+    if not callable(value):
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be a function.")
+
+
+def checked_integer(name: str, value: Any, least: int | None = None) -> int:
+    """Return the argument `name` as an int, which is not below `least`; True is no integer."""
+    try:
+        number = _integer(value)
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
+    if least is not None and number < least:
+        raise InvalidArgumentError(f"`{name}` (={number}) must be {least} or more.")
+    return number
+
+
+def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
+    """Return the argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
+    try:
+        return tuple(map(_integer, (values,) if or_one and not isinstance(values, Iterable) else values))
+    except TypeError:
+        kind = f"{'an integer or ' * or_one}a sequence of integers"
+        raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def checked_boolean(name: str, value: Any) -> bool:
+    """Return the argument `name`, a bool or one of the integers 0 and 1, as a bool.
+
+    Scalar arrays of numpy and JAX are accepted, unless they are traced.
+    """
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if isinstance(value, int) or (kind in ("b", "i", "u") and value.shape == ()):
+        try:
+            if (truth := bool(value)) == value:
+                return truth
+        except TypeError:  # JAX's, of a tracer
+            raise InvalidTypeError(
+                f"`{name}` (={value!r}) must be True or False, but is traced; it has to be known while tracing: let it "
+                "be a static argument of the jit."
+            ) from None
+    raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
+
+
+def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
+    """Return the argument `name`, a sequence of truth values as `checked_boolean` takes them, as a tuple of bools."""
+    try:
+        given = tuple(values)
+    except TypeError:
+        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.") from None
+    return tuple(checked_boolean(f"{name}[{place}]", value) for place, value in enumerate(given))
+
+
+def checked_axes(name: str, axes: object, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the argument `name`, dimensions of a partition of `shape`, ascending; negative ones count from the end."""
+    axes = checked_integers(name, axes, or_one=True)
+    if wrong := [axis for axis in axes if not -len(shape) <= axis < len(shape)]:
+        extents = " x ".join(map(str, shape)) or "()"
+        raise InvalidArgumentError(
+            f"`{name}` (={axes}) names dimension {wrong[0]}, but the partition (shape {extents}) has dimensions 0 to "
+            f"{len(shape) - 1}."
+        )
+    positive = [axis % len(shape) for axis in axes]
+    if len(set(positive)) < len(positive):
+        raise InvalidArgumentError(f"`{name}` (={axes}) names a dimension twice; name each at most once.")
+    return tuple(sorted(positive))
+
+
+def checked_axis(name: str, axis: object, shape: tuple[int, ...]) -> int:
+    """Return the argument `name`, one dimension of a partition of `shape`; a negative one counts from the end."""
+    return checked_axes(name, checked_integer(name, axis), shape)[0]
+
+
+def is_integer(value: Any, least: int | None = None) -> bool:
+    """Return whether `value` is an integer, Python's or numpy's, not below `least`; True is no integer."""
+    is_one = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_one and (least is None or bool(value >= least))
+
+
+def is_real(value: Any) -> bool:
+    """Return whether `value` is a real number, Python's or numpy's; True and NaN are none."""
+    return not isinstance(value, bool) and isinstance(value, Real) and bool(value == value)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuse a value that is neither a real number of Python's nor a scalar array of one."""
+    import jax.numpy as jnp
+
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return
+    dtype = getattr(value, "dtype", None)
+    real = dtype is not None and jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    if not real or value.shape != ():
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be a real number, or a scalar array of one.")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Refuse a value that is no real number, is below 0 or NaN; a traced one may be any number."""
+    check_number(name, value)
+    if not is_traced(value) and not bool(value >= 0):
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must not be negative, nor NaN.")
+
+
+def is_traced(value: Any) -> bool:
+    """Return whether JAX traces `value`, whose number is not known then."""
+    from jax.core import Tracer
+
+    return isinstance(value, Tracer)
+
+
+def check_numbers(name: str, values: Sequence[Any], places: Sequence[int] | None = None) -> None:
+    """Refuse arguments (the ones at `places`) that are not pytrees of arrays and numbers."""
+    import jax
+
+    for place in range(len(values)) if places is None else places:
+        for path, leaf in jax.tree.leaves_with_path(values[place]):
+            if not (isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")):
+                at = f"{name}[{place}]{jax.tree_util.keystr(path)}"
+                raise InvalidTypeError(f"`{name}` must hold arrays or numbers, but {at} is {leaf!r}.")
+
+
+def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -> Any:
+    """Return the argument `name`, a sequence of real numbers (or one number, with `or_one`), as hashable floats.
+
+    `each`: the thing of which each has one number, for messages.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    if any(map(is_traced, jax.tree.leaves(value))):
+        raise InvalidTypeError(
+            f"`{name}` (={value!r}) must be concrete numbers, but is traced; make them outside of jit."
+        )
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError):  # ragged, say
+        found = np.asarray(None)
+    is_number = jnp.issubdtype(found.dtype, jnp.integer) or jnp.issubdtype(found.dtype, jnp.floating)
+    numbers = found.astype(float) if is_number else np.full(1, np.nan)
+    if numbers.ndim > 1 or (numbers.ndim == 0 and not or_one) or np.isnan(numbers).any():
+        kind = f"{'a real number, or ' * or_one}a sequence of real numbers, one for each {each}"
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be {kind}.")
+    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
+
+
+def checked_dtype(name: str, value: Any) -> np.dtype:
+    """Return the dtype that the argument `name` stands for, as JAX has it."""
+    import jax
+    import numpy as np
+
+    try:
+        found = np.dtype(jax.dtypes.canonicalize_dtype(value))
+        if is_numeric(found):
+            return found
+    except (TypeError, ValueError, AttributeError):
+        pass
+    raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, as jnp.float32.")
+
+
+def is_numeric(dtype: Any) -> bool:
+    """Return whether `dtype` is one of numbers or truth values; another library's dtype is none."""
+    import jax.numpy as jnp
+
+    try:
+        return bool(jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
+    except TypeError:
+        return False
+
+
+def check_key(name: str, value: Any) -> None:
+    """Refuse a value that is no single random key of JAX's, new or old."""
+    import jax
+
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        if not value.shape:
+            return
+        raise InvalidArgumentError(f"`{name}` (of shape {value.shape}) must be one random key, not several.")
+    if dtype != "uint32" or getattr(value, "ndim", None) != 1:
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, as jax.random.key(0) makes one.")
+
+
+def per_feature(name: str, value: Any, dims: int) -> tuple[int, ...]:
+    """Return one integer, 1 or more, for each of `dims` feature dimensions, from one for all or a sequence."""
+    values = tuple(value) if isinstance(value, Iterable) else (value,) * dims
+    if len(values) != dims or not all(is_integer(v, least=1) for v in values):
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must be an integer, 1 or more, or {dims} of them.")
+    return tuple(map(int, values))
+
+
+def padding_pairs(padding: Any, dims: int) -> tuple[tuple[int, int], ...]:
+    """Return the (low, high) padding of each of `dims` feature dimensions, from integers or pairs of integers."""
+    entries = padding if isinstance(padding, Iterable) else (padding,) * dims
+    pairs = [tuple(entry) if isinstance(entry, Iterable) else (entry, entry) for entry in entries]
+    if len(pairs) == dims and all(len(pair) == 2 and all(is_integer(p, least=0) for p in pair) for pair in pairs):
+        return tuple((int(low), int(high)) for low, high in pairs)
+    raise InvalidArgumentError(
+        f"`padding` (={padding!r}) must be 'same', 'valid', an integer of 0 or more, or for each of {dims} feature "
+        "dimensions an integer or a pair (low, high)."
+    )
