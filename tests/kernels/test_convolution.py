@@ -3,6 +3,8 @@
 Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
 """
 
+import subprocess
+import sys
 from functools import cache, partial
 
 import jax
@@ -344,3 +346,35 @@ def test_other_dtypes_and_devices_take_the_plain_operation(monkeypatch):
     assert not takes_it("float32")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert takes_it("float32")
+
+
+ELSEWHERE = """
+import sys
+import jax, jax.numpy as jnp
+import distdl_jax as dj
+
+def program():
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    x = jnp.ones((2, 3, 8), "float32")
+    for layer in (dj.nn.DistributedConv1d, dj.nn.DistributedConvTranspose1d):
+        conv = layer(P, in_channels=3, out_channels=4, kernel_size=3)
+        params = conv.init(jax.random.key(0))
+        jax.make_jaxpr(jax.grad(lambda params: jnp.sum(conv(params, x))))(params)
+    jax.make_jaxpr(jax.grad(lambda x: jnp.sum(dj.nn.DistributedMaxPool1d(P, 2)(x))))(x)
+
+def imported():
+    return [name for name in sys.modules if name.startswith("distdl_jax.kernels.cpu")]
+
+backend, jax.default_backend = jax.default_backend, lambda: "gpu"
+dj.simulate(2, program)
+assert not imported(), imported()
+jax.default_backend = backend
+dj.simulate(2, program)
+assert imported()
+"""
+
+
+def test_elsewhere_than_on_a_cpu_no_algorithm_is_imported():
+    """Layers are traced as for a GPU, and then for a CPU, where the same look finds the algorithms."""
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
