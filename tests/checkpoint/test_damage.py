@@ -13,9 +13,9 @@ from checkpoint.trees import refused
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.block_reader import Files
 from distdl_jax.checkpoint.disk import Disk
-from distdl_jax.checkpoint.layout import Manifest, worker_file
+from distdl_jax.checkpoint.manifest import Manifest, worker_file
+from distdl_jax.checkpoint.reading import Files
 
 
 @pytest.mark.parametrize("place", ["block", "checksums", "manifest", "short", "missing", "not json", "version"])

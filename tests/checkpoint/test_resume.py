@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jobs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint, nn
-from distdl_jax.checkpoint.foreign_formats import arrays_in
+from distdl_jax.formats.arrays import arrays_in
 
 # A run whose state after step n is known: only saving and restoring can go wrong.
 COUNTS = """

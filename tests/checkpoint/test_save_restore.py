@@ -141,9 +141,9 @@ def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: chunk)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.PIECE", 3 * chunk)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.UNSYNCED", 100)
-    monkeypatch.setattr("distdl_jax.checkpoint.hyperslabs.RUN", 20)
-    monkeypatch.setattr("distdl_jax.checkpoint.hyperslabs.SLAB", 90)
-    monkeypatch.setattr("distdl_jax.checkpoint.hyperslabs.ROW", 30)
+    monkeypatch.setattr("distdl_jax.formats.hyperslabs.RUN", 20)
+    monkeypatch.setattr("distdl_jax.formats.hyperslabs.SLAB", 90)
+    monkeypatch.setattr("distdl_jax.formats.hyperslabs.ROW", 30)
     whole = np.random.default_rng(0).standard_normal((13, 11))
 
     def program(shape: list[int]) -> None:
@@ -235,8 +235,8 @@ def test_what_can_not_be_restored(tmp_path: Path) -> None:
         refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` says the global shape \(3,\), but .* \(2,\)")
         refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
         refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
-        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` and `step` must be the same")
-        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "`path` and `step` must be the same")
+        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` must be the same on all workers")
+        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "`step` must be the same on all workers")
         assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}
 
     dj.simulate(2, program)

@@ -14,7 +14,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import TensorSpec
 from distdl_jax.data import batches
-from distdl_jax.data.order import Order
+from distdl_jax.data.reading import Order
 
 IMAGES = np.arange(11 * 4 * 6, dtype=np.float64).reshape(11, 4, 6)
 LABELS = np.arange(11, dtype=np.int32)

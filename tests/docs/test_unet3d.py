@@ -6,7 +6,7 @@ from types import ModuleType
 import jax
 import numpy as np
 import pytest
-from programs import ROOT
+from jobs import ROOT
 
 import distdl_jax as dj
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from programs import FAST_TO_COMPILE, finish, patience, start
+from jobs import FAST_TO_COMPILE, finish, patience, start
 
 PROGRAM = """
 import sys, time

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import refusal
+from all_workers import refusal
 from matrix.partitions import on
 from sequential import Beside, check_beside
 

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import distdl_jax as dj
+from distdl_jax.optim.line_search import with_synced_loops
 from distdl_jax.optim.norms import _unit_axes
-from distdl_jax.optim.synced_loops import in_step
 
 SHAPES = {"matrix": (5, 3), "kernel": (3, 2, 3, 2), "bias": (5,), "few": (1,), "scale": (), "gain": (4,)}
 
@@ -346,7 +346,7 @@ def test_loops_end_together() -> None:
         )
 
     step, block = jnp.array([0.3, 0.5, 1.5])[P.rank], jnp.ones(P.rank + 1)
-    far, count, block = dj.jit(in_step(jax.jit(passes), P))(step, block)
+    far, count, block = dj.jit(with_synced_loops(jax.jit(passes), P))(step, block)
     assert (count, float(far)) == (3, 0.3 + 0.3 + 0.3 + 0.3)
     np.testing.assert_array_equal(block, np.full(P.rank + 1, 8.0))
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blocks import block
-from imaginary import partition_of
 from jax import lax
 from matrix.partitions import on
 
@@ -371,7 +370,7 @@ NOT_LINEAR: dict[str, Callable[[Any], Any]] = {
 
 
 def conv_on() -> dj.CartesianPartition:
-    return partition_of(0, 1).grid([1, 1, 1])
+    return dj.planning_world(1).grid([1, 1, 1])
 
 
 def adjoint_of(fun: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

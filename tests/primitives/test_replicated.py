@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -171,7 +171,7 @@ def test_arguments_are_named() -> None:
 
 def test_the_plan_moves_nothing_but_the_gradient() -> None:
     """A part forward is a copy, and its adjoint the sum over the team."""
-    P = partition_of(0, 6).grid([2, 3])
+    P = dj.planning_world(6).grid([2, 3])
     held = {worker: ShapeDtype((worker % 3,), np.dtype("float32")) for worker in range(6)}
     plan = plan_replicated(held, P, axes=0)
     assert plan.outputs == held and plan.teams == ((0, 3), (1, 4), (2, 5))
