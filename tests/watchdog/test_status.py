@@ -1,8 +1,8 @@
 """What a worker is recorded to be doing: the process's own, or that of a thread that acts as a worker."""
 
+import logging
 import subprocess
 import sys
-import logging
 import threading
 from contextlib import suppress
 
