@@ -10,8 +10,8 @@ from jax import lax
 from launcher.examples import examples
 
 from distdl_jax.kernels import pooling as pool
-from distdl_jax.kernels.pooling import largest, total
-from distdl_jax.plans.windows import WindowSpec
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import Windows, max_pool, sum_pool
 
 # features, kernel, stride
 CASES = {
@@ -25,12 +25,23 @@ CASES = {
     "one window": ((3, 2), (3, 2), (3, 2)),
     "windows of one": ((3, 2), (1, 1), (1, 1)),
 }
+
+
+def largest(x, windows):
+    return max_pool(x, windows.kernel, windows.placement)
+
+
+def total(x, windows):
+    return sum_pool(x, windows.kernel, windows.placement)
+
+
 FUNCTIONS = {"largest": (largest, -np.inf, lax.max), "total": (total, 0.0, lax.add)}
 
 
 def spec(kernel, stride, dilation=None):
     """Windows without padding."""
-    return WindowSpec(kernel, stride, dilation or (1,) * len(kernel), ((0, 0),) * len(kernel))
+    placement = Placement(stride, ((0, 0),) * len(kernel), dilation or (1,) * len(kernel))
+    return Windows(kernel, placement, ())
 
 
 def _ways(name, function):
@@ -83,7 +94,7 @@ def _drawn(rng):
 
 def _by_hand(x, windows, dy=None):
     """The largest and the total of each window, or what the windows' cotangents come to in x, one after the other."""
-    along = zip(x.shape[2:], windows.kernel, windows.stride, windows.dilation, strict=True)
+    along = zip(x.shape[2:], windows.kernel, windows.stride, windows.placement.dilation, strict=True)
     count = [max(0, (n - (k - 1) * d - 1) // s + 1) for n, k, s, d in along]
     largest, total = np.zeros((2, *x.shape[:2], *count))
     dlargest, dtotal = np.zeros((2, *x.shape))
@@ -91,7 +102,7 @@ def _by_hand(x, windows, dy=None):
         offsets = product(*map(range, windows.kernel))
         starts = [[w * s for w, s in zip(window[2:], windows.stride, strict=True)]] * np.prod(windows.kernel)
         places = [
-            (*window[:2], *(a + o * d for a, o, d in zip(start, offset, windows.dilation, strict=True)))
+            (*window[:2], *(a + o * d for a, o, d in zip(start, offset, windows.placement.dilation, strict=True)))
             for start, offset in zip(starts, offsets, strict=True)
         ]
         entries = [x[place] for place in places]

@@ -1,4 +1,4 @@
-"""What is around a worker's block, brought without being joined to it: what oneDNN takes, here without oneDNN."""
+"""Halos in buffers of their own: the exchange that oneDNN's convolutions use, here without oneDNN."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from matrix.partitions import On, on
 
 import distdl_jax as dj
-from distdl_jax.kernels.split_halo import taken_apart
-from distdl_jax.layer.split_halo import HaloApartPlan, halo_apart
+from distdl_jax.layer.split_halo import SplitHaloPlan, plan_split_halo
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.primitives.halo_exchange import plan_ranges
@@ -32,7 +31,7 @@ class Case(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return tuple(map(sum, self.sizes))
 
-    def plan(self, P_world: dj.Partition) -> HaloApartPlan:
+    def plan(self, P_world: dj.Partition) -> SplitHaloPlan:
         owned = ProductGrid(self.P.ranks, tuple(map(ranges_of_sizes, self.sizes)))
         needed = list(owned.ranges)
         for axis, around in self.around.items():
@@ -43,7 +42,7 @@ class Case(NamedTuple):
         }
         held = {rank: dj.ShapeDtype(shapes.get(rank, (0,)), np.dtype(float)) for rank in range(P_world.size)}
         wraps = tuple(d in self.periodic for d in range(len(self.sizes)))
-        plan = halo_apart(plan_ranges("x", held, self.P.partition(P_world), Halos(owned, tuple(needed), wraps)))
+        plan = plan_split_halo(plan_ranges("x", held, self.P.partition(P_world), Halos(owned, tuple(needed), wraps)))
         assert plan is not None
         return plan
 
@@ -83,20 +82,20 @@ def test_what_is_around_a_block_and_gradients(how: str) -> None:
     def drawn(seed: int, case: Case) -> np.ndarray:
         return np.random.default_rng(seed).integers(-99, 100, (*lead, *case.shape)).astype(float)
 
-    def there_and_back(plan: HaloApartPlan, x: Any, dy: Any, v: Any) -> Any:
+    def there_and_back(plan: SplitHaloPlan, x: Any, dy: Any, v: Any) -> Any:
         y, back = jax.vjp(lambda x: plan.run(P.world, x), x)
         (dx,), there = jax.vjp(back, dy)
         return y, dx, there((v,))[0]
 
     def parts(of_all: np.ndarray, n: int) -> tuple[np.ndarray, ...]:
         """Of what this worker has when joined, the block and what is around it."""
-        return jax.vmap(partial(taken_apart, apart=apart[n]))(of_all) if lead else taken_apart(of_all, apart[n])
+        return jax.vmap(halos[n].split)(of_all) if lead else halos[n].split(of_all)
 
     def cotangent(case: Case, worker: int) -> np.ndarray:
         return drawn(10 + worker, case)[(..., *case.places(worker, True))]
 
     plans = {n: case.plan(P) for n, case in cases.items()}
-    apart, given = {n: plan.apart(P.rank) for n, plan in plans.items()}, {}
+    halos, given = {n: plan.split_halo(P.rank) for n, plan in plans.items()}, {}
     for n, case in cases.items():
         x, v = (drawn(seed, case)[(..., *case.places(P.rank, False))] for seed in (0, 1))
         given[n] = (x, parts(cotangent(case, P.rank), n), v)

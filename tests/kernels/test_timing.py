@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from distdl_jax.kernels.timing import MOST_ROUNDS, in_turns, processor_time
+from distdl_jax.kernels.cpu.timing import MOST_ROUNDS, in_turns, processor_time
 
 DATA = bytes(2**16)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distdl_jax.kernels.timing import Measurement
-from distdl_jax.kernels.tuning_cache import VERSION, add, default_path, read
+from distdl_jax.kernels.cpu.timing import Measurement
+from distdl_jax.kernels.cpu.tuning_cache import VERSION, add, default_path, read
 
 ONE = {"a convolution": {"plain": Measurement(0.5, 10), "other": Measurement(0.25, 0)}}
 TWO = {"another one": {"plain": Measurement(1.5, 0)}}
@@ -25,22 +25,24 @@ def test_what_was_added_is_read(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["kept.json"]
 
 
-def told(machine):
+def content(machine):
     return json.dumps({"version": VERSION, "machines": machine})
 
 
 GOOD = {"plain": [0.5, 10]}
 WRONG = {
     "nothing": b"",
-    "cut off": told({"this": {"a convolution": GOOD}})[:40].encode(),
+    "cut off": content({"this": {"a convolution": GOOD}})[:40].encode(),
     "no text": b"\xff\xfe\x00",
     "another kind": b"[1, 2]",
     "a deep one": b"[" * 100_000,
     "another version": json.dumps({"version": VERSION + 1, "machines": {"this": {"x": GOOD}}}).encode(),
-    "no machines": told(7).encode(),
-    "a machine that is none": told({"this": [1]}).encode(),
-    "ways that are none": told({"this": {"a convolution": 3, "b": {"plain": [1], "other": ["1", 2]}}}).encode(),
-    "impossible times": told(
+    "no machines": content(7).encode(),
+    "a machine that is none": content({"this": [1]}).encode(),
+    "algorithms that are none": content(
+        {"this": {"a convolution": 3, "b": {"plain": [1], "other": ["1", 2]}}}
+    ).encode(),
+    "impossible times": content(
         {"this": {"a": {"plain": [-1.0, 0], "other": [float("nan"), 0], "x": [1e999, 0]}}}
     ).encode(),
 }
@@ -57,7 +59,7 @@ def test_what_is_no_such_file_counts_as_empty_and_is_replaced(tmp_path, name):
 
 def test_of_a_file_that_is_partly_right_the_right_part_is_read(tmp_path):
     path = tmp_path / "kept.json"
-    path.write_text(told({"this": {"good": GOOD, "bad": {"plain": "soon"}, "mixed": {**GOOD, "other": None}}}))
+    path.write_text(content({"this": {"good": GOOD, "bad": {"plain": "soon"}, "mixed": {**GOOD, "other": None}}}))
     expected = {"plain": Measurement(0.5, 10)}
     assert read(path, "this") == {"good": expected, "mixed": expected}
 

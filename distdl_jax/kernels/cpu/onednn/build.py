@@ -1,4 +1,4 @@
-"""Compiles the library against the oneDNN that is found, and sees that it computes what XLA does."""
+"""Compilation of the library against the oneDNN that is found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.onednn.compiled import SOURCE, made_for, path
+from distdl_jax.kernels.cpu.onednn.library import SOURCE, made_for, path
 
 _HEADER = "include/oneapi/dnnl/dnnl.hpp"
 
@@ -33,7 +33,7 @@ Looked in {places}. Do one of these, and try again:
 
 
 def build() -> Path:
-    """Compile the library into this environment; where it is then.
+    """Compile the library into this environment, and return its path.
 
     **Raises:** `SetupError` where there is no C++ compiler or no oneDNN, or the environment can't be written.
     """
@@ -58,7 +58,7 @@ def build() -> Path:
 
 
 def _places(named: str) -> Iterator[tuple[str, list[str]]]:
-    """Where oneDNN may be, and what tells the compiler; the compiler's own places last."""
+    """Yield where oneDNN may be, with the compiler's flags for it; the compiler's own folders last."""
     others = sys.prefix, os.environ.get("CONDA_PREFIX"), "/opt/homebrew", "/usr/local"
     roots = (named,) if named else others
     for root in dict.fromkeys(filter(None, roots)):
@@ -71,8 +71,8 @@ def _places(named: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _compile(compiler: str, flags: list[str], made: Path) -> str:
-    """Compile; the compiler's complaint, empty if there was none."""
-    told = subprocess.run(
+    """Compile, and return the compiler's complaint, empty if there was none."""
+    result = subprocess.run(
         [
             *shlex.split(compiler),
             *("-std=c++17", "-O2", "-shared", "-fPIC"),
@@ -83,8 +83,9 @@ def _compile(compiler: str, flags: list[str], made: Path) -> str:
         text=True,
         check=False,
     )
-    errors = [line for line in told.stderr.splitlines() if "error" in line] or told.stderr.splitlines()
-    return "\n".join(errors[:5]) or "no message" if told.returncode else ""
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if "error" in line] or lines
+    return "\n".join(errors[:5]) or "no message" if result.returncode else ""
 
 
 def _put_in_place(made: Path) -> None:

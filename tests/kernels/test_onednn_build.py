@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.onednn.build import build
+from distdl_jax.kernels.cpu.onednn.build import build
 
 
 def test_the_complaint_is_that_of_where_the_headers_are(tmp_path, monkeypatch):

@@ -1,13 +1,13 @@
-"""Which way is taken, from measurements that are given."""
+"""The choice of an algorithm from given measurements and records."""
 
-from distdl_jax.kernels.selection import best_everywhere, cheapest, worth_trying
-from distdl_jax.kernels.timing import Measurement
+from distdl_jax.kernels.cpu.choice import best_everywhere, cheapest, worth_trying
+from distdl_jax.kernels.cpu.timing import Measurement
 
 DATA = 1000
 
 
 def chosen(without, **measured):
-    return cheapest({way: Measurement(*told) for way, told in measured.items()}, without, DATA)
+    return cheapest({name: Measurement(*one) for name, one in measured.items()}, without, DATA)
 
 
 def test_the_fastest_here_unless_it_gains_too_little():
@@ -26,14 +26,14 @@ def test_memory_has_its_price():
 
 def test_unseen_only_what_gained_in_every_record_of_two_processors():
     gains, gains_little = {"plain": 6.0, "other": 5.0}, {"plain": 5.9, "other": 5.0}
-    assert best_everywhere({"a": [gains, gains], "b": [gains]}, "plain") == "other"
-    assert best_everywhere({"a": [gains, gains_little], "b": [gains]}, "plain") == "plain"
-    assert best_everywhere({"a": [gains, gains]}, "plain") == "plain"
-    assert best_everywhere({"a": [gains], "b": [{"plain": 1.0}]}, "plain") == "plain"
-    assert best_everywhere({}, "plain") == "plain"
+    assert best_everywhere({"a": [gains, gains], "b": [gains]}) == "other"
+    assert best_everywhere({"a": [gains, gains_little], "b": [gains]}) == "plain"
+    assert best_everywhere({"a": [gains, gains]}) == "plain"
+    assert best_everywhere({"a": [gains], "b": [{"plain": 1.0}]}) == "plain"
+    assert best_everywhere({}) == "plain"
     third = {"plain": 6.0, "other": 5.0, "third": 2.0}
-    assert best_everywhere({"a": [third], "b": [third, third]}, "plain") == "third"
-    assert best_everywhere({"a": [third], "b": [gains]}, "plain") == "other"
+    assert best_everywhere({"a": [third], "b": [third, third]}) == "third"
+    assert best_everywhere({"a": [third], "b": [gains]}) == "other"
 
 
 def test_what_was_hopeless_everywhere_is_not_tried():

@@ -1,4 +1,4 @@
-"""Which forms a convolution is computed in: by the records, by the file, by measuring; the same on all workers."""
+"""The choice of a convolution's algorithms: by the records, by the file, by measuring; the same on all workers."""
 
 import json
 from dataclasses import replace
@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.kernels import algorithm_choice as conv_choice
-from distdl_jax.kernels import conv_algorithms as conv_forms
-from distdl_jax.kernels import convolution as local_conv
-from distdl_jax.kernels import timing
-from distdl_jax.kernels.conv_algorithms import DIRECTIONS, PLAIN, Forms, Problem
+from distdl_jax.kernels import problem as problems
+from distdl_jax.kernels.convolution import chosen_here, chosen_unseen, convolution
+from distdl_jax.kernels.cpu import choice, timing
+from distdl_jax.kernels.cpu import convolution as algorithms_here
+from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.timing import Measurement, machine
+from distdl_jax.kernels.cpu.tuning_cache import add, read
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.onednn.compiled import version
-from distdl_jax.kernels.processor import machine
-from distdl_jax.kernels.split_halo import Apart, Side
-from distdl_jax.kernels.timing import Measurement
-from distdl_jax.kernels.tuning_cache import add, read
+from distdl_jax.kernels.problem import DIRECTIONS, PLAIN, Algorithms, Problem
+from distdl_jax.layer.split_halo import Side, SplitHalo
 from distdl_jax.nn import conv as layers
+from distdl_jax.nn import conv_plan
 from distdl_jax.settings import Settings
 
 SMALL = Problem((2, 8, 6, 5), (8, 8, 3, 3), Placement((1, 1), ((1, 1), (1, 1)), (1, 1)), 1, "float32")
@@ -31,18 +31,18 @@ LARGE = replace(SMALL, x=(2, 8, 256, 256))
 
 @pytest.fixture
 def tuned(monkeypatch, tmp_path):
-    """Sets how forms are chosen; the file is a new one, unless `path` says otherwise."""
+    """Sets how algorithms are chosen; the file is a new one, unless `path` says otherwise."""
 
     def use(how, path=tmp_path / "kept.json", onednn="off"):
         settings = replace(Settings(), tuning=how, tuning_file=path, onednn=onednn)
-        for module in (conv_choice, conv_forms):
+        for module in (problems, choice, algorithms_here):
             monkeypatch.setattr(module, "current_settings", lambda: settings)
-        monkeypatch.setattr(conv_choice, "_measured_before", {})
-        conv_choice._read.cache_clear()
+        monkeypatch.setattr(choice, "_measured_before", {})
+        choice._read.cache_clear()
         return path
 
     yield use
-    conv_choice._read.cache_clear()
+    choice._read.cache_clear()
 
 
 def no_measuring(*_):
@@ -50,92 +50,92 @@ def no_measuring(*_):
 
 
 def keep(path, problem, **seconds):
-    problem = problem.smaller(conv_choice.ENOUGH)
-    told = {form: Measurement(its, 0) for form, its in seconds.items()}
-    assert add(path, machine(), {conv_choice._subject(problem, direction): told for direction in DIRECTIONS})
+    problem = problem.smaller(choice.ENOUGH)
+    told = {name: Measurement(its, 0) for name, its in seconds.items()}
+    assert add(path, machine(), {choice._subject(problem, direction): told for direction in DIRECTIONS})
 
 
 def test_the_records_decide_where_nothing_else_is_known():
-    """Every other form than the plain one was 1.2 times faster in all records of its class, on two processors."""
-    told = json.loads((files("distdl_jax.kernels") / "records.json").read_text())
+    """Every other algorithm than the plain one was 1.2 times faster in all records of its class, on two processors."""
+    told = json.loads((files("distdl_jax.kernels.cpu") / "records.json").read_text())
     rows = [(processor, row) for processor, its in told.items() for row in its]
-    taken, class_of = set(), conv_choice._class
+    taken, class_of = set(), choice._class
     for _, row in rows:
-        problem = conv_choice.from_record(row)
-        for direction, form in zip(DIRECTIONS, conv_choice.chosen_unseen(problem), strict=True):
-            if form == "plain":
+        problem = choice.from_record(row)
+        for direction, name in zip(DIRECTIONS, chosen_unseen(problem), strict=True):
+            if name == "plain":
                 continue
-            taken.add(form)
+            taken.add(name)
             like_it = [
                 (processor, other.get(direction, {}))
                 for processor, other in rows
-                if class_of(conv_choice.from_record(other), direction) == class_of(problem, direction)
+                if class_of(choice.from_record(other), direction) == class_of(problem, direction)
             ]
-            of_class = [(who, times["plain"] / times[form]) for who, times in like_it if form in times]
+            of_class = [(who, times["plain"] / times[name]) for who, times in like_it if name in times]
             assert min(gain for _, gain in of_class) >= 1.2
             assert len({processor for processor, _ in of_class}) >= 2
     assert "rewritten" in taken
 
 
 def test_what_was_measured_here_decides(tuned, monkeypatch):
-    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    monkeypatch.setattr(choice, "measure", no_measuring)
     path = tuned("read")
-    unseen = conv_choice.chosen_unseen(LARGE)
-    assert conv_choice.chosen_here(LARGE, True) == unseen
+    unseen = chosen_unseen(LARGE)
+    assert chosen_here(LARGE, True) == unseen
     for fast in ("plain", "rewritten"):
         tuned("read")
         keep(path, LARGE, **{"plain": 2.0, "rewritten": 2.0, fast: 1.0})
-        assert conv_choice.chosen_here(LARGE, True) == Forms(fast, fast, fast)
-        assert conv_choice.chosen_here(replace(LARGE, dtype="bfloat16"), True) == PLAIN
-        assert conv_choice.chosen_here(replace(LARGE, x=(2, 8, 256, 255)), True) == unseen
+        assert chosen_here(LARGE, True) == Algorithms(fast, fast, fast)
+        assert chosen_here(replace(LARGE, dtype="bfloat16"), True) == PLAIN
+        assert chosen_here(replace(LARGE, x=(2, 8, 256, 255)), True) == unseen
         tuned("off")
-        assert conv_choice.chosen_here(LARGE, True) == unseen
+        assert chosen_here(LARGE, True) == unseen
     tuned("on")
-    keep(path, LARGE, forms_of_another_version=0.1, plain=1.0, rewritten=2.0)
-    assert conv_choice.chosen_here(LARGE, False) == PLAIN
+    keep(path, LARGE, one_of_another_version=0.1, plain=1.0, rewritten=2.0)
+    assert chosen_here(LARGE, False) == PLAIN
 
 
 @pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
 def test_where_onednn_computes(tuned, monkeypatch):
     """Nowhere; where it was measured to be the fastest; or wherever it can, and nothing is measured."""
-    monkeypatch.setattr(conv_choice, "measure", no_measuring)
-    unseen = conv_choice.chosen_unseen(LARGE)
-    everywhere = Forms("onednn", "onednn", "onednn")
+    monkeypatch.setattr(choice, "measure", no_measuring)
+    unseen = chosen_unseen(LARGE)
+    everywhere = Algorithms("onednn", "onednn", "onednn")
     for setting, fast, expected in (("off", 0.1, PLAIN), ("on", 0.1, everywhere), ("on", 1.5, PLAIN)):
         path = tuned("read", onednn=setting)
         keep(path, LARGE, plain=1.0, rewritten=2.0, onednn=fast)
-        assert conv_choice.chosen_here(LARGE, True) == expected
+        assert chosen_here(LARGE, True) == expected
     tuned("off", onednn="on")
-    assert conv_choice.chosen_here(LARGE, True) == unseen
+    assert chosen_here(LARGE, True) == unseen
     tuned("on", onednn="always")
     for problem in (LARGE, SMALL):
-        assert conv_choice.chosen_here(problem, True) == conv_choice.chosen_unseen(problem) == everywhere
-        assert "onednn" not in conv_choice.chosen_here(replace(problem, dtype="float64"), False)
-    monkeypatch.setattr(conv_choice, "version", lambda: "none")
+        assert chosen_here(problem, True) == chosen_unseen(problem) == everywhere
+        assert "onednn" not in chosen_here(replace(problem, dtype="float64"), False)
+    monkeypatch.setattr(choice, "version", lambda: "none")
     with pytest.raises(dj.SetupError, match=r"DISTDL_JAX_ONEDNN \(=always\) needs oneDNN's convolutions"):
-        conv_choice.chosen_here(LARGE, True)
+        chosen_here(LARGE, True)
 
 
 @pytest.mark.parametrize(("plain", "elsewhere"), [(4.1, "rewritten"), (3.9, "plain")])
 def test_what_is_far_better_in_one_direction_is_taken_in_those_not_measured(tuned, monkeypatch, plain, elsewhere):
-    monkeypatch.setattr(conv_choice, "measure", no_measuring)
-    monkeypatch.setattr(conv_choice, "_unseen", lambda *_: "plain")
+    monkeypatch.setattr(choice, "measure", no_measuring)
+    monkeypatch.setattr(choice, "_unseen", lambda *_: "plain")
     path = tuned("read")
-    subject = conv_choice._subject(LARGE.smaller(conv_choice.ENOUGH), "weight_gradient")
+    subject = choice._subject(LARGE.smaller(choice.ENOUGH), "weight_gradient")
     assert add(path, machine(), {subject: {"plain": Measurement(plain, 0), "rewritten": Measurement(1.0, 0)}})
-    monkeypatch.setattr(conv_choice, "candidates", lambda *_: ("plain", "rewritten"))
-    assert conv_choice.chosen_here(LARGE, True) == Forms(elsewhere, elsewhere, "rewritten")
+    monkeypatch.setattr(choice, "candidates", lambda *_: ("plain", "rewritten"))
+    assert chosen_here(LARGE, True) == Algorithms(elsewhere, elsewhere, "rewritten")
 
 
 def test_by_the_records_what_is_far_better_in_one_direction_is_no_worse_in_another():
-    told = json.loads((files("distdl_jax.kernels") / "records.json").read_text())
+    told = json.loads((files("distdl_jax.kernels.cpu") / "records.json").read_text())
     rows = [row for its in told.values() for row in its]
     ratios = [
         row[other]["rewritten"] / row[other]["plain"]
         for row in rows
         for one, other in permutations(DIRECTIONS, 2)
         if {"plain", "rewritten"} <= row.get(one, {}).keys() & row.get(other, {}).keys()
-        and row[one]["plain"] >= conv_choice.FAR_BETTER * row[one]["rewritten"]
+        and row[one]["plain"] >= choice.FAR_BETTER * row[one]["rewritten"]
     ]
     assert len(ratios) >= 400
     assert sum(ratio > 1.1 for ratio in ratios) <= 1
@@ -144,34 +144,34 @@ def test_by_the_records_what_is_far_better_in_one_direction_is_no_worse_in_anoth
 
 def test_what_is_missing_is_measured_once(tuned, monkeypatch):
     path = tuned("on")
-    monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)
-    monkeypatch.setattr(conv_choice, "SECONDS", 1000)
-    forms = conv_choice.chosen_here(SMALL, True)
+    monkeypatch.setattr(choice, "LARGE_ENOUGH", 1)
+    monkeypatch.setattr(choice, "SECONDS", 1000)
+    algorithms = chosen_here(SMALL, True)
     kept = read(path, machine())
-    assert set(kept) == {conv_choice._subject(SMALL, direction) for direction in DIRECTIONS}
+    assert set(kept) == {choice._subject(SMALL, direction) for direction in DIRECTIONS}
     assert all(set(measured) == {"plain", "rewritten"} for measured in kept.values())
-    monkeypatch.setattr(conv_choice, "measure", no_measuring)
-    assert conv_choice.chosen_here(SMALL, True) == forms
+    monkeypatch.setattr(choice, "measure", no_measuring)
+    assert chosen_here(SMALL, True) == algorithms
     tuned("on")  # as another process
-    assert conv_choice.chosen_here(SMALL, True) == forms
+    assert chosen_here(SMALL, True) == algorithms
 
 
 @pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
-def test_what_is_around_a_block_is_measured_where_it_lies(tuned, monkeypatch):
-    """What joins them is timed with that; where oneDNN isn't among the forms, and all join them, it is left out."""
-    monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)
+def test_halos_are_measured_where_they_lie(tuned, monkeypatch):
+    """To join them is timed, too; where oneDNN isn't among the algorithms, and all join them, it is left out."""
+    monkeypatch.setattr(choice, "LARGE_ENOUGH", 1)
     timed = []
 
     def measured(ways, shapes, dtype):
         arrays = [jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype) for shape in shapes]
-        found = {form: jax.tree.leaves(jax.jit(way)(*arrays)) for form, way in ways.items()}
+        found = {name: jax.tree.leaves(jax.jit(way)(*arrays)) for name, way in ways.items()}
         timed.append((shapes, found))
-        return {form: Measurement(1.0 + (form != "onednn"), 0) for form in found}
+        return {name: Measurement(1.0 + (name != "onednn"), 0) for name in found}
 
-    monkeypatch.setattr(conv_choice, "measure", measured)
-    problem = replace(SMALL, apart=Apart((Side(2, 0, 1), Side(3, 1, 1))))
+    monkeypatch.setattr(choice, "measure", measured)
+    problem = replace(SMALL, split_input=SplitHalo((Side(2, 0, 1), Side(3, 1, 1))))
     path = tuned("on", onednn="on")
-    assert conv_choice.chosen_here(problem, True) == Forms("onednn", "onednn", "onednn")
+    assert chosen_here(problem, True) == Algorithms("onednn", "onednn", "onednn")
     told = "0 before and 1 after apart in dimension 2, 1 before and 1 after apart in dimension 3"
     assert all(told in subject for subject in read(path, machine()))
     for shapes, found in timed:
@@ -182,28 +182,28 @@ def test_what_is_around_a_block_is_measured_where_it_lies(tuned, monkeypatch):
     assert len(timed) == 3 and all(set(found) == {"plain", "rewritten", "onednn"} for _, found in timed)
     timed.clear()
     tuned("on", path.with_name("other.json"))
-    assert conv_choice.chosen_here(problem, True) == conv_choice.chosen_here(SMALL, True)
+    assert chosen_here(problem, True) == chosen_here(SMALL, True)
     assert [shapes[0] for shapes, _ in timed] == 3 * [SMALL.x]
 
 
 def test_where_nothing_may_be_spent_or_measured(tuned, monkeypatch):
-    monkeypatch.setattr(conv_choice, "measure", no_measuring)
+    monkeypatch.setattr(choice, "measure", no_measuring)
     path = tuned("on")
-    assert conv_choice.chosen_here(SMALL, True) == conv_choice.chosen_unseen(SMALL)  # not worth it
-    assert conv_choice.chosen_here(LARGE, False) == conv_choice.chosen_unseen(LARGE)
-    monkeypatch.setattr(conv_choice, "SECONDS", -1)
-    assert conv_choice.chosen_here(LARGE, True) == conv_choice.chosen_unseen(LARGE)
+    assert chosen_here(SMALL, True) == chosen_unseen(SMALL)  # not worth it
+    assert chosen_here(LARGE, False) == chosen_unseen(LARGE)
+    monkeypatch.setattr(choice, "SECONDS", -1)
+    assert chosen_here(LARGE, True) == chosen_unseen(LARGE)
     assert not path.exists()
 
 
 def test_failures_are_nobodys(tuned, monkeypatch, tmp_path):
-    """Neither a form that raises nor a file that can't be written ends a program."""
-    monkeypatch.setattr(conv_choice, "LARGE_ENOUGH", 1)
+    """Neither an algorithm that raises nor a file that can't be written ends a program."""
+    monkeypatch.setattr(choice, "LARGE_ENOUGH", 1)
     (tmp_path / "file").write_text("in a folder's place")
     tuned("on", tmp_path / "file" / "kept.json")
-    forms = conv_choice.chosen_here(SMALL, True)
-    monkeypatch.setattr(conv_choice, "measure", no_measuring)
-    assert conv_choice.chosen_here(SMALL, True) == forms  # this process knows it
+    algorithms = chosen_here(SMALL, True)
+    monkeypatch.setattr(choice, "measure", no_measuring)
+    assert chosen_here(SMALL, True) == algorithms  # this process knows it
 
     def fails(x):
         raise RuntimeError("no such kernel")
@@ -228,8 +228,8 @@ def test_measured_while_a_function_is_traced():
 
 def test_fewer_samples_and_rows_but_never_few_in_place_of_many():
     assert SMALL.smaller(10**9) == SMALL
-    assert LARGE.smaller(LARGE.products // 2).x == (1, 8, 256, 256)
-    assert LARGE.smaller(LARGE.products // 8).x == (1, 8, 64, 256)
+    assert LARGE.smaller(LARGE.multiplications // 2).x == (1, 8, 256, 256)
+    assert LARGE.smaller(LARGE.multiplications // 8).x == (1, 8, 64, 256)
     assert LARGE.smaller(1).x == (1, 8, 10, 256)
     assert replace(LARGE, x=(64, 8, 256, 256)).smaller(1).x == (17, 8, 10, 256)
     strided = replace(LARGE, window=Placement((2, 1), ((0, 3), (1, 1)), (4, 1)))
@@ -252,20 +252,20 @@ def layer_and_data(P):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Who has chosen, for what, and which worker has computed in which forms; each would choose differently."""
+    """Who has chosen, for what, and which worker has computed by which algorithms; each would choose differently."""
     choosing, computing = [], []
 
     def choose(problem, may_measure):
         rank = dj.Partition().rank
         choosing.append((rank, problem))
-        return PLAIN if rank else Forms("rewritten", "plain", "rewritten")
+        return PLAIN if rank else Algorithms("rewritten", "plain", "rewritten")
 
-    def recorded(x, weight, window, groups, forms, apart):
-        computing.append((dj.Partition().rank, forms))
-        return conv_forms.convolution_apart(x, weight, window, groups, forms, apart)
+    def recorded(problem, parts, weight, algorithms):
+        computing.append((dj.Partition().rank, algorithms))
+        return convolution(problem, parts, weight, algorithms)
 
     monkeypatch.setattr(layers, "chosen_here", choose)
-    monkeypatch.setattr(local_conv, "convolution_apart", recorded)
+    monkeypatch.setattr(conv_plan, "convolution", recorded)
     return choosing, computing
 
 
@@ -277,7 +277,7 @@ def test_all_workers_take_the_first_ones_choice(seen):
     layer, x = layer_and_data(P)
     params = layer.init(jax.random.key(0))
     dj.jit(dj.value_and_grad(lambda params: jnp.sum(layer(params, x) ** 2)))(params)
-    mine = {forms for rank, forms in computing if rank == P.rank}
-    assert mine == {Forms("rewritten", "plain", "rewritten")}
+    mine = {algorithms for rank, algorithms in computing if rank == P.rank}
+    assert mine == {Algorithms("rewritten", "plain", "rewritten")}
     assert {rank for rank, _ in choosing} <= {0}
     assert all(problem.x[2] == 7 for _, problem in choosing)  # that of most work: worker 0's rows, and one of a halo

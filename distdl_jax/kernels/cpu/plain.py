@@ -1,8 +1,8 @@
-"""XLA's own convolution, forward and gradients, told in the order in memory that its CPU compiler computes in.
+"""XLA's own convolution, forward and gradients, in the order in memory that its CPU compiler computes in.
 
 The compiler brings convolutions into that order by itself, but not those inside a loop, which then take 5 to 100 times
-as long: a training loop in `lax.scan` is such a loop. So in one and two dimensions it is told. Groups and three
-dimensions are left as they are.
+as long: a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in it here.
+Groups and three dimensions are left as they are.
 """
 
 from __future__ import annotations
@@ -11,43 +11,36 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.grouped_conv import conv
-from distdl_jax.kernels.layout import row_major
-from distdl_jax.plans.windows import Pairs
-
-
-def as_lax_has_it(x: Array, weight: Array, window: Placement, groups: int) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
-    return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=groups)
+from distdl_jax.kernels.geometry import Pairs, Placement, row_major
+from distdl_jax.kernels.xla_conv import conv
 
 
 def forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
-    if not _is_told(groups, x, weight):
-        return as_lax_has_it(x, weight, window, groups)
+    """Return the convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
+    if not _is_reordered(groups, x, weight):
+        return _as_it_is(x, weight, window, groups)
     if x.ndim == 3:
         return forward(x[:, :, None], weight[:, :, None], window.with_row(), 1)[:, :, 0]
-    return _told(x, jnp.transpose(weight, (2, 3, 1, 0)), window.stride, window.padding, (1, 1), window.dilation)
+    return _reordered(x, jnp.transpose(weight, (2, 3, 1, 0)), window.stride, window.padding, (1, 1), window.dilation)
 
 
 def input_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
-    """The gradient of x, from the cotangent `dy` of the result."""
-    if not _is_told(groups, x, weight, dy):
-        return jax.vjp(lambda x: as_lax_has_it(x, weight, window, groups), x)[1](dy)[0]
+    """Return the gradient of x, from the cotangent `dy` of the result."""
+    if not _is_reordered(groups, x, weight, dy):
+        return jax.vjp(lambda x: _as_it_is(x, weight, window, groups), x)[1](dy)[0]
     if x.ndim == 3:
         x, weight, dy = (a[:, :, None] for a in (x, weight, dy))
         return input_gradient(x, weight, dy, window.with_row(), 1)[:, :, 0]
     along = zip(window.reach(weight.shape[2:]), window.padding, window.stride, x.shape[2:], dy.shape[2:], strict=True)
     padding = tuple((reach - low, n - (m - 1) * stride - 1 + low) for reach, (low, _), stride, n, m in along)
     kernel = jnp.transpose(jnp.flip(weight, (2, 3)), (2, 3, 0, 1))
-    return _told(dy, kernel, (1, 1), padding, window.stride, window.dilation)
+    return _reordered(dy, kernel, (1, 1), padding, window.stride, window.dilation)
 
 
 def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
-    """The gradient of the weight: the convolution of x, whose channels are a batch, with dy."""
-    if not _is_told(groups, x, weight, dy):
-        return jax.vjp(lambda weight: as_lax_has_it(x, weight, window, groups), weight)[1](dy)[0]
+    """Return the gradient of the weight: the convolution of x, whose channels are a batch, with dy."""
+    if not _is_reordered(groups, x, weight, dy):
+        return jax.vjp(lambda weight: _as_it_is(x, weight, window, groups), weight)[1](dy)[0]
     if x.ndim == 3:
         x, weight, dy = (a[:, :, None] for a in (x, weight, dy))
         return weight_gradient(x, weight, dy, window.with_row(), 1)[:, :, 0]
@@ -62,11 +55,15 @@ def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, group
     return jnp.transpose(gradient, (3, 0, 1, 2))
 
 
-def _is_told(groups: int, *arrays: Array) -> bool:
+def _is_reordered(groups: int, *arrays: Array) -> bool:
     return groups == 1 and arrays[0].ndim < 5 and all(0 not in array.shape for array in arrays)
 
 
-def _told(
+def _as_it_is(x: Array, weight: Array, window: Placement, groups: int) -> Array:
+    return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=groups)
+
+
+def _reordered(
     x: Array, kernel: Array, stride: tuple[int, ...], padding: Pairs, spread: tuple[int, ...], dilation: tuple[int, ...]
 ) -> Array:
     x = row_major(jnp.moveaxis(x, 1, 3))

@@ -1,4 +1,4 @@
-"""The compiled library, once for a process: what it is, and its three convolutions as XLA custom calls.
+"""The compiled library of oneDNN's convolutions: finding and loading it, and its three XLA custom calls.
 
 It is optional. Where there is none, or one that was compiled for another jaxlib or from other sources, convolutions are
 computed without it.
@@ -19,24 +19,24 @@ import jax
 import jaxlib
 import numpy as np
 
-SOURCE = Path(__file__).with_name("convolution.cc")
+from distdl_jax.kernels.problem import DIRECTIONS
 
-DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
+SOURCE = Path(__file__).with_name("convolution.cc")
 
 
 def path() -> Path:
-    """Where it is in this environment, if it was compiled."""
+    """Return where it is in this environment, if it was compiled."""
     return Path(sysconfig.get_path("platlib")) / "distdl_jax_onednn.so"
 
 
 def made_for() -> str:
-    """What it must have been compiled for: the text of its source, and jaxlib."""
+    """Return what it must have been compiled for: the text of its source, and jaxlib."""
     return f"{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}, jaxlib {jaxlib.__version__}"
 
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """The library, its calls registered with JAX; None where there is none that fits. It warns of one that doesn't."""
+    """Load the library once, and register its calls with JAX; None where none fits, with a warning if one doesn't."""
     if not path().exists():
         return None
     try:
@@ -47,7 +47,7 @@ def loaded() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         found = str(error)
     if found != made_for():
-        _warn_of(found)
+        _warn(found)
         return None
     library.convolution_set_threads(ctypes.c_int64(threads()))
     for direction in DIRECTIONS:
@@ -56,7 +56,7 @@ def loaded() -> ctypes.CDLL | None:
     return library
 
 
-def _warn_of(found: str) -> None:
+def _warn(found: str) -> None:
     warnings.warn(
         f"{path()} is left out, and convolutions don't use oneDNN: it must have been compiled for {made_for()}, but "
         f"says {found}. Make it anew: python -m distdl_jax.onednn.",
@@ -66,38 +66,38 @@ def _warn_of(found: str) -> None:
 
 
 def target(direction: str) -> str:
-    """The name by which XLA calls the convolution in this direction."""
+    """Return the name by which XLA calls the convolution in this direction."""
     return f"distdl_jax_onednn_{direction}"
 
 
 def version() -> str:
-    """oneDNN's version, as "3.2.0"; "none" where there is no library that fits."""
+    """Return oneDNN's version, as "3.2.0"; "none" where there is no library that fits."""
     library = loaded()
     if library is None:
         return "none"
-    told = library.convolution_onednn_version()
-    return f"{told // 10000}.{told // 100 % 100}.{told % 100}"
+    number = library.convolution_onednn_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def threads() -> int:
-    """How many threads each of its calls uses: OMP_NUM_THREADS, or NPROC, or 1."""
-    told = (os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "NPROC"))
-    return next((int(text) for text in told if text.isdecimal() and int(text) > 0), 1)
+    """Return how many threads each of its calls uses: OMP_NUM_THREADS, or NPROC, or 1."""
+    values = (os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "NPROC"))
+    return next((int(text) for text in values if text.isdecimal() and int(text) > 0), 1)
 
 
 def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Sequence[int]]) -> int | None:
-    """How many bytes a call needs beside its operands and its result; None where oneDNN has nothing fast for it.
+    """Return how many bytes a call needs beside operands and result; None where oneDNN has nothing fast for it.
 
     - `direction`: its place in `DIRECTIONS`.
     - `order`: in which order activations are in memory while oneDNN computes, as convolution.cc numbers them.
-    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides of the
-      block if x lies apart, else 0, and for each its dimension, and the entries before the block and after it.
+    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides
+      around the block if x is split, else 0, and for each its dimension, and the entries before the block and after it.
     """
     library = loaded()
     if library is None:
         return None
     rank, flat = len(integers[0]), np.concatenate([np.array(each, np.int64) for each in integers])
-    told = library.convolution_bytes_needed(
+    number: int = library.convolution_bytes_needed(
         *map(ctypes.c_int64, (direction, order, groups, rank)), flat.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
     )
-    return None if told < 0 else told
+    return None if number < 0 else number

@@ -1,9 +1,9 @@
-"""Convolutions written so that XLA's CPU compiler meets the kernels that it is good at: the "rewritten" form.
+"""Convolutions written so that XLA's CPU compiler meets the kernels that it is good at.
 
 `forward` is `lax.conv_general_dilated` in other words, and so are its gradients. Left to itself the compiler makes
 loops of three dimensions, of one input channel and of groups that are 5 to 50 times slower than a matrix product. So
 depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups become
-convolutions of their own, strides become channels of the input's gradient; conv2d_cpu.py does the rest. Figures:
+convolutions of their own, strides become channels of the input's gradient; rewritten_2d.py does the rest. Figures:
 docs/benchmarks.md, from benchmarks/local_convolution.py.
 
 The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
@@ -13,40 +13,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.kernels.conv2d_cpu import planar, planar_weight_gradient
-from distdl_jax.kernels.geometry import Placement, padded
-from distdl_jax.kernels.layout import row_major
-
-MOST_TAPS = 64
-"""The largest kernel that is written out tap by tap."""
+from distdl_jax.kernels.cpu import taps
+from distdl_jax.kernels.cpu.rewritten_2d import planar, planar_weight_gradient
+from distdl_jax.kernels.geometry import Placement, padded, row_major
 
 MOST_GROUPS = 16
 """The most groups that are written out as convolutions of their own; of more, one after the other in a loop."""
 
 
 def forward(x: Array, weight: Array, window: Placement, groups: int) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
+    """Return the convolution of `x`, N x C x features, with `weight`, c_out x C/groups x kernel."""
     return _by_groups(lambda x, weight: _convolution(x, weight, window), groups, (x, weight), 1)
 
 
 def input_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
-    """The gradient of x, from the cotangent `dy` of the result."""
+    """Return the gradient of x, from the cotangent `dy` of the result."""
     return _by_groups(lambda x, weight, dy: _input_gradient(x, weight, dy, window), groups, (x, weight, dy), 1)
 
 
 def weight_gradient(x: Array, weight: Array, dy: Array, window: Placement, groups: int) -> Array:
-    """The gradient of the weight."""
+    """Return the gradient of the weight."""
     return _by_groups(lambda x, weight, dy: _weight_gradient(x, weight, dy, window), groups, (x, weight, dy), 0)
 
 
 def _by_groups(f: Callable[..., Array], groups: int, arrays: tuple[Array, ...], result_along: int) -> Array:
-    """`f` of each group's parts of x, weight and perhaps dy, and what it gives, put together along a dimension."""
+    """Call `f` with each group's parts of x, weight and perhaps dy, and join its results along a dimension."""
     if groups == 1:
         return f(*arrays)
     along = (1, 0, 1)[: len(arrays)]
@@ -64,8 +61,8 @@ def _by_groups(f: Callable[..., Array], groups: int, arrays: tuple[Array, ...], 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolution(x: Array, weight: Array, window: Placement) -> Array:
-    if x.shape[1] == 1 and math.prod(weight.shape[2:]) <= MOST_TAPS:
-        return _by_taps(x, weight, window)
+    if x.shape[1] == 1 and math.prod(weight.shape[2:]) <= taps.MOST_TAPS:
+        return taps.forward(x, weight, window, 1)
     return _as_products(x, weight, window)
 
 
@@ -92,7 +89,7 @@ def _input_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> Ar
 
 
 def _phases_pay(x: Array, weight: Array, dy: Array, window: Placement) -> bool:
-    """Whether the input gradient with stride is faster by phases, as measured outside of loops."""
+    """Tell whether the input gradient with stride is faster by phases, as measured outside of loops."""
     kernel = weight.shape[2:]
     if 1 < math.prod(dy.shape[2:]) < math.prod(kernel):  # the compiler would take the one for the other
         return True
@@ -104,23 +101,23 @@ def _phases_pay(x: Array, weight: Array, dy: Array, window: Placement) -> bool:
 
 
 def _by_phases(x: Array, weight: Array, dy: Array, window: Placement) -> Array:
-    """The input gradient of a convolution with stride, as one without.
+    """Compute the input gradient of a convolution with stride as a convolution without.
 
     Columns of x that are the stride apart meet the same taps. So the columns of one stride, the phases, are the
     channels of a convolution of dy, and each has its share of the taps; then the phases are put in their places.
     """
     kernel, sizes, dims = weight.shape[2:], x.shape[2:], range(x.ndim - 2)
     reach, stride, lows = window.reach(kernel), window.stride, [low for low, _ in window.padding]
-    taps = [r // s + 1 for r, s in zip(reach, stride, strict=True)]
-    spread = [(0, t * s - r - 1, d - 1) for t, s, r, d in zip(taps, stride, reach, window.dilation, strict=True)]
+    counts = [r // s + 1 for r, s in zip(reach, stride, strict=True)]
+    spread = [(0, t * s - r - 1, d - 1) for t, s, r, d in zip(counts, stride, reach, window.dilation, strict=True)]
     zero = jnp.zeros((), weight.dtype)
     weight = lax.pad(weight, zero, [(0, 0, 0)] * 2 + spread)
     # c_out x c_in x (taps x stride), to (phases x c_in) x c_out x taps
-    weight = weight.reshape(*weight.shape[:2], *(n for i in dims for n in (taps[i], stride[i])))
+    weight = weight.reshape(*weight.shape[:2], *(n for i in dims for n in (counts[i], stride[i])))
     weight = jnp.transpose(weight, (*(3 + 2 * i for i in dims), 1, 0, *(2 + 2 * i for i in dims)))
-    weight = jnp.flip(weight.reshape(-1, dy.shape[1], *taps), [2 + i for i in dims])
+    weight = jnp.flip(weight.reshape(-1, dy.shape[1], *counts), [2 + i for i in dims])
     places = [max(-(-(n + low) // s), 1) for n, low, s in zip(sizes, lows, stride, strict=True)]
-    padding = tuple((t - 1, n - m) for t, n, m in zip(taps, places, dy.shape[2:], strict=True))
+    padding = tuple((t - 1, n - m) for t, n, m in zip(counts, places, dy.shape[2:], strict=True))
     phases = _convolution(dy, weight, Placement((1,) * len(sizes), padding, (1,) * len(sizes)))
     phases = phases.reshape(x.shape[0], *stride, x.shape[1], *places)
     order = (0, x.ndim - 1, *(place for i in dims for place in (x.ndim + i, 1 + i)))
@@ -139,15 +136,8 @@ def _weight_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> A
     return jnp.stack([planar_weight_gradient(plane, dy, weight.shape[3:], plane_window) for plane in planes], axis=2)
 
 
-def _by_taps(x: Array, weight: Array, window: Placement) -> Array:
-    """One input channel: the sum, over the kernel's taps, of shifted copies of x times a number."""
-    taps = weight.reshape(weight.shape[0], -1, *(1,) * len(window.stride))
-    terms = [met * taps[:, tap] for tap, met in enumerate(window.met_by_taps(x, weight.shape[2:]))]
-    return reduce(jnp.add, terms)
-
-
 def _by_planes(x: Array, weight: Array, window: Placement) -> Array:
-    """Three dimensions: the planes that a window reads become channels, and the windows along the depth a batch."""
+    """Make channels of the planes that a 3-D window reads, and a batch of the windows along the depth."""
     planes = _planes(x, weight.shape[2], window)
     leading = (x.shape[0], planes[0].shape[2])
     stacked = _folded(jnp.concatenate(planes, axis=1))
@@ -157,7 +147,7 @@ def _by_planes(x: Array, weight: Array, window: Placement) -> Array:
 
 
 def _planes(x: Array, kernel: int, window: Placement) -> list[Array]:
-    """For each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
+    """Return, for each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
     x = padded(x, (window.padding[0], (0, 0), (0, 0)))
     dilation, stride = window.dilation[0], window.stride[0]
     outputs = (x.shape[2] - dilation * (kernel - 1) - 1) // stride + 1
@@ -170,6 +160,6 @@ def _of_planes(window: Placement) -> Placement:
 
 
 def _folded(x: Array) -> Array:
-    """N x C x depth x features as (N depth) x C x features."""
+    """Return N x C x depth x features as (N depth) x C x features."""
     x = jnp.swapaxes(x, 1, 2)
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

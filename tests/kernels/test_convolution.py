@@ -1,9 +1,11 @@
-"""The convolution that a worker computes is `lax.conv_general_dilated`, in each form, whatever the shape makes of it.
+"""The convolution that a worker computes is `lax.conv_general_dilated`, by each algorithm, whatever the shape.
 
 Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
 """
 
-from functools import cache
+import subprocess
+import sys
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +15,14 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
-from distdl_jax.kernels import conv2d_cpu
-from distdl_jax.kernels import conv_algorithms as conv_forms
-from distdl_jax.kernels.conv_algorithms import DIRECTIONS, PLAIN, Forms, Problem, convolution, convolution_apart
+from distdl_jax.kernels import problem as problems
+from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.cpu import rewritten_2d
+from distdl_jax.kernels.cpu.convolution import available
+from distdl_jax.kernels.cpu.onednn.library import version
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.onednn.compiled import version
-from distdl_jax.kernels.split_halo import Apart, Side, joined, taken_apart
+from distdl_jax.kernels.problem import DIRECTIONS, PLAIN, Algorithms, Problem
+from distdl_jax.layer.split_halo import Side, SplitHalo
 from distdl_jax.settings import Settings
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
@@ -86,22 +90,25 @@ def _placed(name):
     return Placement(_per_dimension(stride, kernel), padding, _per_dimension(dilation, kernel)), groups
 
 
-def _forms(name):
-    """Every form of the case, with "plain" in directions that have none of its name; the first is all plain."""
+def _problem(name, dtype="float64", batch=2, split_halo=None):
     features, c_in, c_out, kernel, *_, groups = CASES[name]
-    problem = Problem((2, c_in, *features), (c_out, c_in // groups, *kernel), *_placed(name), "float64")
-    forms = {direction: problem.forms(direction) for direction in DIRECTIONS}
-    names = list(dict.fromkeys(form for each in forms.values() for form in each))
+    return Problem((batch, c_in, *features), (c_out, c_in // groups, *kernel), *_placed(name), dtype, split_halo)
+
+
+def _algorithms(name):
+    """Every algorithm of the case, with "plain" in directions that lack it; the first is all plain."""
+    found = {direction: available(_problem(name), direction) for direction in DIRECTIONS}
+    names = list(dict.fromkeys(one for each in found.values() for one in each))
     assert names[0] == "plain"
-    return [Forms(*(form if form in each else "plain" for each in forms.values())) for form in names]
+    return [Algorithms(*(one if one in each else "plain" for each in found.values())) for one in names]
 
 
-REWRITTEN, ONEDNN = Forms(*("rewritten",) * 3), Forms(*("onednn",) * 3)
+REWRITTEN, ONEDNN = Algorithms(*("rewritten",) * 3), Algorithms(*("onednn",) * 3)
 HAS_ONEDNN = version() != "none"
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN's convolutions are not compiled here")
 
 
-def _case(name, dtype, batch=2, forms=REWRITTEN):
+def _case(name, dtype, batch=2, algorithms=REWRITTEN):
     features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
     stride, dilation = _per_dimension(stride, kernel), _per_dimension(dilation, kernel)
     rng = np.random.default_rng(len(name))
@@ -109,7 +116,7 @@ def _case(name, dtype, batch=2, forms=REWRITTEN):
     weight = rng.normal(size=(c_out, c_in // groups, *kernel)).astype("float32").astype(dtype)
 
     def ours(x, weight):
-        return convolution(x, weight, Placement(stride, padding, dilation), groups, forms)
+        return convolution(_problem(name, dtype, batch), (x,), weight, algorithms)
 
     def plain(x, weight):
         return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
@@ -138,15 +145,15 @@ def _compare(name, variants, transform):
     @jax.jit
     def program(x, weight):
         got = [
-            transform(_case(name, dtype, forms=forms)[0])(x.astype(dtype), weight.astype(dtype))
-            for dtype, forms in variants
+            transform(_case(name, dtype, algorithms=algorithms)[0])(x.astype(dtype), weight.astype(dtype))
+            for dtype, algorithms in variants
         ]
         return got, transform(plain)(x, weight)
 
     program = program.trace(x, weight)
     got, expected = program.lower().compile()(x, weight)
-    for (dtype, forms), mine in zip(variants, got, strict=True):
-        _assert_close(mine, expected, dtype, f"{dtype}, {forms}")
+    for (dtype, algorithms), mine in zip(variants, got, strict=True):
+        _assert_close(mine, expected, dtype, f"{dtype}, {algorithms}")
     return _calls_of_onednn(program.jaxpr)
 
 
@@ -166,19 +173,19 @@ def _gradients(f):
 
 
 def _said(value):
-    return value.weight_gradient if isinstance(value, Forms) else None
+    return value.weight_gradient if isinstance(value, Algorithms) else None
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_gradients(name):
-    """All forms in float64; in float32 the rewritten one, in a long run all, and oneDNN's.
+    """All algorithms in float64; in float32 the rewritten one, in a long run all, and oneDNN's.
 
-    A short run has the plain form, which is lax's own operation, of a third of the cases.
+    A short run has the plain one, which is lax's own operation, for a third of the cases.
     """
-    plain, *others = _forms(name)
+    plain, *others = _algorithms(name)
     with_plain = LONG > 1 or list(CASES).index(name) % 3 == 0
-    variants = [("float64", forms) for forms in ([plain, *others] if with_plain else others)]
-    variants += [("float32", forms) for forms in ([plain, *others] if LONG > 1 else [REWRITTEN])]
+    variants = [("float64", algorithms) for algorithms in ([plain, *others] if with_plain else others)]
+    variants += [("float32", algorithms) for algorithms in ([plain, *others] if LONG > 1 else [REWRITTEN])]
     if HAS_ONEDNN:
         variants.append(("float32", ONEDNN))
     calls = _compare(name, variants, _gradients)
@@ -195,7 +202,7 @@ def _plainly(name, batch):
 @pytest.mark.parametrize("name", ["wide", "wide, strided", "wide, dilated", "3-D, wide"])
 @pytest.mark.parametrize("size", [1, 2000, 5000])
 def test_weight_gradient_in_pieces_of_rows_and_of_samples(name, size, monkeypatch):
-    monkeypatch.setattr(conv2d_cpu, "PIECE", size)
+    monkeypatch.setattr(rewritten_2d, "PIECE", size)
     ours, _, x, weight = _case(name, "float32", 4)
     _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, 4), "float32")
 
@@ -212,13 +219,13 @@ WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "g
 SINGLE = ["13 channels", "16 channels to 6", "12 channels each way", "wide, strided"]
 BY_ONEDNN = ["1-D", "padding beyond the kernel", "groups", "3-D strided, dilated", "padding less than none"]
 PLAIN_ONES = ["strided, dilated, padding beyond", "1-D strided, dilated"]
-PRODUCTS, TAPS = Forms(*("products",) * 3), Forms(*("taps",) * 3)
+PRODUCTS, TAPS = Algorithms(*("products",) * 3), Algorithms(*("taps",) * 3)
 VARIANTS = [
     *((name, "float64", REWRITTEN) for name in [*WAYS, "many groups of two"]),
     *((name, "float32", REWRITTEN) for name in SINGLE),
     *((name, "float64", PLAIN) for name in PLAIN_ONES),
     *((name, "float64", PRODUCTS) for name in ["kernel of one", "1-D kernel of one, strided, padded"]),
-    ("few channels, strided, dilated", "float64", Forms(weight_gradient="products")),
+    ("few channels, strided, dilated", "float64", Algorithms(weight_gradient="products")),
     *((name, "float64", TAPS) for name in ["depthwise", "depthwise, two outputs a channel, strided"]),
     *((name, "float32", ONEDNN) for name in BY_ONEDNN if HAS_ONEDNN),
 ]
@@ -240,31 +247,31 @@ def test_vmap_of_second_derivatives(name):
     _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
 
 
-APART = {
+SPLIT = {
     "1-D": [(2, 1, 2)],
     "groups": [(3, 2, 0)],
     "wide, strided": [(2, 0, 1), (3, 2, 1)],
     "3-D strided, dilated": [(4, 1, 1), (2, 0, 0), (3, 2, 3)],
 }
-IN_PARTS = {name: [("float64", PLAIN), ("float64", REWRITTEN), ("float32", ONEDNN)] for name in APART}
-IN_PARTS["1-D"].append(("float32", Forms("onednn", "plain", "rewritten")))
+IN_PARTS = {name: [("float64", PLAIN), ("float64", REWRITTEN), ("float32", ONEDNN)] for name in SPLIT}
+IN_PARTS["1-D"].append(("float32", Algorithms("onednn", "plain", "rewritten")))
 
 
-def _apart(name):
-    return Apart(tuple(Side(*side) for side in APART[name]))
+def _split_halo(name):
+    return SplitHalo(tuple(Side(*side) for side in SPLIT[name]))
 
 
-@pytest.mark.parametrize("name", APART)
-def test_a_block_and_what_is_around_it(name):
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_block_and_its_halo(name):
     """Result, gradients, and second derivatives of batches are those of the two joined."""
     _, plain, x, weight = _case(name, "float64")
-    (window, groups), apart = _placed(name), _apart(name)
+    halo = _split_halo(name)
     variants = [each for each in IN_PARTS[name] if HAS_ONEDNN or each[0] == "float64"]
-    parts = taken_apart(x, apart)
-    assert tuple(part.shape for part in parts) == apart.parts(x.shape) and apart.whole(parts[0].shape) == x.shape
-    for part, (axis, low, high) in zip(parts[1:], apart.sides, strict=True):
+    parts = halo.split(x)
+    assert tuple(part.shape for part in parts) == halo.shapes(x.shape) and halo.joined_shape(parts[0].shape) == x.shape
+    for part, (axis, low, high) in zip(parts[1:], halo.sides, strict=True):
         assert part.shape[axis] == low + high
-    np.testing.assert_array_equal(joined(parts, apart), x)
+    np.testing.assert_array_equal(halo.join(parts), x)
 
     def all_of(f, parts, weight):
         def penalty(parts, weight):
@@ -276,26 +283,27 @@ def test_a_block_and_what_is_around_it(name):
     @jax.jit
     def program(parts, weight):
         got = []
-        for dtype, forms in variants:
+        for dtype, algorithms in variants:
             args = jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), (parts, weight))
-            got.append(all_of(lambda *both, forms=forms: convolution_apart(*both, window, groups, forms, apart), *args))
-        return got, all_of(lambda parts, weight: plain(joined(parts, apart), weight), parts, weight)
+            ours = partial(convolution, _problem(name, dtype, split_halo=halo), algorithms=algorithms)
+            got.append(all_of(ours, *args))
+        return got, all_of(lambda parts, weight: plain(halo.join(parts), weight), parts, weight)
 
     got, expected = program(parts, weight)
-    for (dtype, forms), mine in zip(variants, got, strict=True):
-        _assert_close(mine, expected, dtype, f"{dtype}, {forms}")
+    for (dtype, algorithms), mine in zip(variants, got, strict=True):
+        _assert_close(mine, expected, dtype, f"{dtype}, {algorithms}")
 
 
 @needs_onednn
-def test_a_block_and_what_is_around_it_where_there_is_no_choice(monkeypatch):
-    """As lax has it, elsewhere than on a CPU and where a setting says so; forms were chosen for all workers."""
+def test_a_block_and_its_halo_where_there_is_no_choice(monkeypatch):
+    """As lax has it, elsewhere than on a CPU and where a setting says so; algorithms were chosen for all workers."""
     _, plain, x, weight = _case("1-D", "float32")
-    (window, groups), apart = _placed("1-D"), _apart("1-D")
-    parts = taken_apart(x, apart)
+    halo = _split_halo("1-D")
+    problem, parts = _problem("1-D", "float32", split_halo=halo), halo.split(x)
     calls = {}
     for fast in (True, False):
-        monkeypatch.setattr(conv_forms, "current_settings", lambda fast=fast: Settings(fast_convolutions=fast))
-        program = jax.jit(lambda parts, weight: convolution_apart(parts, weight, window, groups, ONEDNN, apart))
+        monkeypatch.setattr(problems, "current_settings", lambda fast=fast: Settings(fast_convolutions=fast))
+        program = jax.jit(lambda parts, weight: convolution(problem, parts, weight, ONEDNN))
         calls[fast] = str(program.trace(parts, weight).jaxpr).count("distdl_jax_onednn")
         _assert_close(program(parts, weight), plain(x, weight), "float32")
     assert calls == {True: 1, False: 0}
@@ -311,10 +319,10 @@ SCANNED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "forms"), SCANNED, ids=_said)
-def test_checkpoint_and_scan(name, forms):
-    dtype = "float32" if forms == ONEDNN else "float64"
-    ours, plain, x, weight = _case(name, dtype, forms=forms)
+@pytest.mark.parametrize(("name", "algorithms"), SCANNED, ids=_said)
+def test_checkpoint_and_scan(name, algorithms):
+    dtype = "float32" if algorithms == ONEDNN else "float64"
+    ours, plain, x, weight = _case(name, dtype, algorithms=algorithms)
     nothing, factors = jnp.zeros((), dtype), jnp.arange(1.0, 4.0, dtype=dtype)
 
     def summed(f):
@@ -338,3 +346,35 @@ def test_other_dtypes_and_devices_take_the_plain_operation(monkeypatch):
     assert not takes_it("float32")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert takes_it("float32")
+
+
+ELSEWHERE = """
+import sys
+import jax, jax.numpy as jnp
+import distdl_jax as dj
+
+def program():
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    x = jnp.ones((2, 3, 8), "float32")
+    for layer in (dj.nn.DistributedConv1d, dj.nn.DistributedConvTranspose1d):
+        conv = layer(P, in_channels=3, out_channels=4, kernel_size=3)
+        params = conv.init(jax.random.key(0))
+        jax.make_jaxpr(jax.grad(lambda params: jnp.sum(conv(params, x))))(params)
+    jax.make_jaxpr(jax.grad(lambda x: jnp.sum(dj.nn.DistributedMaxPool1d(P, 2)(x))))(x)
+
+def imported():
+    return [name for name in sys.modules if name.startswith("distdl_jax.kernels.cpu")]
+
+backend, jax.default_backend = jax.default_backend, lambda: "gpu"
+dj.simulate(2, program)
+assert not imported(), imported()
+jax.default_backend = backend
+dj.simulate(2, program)
+assert imported()
+"""
+
+
+def test_elsewhere_than_on_a_cpu_no_algorithm_is_imported():
+    """Layers are traced as for a GPU, and then for a CPU, where the same look finds the algorithms."""
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

@@ -25,10 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.kernels.geometry import Placement, padded
-from distdl_jax.kernels.grouped_conv import conv
-from distdl_jax.kernels.layout import row_major
-from distdl_jax.plans.windows import Pairs
+from distdl_jax.kernels.geometry import Pairs, Placement, padded, row_major
+from distdl_jax.kernels.xla_conv import conv
 
 LIBRARY_CHANNELS = 17
 """Channels, of the input or the output, from which on XLA hands a convolution to its fast library."""
@@ -47,7 +45,7 @@ PIECE = 1 << 20
 
 
 def planar(x: Array, weight: Array, window: Placement) -> Array:
-    """The convolution of `x`, N x C x features, with `weight`, c_out x C x kernel; one or two dimensions."""
+    """Return the convolution of `x`, N x C x features, with `weight`, c_out x C x kernel; one or two dimensions."""
     if x.ndim == 3:
         return planar(x[:, :, None], weight[:, :, None], window.with_row())[:, :, 0]
     if math.prod(x.shape[2:]) < math.prod(weight.shape[2:]):
@@ -62,7 +60,7 @@ def planar(x: Array, weight: Array, window: Placement) -> Array:
 
 
 def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window: Placement) -> Array:
-    """The gradient of the weight of `planar`, c_out x C x `kernel`, from x and the cotangent `dy` of the result."""
+    """Return the gradient of the weight of `planar`, c_out x C x `kernel`, from x and the cotangent `dy`."""
     if x.ndim == 3:
         gradient = planar_weight_gradient(x[:, :, None], dy[:, :, None], (1, *kernel), window.with_row())
         return gradient[:, :, 0]
@@ -89,7 +87,7 @@ def planar_weight_gradient(x: Array, dy: Array, kernel: tuple[int, ...], window:
 
 
 def _channels_last(x: Array, weight: Array, window: Placement) -> Array:
-    """The convolution of N x features x C with kernel x C x c_out.
+    """Return the convolution of N x features x C with kernel x C x c_out.
 
     That is the order that the compiler computes in. It rearranges other orders by itself, but not inside a loop, where
     it then takes 4 to 10 times as long.
@@ -98,7 +96,7 @@ def _channels_last(x: Array, weight: Array, window: Placement) -> Array:
 
 
 def _plain(x: Array, weight: Array, window: Placement) -> Array:
-    """The convolution as it is, in the order that the compiler computes in."""
+    """Compute the convolution as it is, in the order that the compiler computes in."""
     rows, columns = window.outputs(x.shape[2:], weight.shape[2:])
     weight = jnp.transpose(weight, (2, 3, 1, 0))
     y = _channels_last(row_major(jnp.moveaxis(x, 1, 3)), weight, _with_padding(x.shape[2:], weight.shape, window))
@@ -106,9 +104,9 @@ def _plain(x: Array, weight: Array, window: Placement) -> Array:
 
 
 def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Placement) -> Placement:
-    """`window` with a row or column of padding at the end, if there is none and the fast library takes the convolution.
+    """Return `window` with a row or column of padding at the end where that is faster.
 
-    It takes 1.2 to 3 times as long where nothing is padded. That can add a row or column to the outputs.
+    The fast library takes 1.2 to 3 times as long where nothing is padded. That can add a row or column to the outputs.
     """
     outputs = window.outputs(sizes, kernel[:2])
     if any(map(any, window.padding)) or max(kernel[2:]) < LIBRARY_CHANNELS or min(outputs) < FEW_ROWS:
@@ -121,7 +119,7 @@ def _with_padding(sizes: Sequence[int], kernel: Sequence[int], window: Placement
 
 
 def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Placement) -> tuple[Array, Placement]:
-    """`x` with so much of the padding around it that outputs don't outnumber inputs, and the window that is left."""
+    """Pad `x` so far that outputs don't outnumber inputs, and return the window that is left, too."""
     now, later = [], []
     for (low, high), m, n in zip(window.padding, window.outputs(x.shape[2:], kernel), x.shape[2:], strict=True):
         missing = max(m - n, 0)
@@ -132,7 +130,7 @@ def _no_more_outputs_than_inputs(x: Array, kernel: Sequence[int], window: Placem
 
 
 def _side_by_side(x: Array, weight: Array, window: Placement) -> Array:
-    """Several outputs along the last dimension as the channels of one, whose kernel reads what all of them read.
+    """Make channels of several outputs along the last dimension, with a kernel that reads what all of them read.
 
     Where x has many of the channels that the library wants, two of its columns are the channels of one as well: then
     two outputs are enough, and fewer of the kernel's entries are zeros.
@@ -172,7 +170,7 @@ def _double(x: Array, weight: Array, window: Placement) -> Array:
 
 
 def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Placement, padding: Pairs) -> Array:
-    """The gradient of the weight in float64, where the fast library pays also for channels that are added."""
+    """Return the gradient of the weight in float64, where the fast library pays also for channels that are added."""
     c_in, c_out = x.shape[1], dy.shape[1]
     if c_out < LIBRARY_CHANNELS <= x.shape[0]:
         return _of_weight(x, dy, window, padding)
@@ -186,7 +184,7 @@ def _double_of_weight(x: Array, dy: Array, kernel: Sequence[int], window: Placem
 
 
 def _of_weight(x: Array, dy: Array, window: Placement, padding: Pairs = ((0, 0), (0, 0))) -> Array:
-    """The gradient of the weight as the convolution of x, whose channels are a batch, with dy."""
+    """Return the gradient of the weight: the convolution of x, whose channels are a batch, with dy."""
     simple = not any(map(any, padding)) and window.stride == (1, 1) and window.dilation[1] == 1
     if simple and x.dtype == jnp.float32 and 2 * max(x.shape[1], dy.shape[1]) < LIBRARY_CHANNELS:
         return _of_weight_in_pairs(x, dy, window.dilation[0])
@@ -195,7 +193,7 @@ def _of_weight(x: Array, dy: Array, window: Placement, padding: Pairs = ((0, 0),
 
 
 def _of_weight_in_pairs(x: Array, dy: Array, dilation: int) -> Array:
-    """The same for few channels: the columns of x and dy go in pairs, and a pair has the channels of both.
+    """Compute `_of_weight` for few channels: the columns of x and dy go in pairs, and a pair has the channels of both.
 
     The older library multiplies matrices then that are twice as wide, a third of whose products is not needed.
     """
@@ -219,13 +217,13 @@ def _of_weight_in_pairs(x: Array, dy: Array, dilation: int) -> Array:
 
 
 def _of_weight_by_dy(x: Array, dy: Array, kernel: Sequence[int], window: Placement) -> Array:
-    """The same as the convolution of dy with x, which finds the taps in reverse; stride 1."""
+    """Compute `_of_weight` as the convolution of dy with x, which finds the taps in reverse; stride 1."""
     dy = padded(dy, [(reach, reach) for reach in window.reach(kernel)])
     return jnp.swapaxes(jnp.flip(_of_weight(dy, x, window), (2, 3)), 0, 1)
 
 
 def _stacked(x: Array, dy: Array) -> tuple[Array, Array]:
-    """Samples above each other, in at most eight stacks, with rows of zeros between those of dy; stride 1.
+    """Put samples above each other, in at most eight stacks, with rows of zeros between dy's; stride 1.
 
     The samples are the channels of these convolutions' inputs, and of so many the older library would not take them.
     """
@@ -240,7 +238,7 @@ def _stacked(x: Array, dy: Array) -> tuple[Array, Array]:
 
 
 def _in_pieces(x: Array, dy: Array, kernel: Sequence[int], window: Placement) -> Array:
-    """The sum of `_of_weight` over pieces of dy: some samples, or some rows of one, and what they read of x."""
+    """Sum `_of_weight` over pieces of dy: some samples, or some rows of one, and what they read of x."""
     (samples, _, rows, columns), stride = dy.shape, window.stride[0]
     sample = dy.nbytes // samples
     together = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * sample <= PIECE // 4))
@@ -254,9 +252,9 @@ def _in_pieces(x: Array, dy: Array, kernel: Sequence[int], window: Placement) ->
 
     def add(total: Array, piece: Array) -> tuple[Array, None]:
         first, row = together * (piece // parts), height * (piece % parts)
-        own_x = lax.dynamic_slice(x, (first, 0, stride * row, 0), (together, x.shape[1], read, x.shape[3]))
-        own_dy = lax.dynamic_slice(dy, (first, 0, row, 0), (together, dy.shape[1], height, columns))
-        return total + _of_weight(own_x, own_dy, window), None
+        piece_x = lax.dynamic_slice(x, (first, 0, stride * row, 0), (together, x.shape[1], read, x.shape[3]))
+        piece_dy = lax.dynamic_slice(dy, (first, 0, row, 0), (together, dy.shape[1], height, columns))
+        return total + _of_weight(piece_x, piece_dy, window), None
 
     zeros = jnp.zeros((dy.shape[1], x.shape[1], *kernel), x.dtype)
     return lax.scan(add, zeros, jnp.arange(samples // together * parts))[0]

@@ -7,23 +7,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from distdl_jax.kernels import pooling as pool
-from distdl_jax.kernels.convolution import LocalConvolution
-from distdl_jax.plans.windows import WindowSpec
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import max_pool, sum_pool
+from distdl_jax.kernels.problem import Problem
+from distdl_jax.nn.conv_plan import LocalConvolution
 
-WINDOWS = WindowSpec(kernel=(2, 2), stride=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))
-TAPS = WindowSpec(kernel=(3, 3), stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1))
+WINDOWS = Placement(stride=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))
+TAPS = Placement(stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1))
 
 
 def convolved(x: jax.Array) -> jax.Array:
-    layer = LocalConvolution((4, 2, 3, 3), (0, 2), 1, TAPS, ((0, 0), (0, 0)), (6, 6), adds_bias=True)
+    layer = LocalConvolution(Problem(x.shape, (4, 2, 3, 3), TAPS, 1, x.dtype.name), (0, 2), adds_bias=True)
     return layer(x, jnp.ones((4, 2, 3, 3)), jnp.ones(4))
 
 
 LAYERS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "convolution": convolved,
-    "largest": lambda x: pool.largest(x, WINDOWS),
-    "total": lambda x: pool.total(x, WINDOWS),
+    "largest": lambda x: max_pool(x, (2, 2), WINDOWS),
+    "total": lambda x: sum_pool(x, (2, 2), WINDOWS),
 }
 
 
