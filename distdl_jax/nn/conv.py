@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -22,14 +22,14 @@ from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
+from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import Padding, Sizes, is_integer
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedConv(WeightedLayer):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
@@ -76,58 +76,30 @@ class DistributedConv(WeightedLayer):
     required_kind: ClassVar[Kind | None] = None
 
     P_x: Partition
-    P_y: Partition | None
-    P_W: Partition | None
+    P_y: Partition | None = None
+    P_W: Partition | None = None
+    _: KW_ONLY
     in_channels: int
     out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Pairs
-    dilation: tuple[int, ...]
-    groups: int
-    bias: bool
-    padding_mode: PaddingMode
-    sharded: bool
+    kernel_size: Sizes
+    stride: Sizes = 1
+    padding: Padding = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    bias: bool = True
+    padding_mode: PaddingMode = "zeros"
+    sharded: bool = False
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition | None = None,
-        P_W: Partition | None = None,
-        *,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        sharded: bool = False,
-    ) -> None:
-        windows = window_spec(self.dims, kernel_size, stride, padding, dilation, padding_mode)
-        vars(self).update(  # the fields, in the form in which equal ones are equal
-            P_x=P_x,
-            P_y=P_y,
-            P_W=P_W,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=windows.kernel,
-            stride=windows.stride,
-            padding=windows.padding,
-            dilation=windows.dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            sharded=sharded,
-        )
+    def __post_init__(self) -> None:
+        w = self._windows
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
             if not is_integer(number, least=1):
                 raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
-            if number % groups:
-                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={groups}).")
+            if number % self.groups:
+                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
@@ -148,12 +120,12 @@ class DistributedConv(WeightedLayer):
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        weight = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
         return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
-    @property
+    @cached_property
     def _windows(self) -> WindowSpec:
-        return WindowSpec(self.kernel_size, self.stride, self.dilation, self.padding, self.padding_mode)
+        return window_spec(self.dims, self.kernel_size, self.stride, self.padding, self.dilation, self.padding_mode)
 
     @property
     def kind(self) -> Kind:
@@ -218,7 +190,7 @@ class DistributedConv(WeightedLayer):
             _, i, j, *index = index_of(rank, work.shape)
             channels, groups = self._own_groups(i, j)
             local[worker] = LocalConvolution(
-                (rows[i], columns[j], *self.kernel_size),
+                (rows[i], columns[j], *self._windows.kernel),
                 channels,
                 groups,
                 self._windows,
@@ -241,7 +213,8 @@ class DistributedConv(WeightedLayer):
     def __repr__(self) -> str:
         w = self._windows
         shown = [f"{self.in_channels} -> {self.out_channels}", f"kernel {shape_text(w.kernel)}"]
-        shown += [f"{name} {getattr(self, name)}" for name in ("stride", "dilation") if set(getattr(self, name)) != {1}]
+        steps = {"stride": w.stride, "dilation": w.dilation}
+        shown += [f"{name} {values}" for name, values in steps.items() if set(values) != {1}]
         if set(w.padding) != {(0, 0)}:
             shown.append(f"padding {w.padding} {w.mode}")
         if self.groups > 1:
