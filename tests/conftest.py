@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import compiled_once
 import contexts
 import pytest
+from jobs import FAST_TO_COMPILE
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE
 
 if TYPE_CHECKING:
     from distdl_jax.transports.threads.workers import Workers

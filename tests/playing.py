@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from imaginary import partition_of
 from simulator import simulate
 
 import distdl_jax as dj
@@ -31,7 +30,7 @@ def held(blocks: Mapping[int, Any]) -> dict[int, ShapeDtype]:
 
 def planned(size: int, plan: Callable[[dj.Partition], Plan]) -> Plan:
     """The plan that each of `size` workers makes, from its partition of all of them: the same on all."""
-    plans = [plan(partition_of(rank, size)) for rank in range(size)]
+    plans = [plan(dj.planning_world(size, rank)) for rank in range(size)]
     assert all(each == plans[0] and hash(each) == hash(plans[0]) for each in plans)
     assert all(each.outputs == plans[0].outputs for each in plans)
     return plans[0]

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from convolution import direct
-from imaginary import partition_of
 from playing import Blocks, held, play, play_adjoint
 
 import distdl_jax as dj
@@ -100,11 +99,11 @@ def play_product(
     layer: Any, world: int, x: Blocks, w: np.ndarray, b: np.ndarray, dy: Blocks, product: Product, gradients: Gradients
 ) -> Played:
     """Forward and adjoint of a layer that multiplies, by all of its workers; `layer` makes it from all workers."""
-    made, given = layer(partition_of(0, world)), {worker: x.get(worker, NOTHING) for worker in range(world)}
+    made, given = layer(dj.planning_world(world)), {worker: x.get(worker, NOTHING) for worker in range(world)}
     specs = made.param_specs()
     boxes = boxes_of(specs["weight"]), boxes_of(specs["bias"]) if "bias" in specs else {}
     plan: ProductPlan = made.plan(held(given))
-    assert plan == layer(partition_of(world - 1, world)).plan(held(given))
+    assert plan == layer(dj.planning_world(world, world - 1)).plan(held(given))
     given = {worker: given[worker] for worker in plan.workers}
     params = {
         name: {worker: whole[its[worker]] if worker in its else NOTHING for worker in given}

@@ -82,7 +82,7 @@ class ParameterPartitions:
         return np.moveaxis(np.arange(self.work.size).reshape(shape), 0, 2).reshape(p_out, p_in, -1)
 
     def _partition(self, ranks: np.ndarray, shape: list[int]) -> Partition:
-        return self.work.create_partition_inclusive(ranks.ravel().tolist()).create_cartesian_topology_partition(shape)
+        return self.work.grid(shape, ranks.ravel().tolist())
 
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
         """Plan the movement of the parameters to the workers of `work`, from the shapes of all workers' blocks.

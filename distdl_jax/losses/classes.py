@@ -45,7 +45,7 @@ class LossOverClasses(Loss):
         """The workers that hold the first of the classes."""
         P = self.P_x
         ranks = [rank for rank in range(P.size) if index_of(rank, P.shape)[1] == 0]
-        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition((P.shape[0], 1, *P.shape[2:]))
+        return P.grid((P.shape[0], 1, *P.shape[2:]), ranks)
 
     @property
     def _rank(self) -> int:
@@ -111,7 +111,7 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     worker of P_x, where blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> round(float(DistributedCrossEntropyLoss(P)(jnp.zeros((5, 4)), jnp.arange(5) % 4)), 4)
     1.3863
 
@@ -235,7 +235,7 @@ class DistributedAccuracy(LossOverClasses):
     labels. It has no derivative.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(DistributedAccuracy(P)(jnp.eye(4), jnp.array([0, 1, 2, 0])))
     0.75
     """

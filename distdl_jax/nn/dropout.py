@@ -41,7 +41,7 @@ class Dropout(ParameterFreeLayer):
     key in training; `PlanError`, on every worker of P_x, where x holds integers.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(Dropout(P, 0.5)(jax.numpy.ones((40, 50)), key=jax.random.key(0)).max())
     2.0
 

@@ -52,7 +52,7 @@ class DistributedFNOBlock(PartitionedLayer):
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or channels are split.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> block = DistributedFNOBlock(P, in_channels=2, out_channels=3, modes=2)
     >>> block(block.init(jax.random.key(0)), jax.numpy.ones((5, 2, 8))).shape
     (5, 3, 8)

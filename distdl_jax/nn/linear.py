@@ -91,7 +91,7 @@ class DistributedLinear(WeightedLayer):
     partitions don't fit each other.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = DistributedLinear(P, P, P, in_features=3, out_features=2)
     >>> params = layer.init(jax.random.key(0))
     >>> layer(params, jax.numpy.ones((5, 3))).shape

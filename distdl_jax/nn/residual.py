@@ -54,7 +54,7 @@ class Residual(Network):
     where the outputs have different shapes.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> block = Residual(dj.nn.Sequential(dj.nn.DistributedLinear(P, P, P, 3, 3), jax.nn.relu))
     >>> block(block.init(jax.random.key(0)), jax.numpy.ones((5, 3))).shape
     (5, 3)

@@ -60,7 +60,7 @@ class Sequential(Network):
     same workers that are arranged in other ways.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> linear = dj.nn.DistributedLinear
     >>> network = Sequential(linear(P, P, P, 3, 4), jax.nn.relu, linear(P, P, P, 4, 2))
     >>> params = network.init(jax.random.key(0))
@@ -121,7 +121,7 @@ class Sequential(Network):
         **Raises:** `PlanError` where x or a parameter does not fit, or a layer would leave out a block.
 
         >>> import jax, numpy, distdl_jax as dj
-        >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+        >>> P = dj.Partition().grid([1, 1])
         >>> network = Sequential(dj.nn.Repartition(P, P), jax.nn.relu)
         >>> network.plan({0: dj.ShapeDtype((4, 3), numpy.dtype("float32"))}).outputs
         {0: float32[4, 3]}

@@ -88,7 +88,7 @@ class Remat(_Wrapper):
     **Raises:** `InvalidTypeError` for what is no layer, or a policy that can't be called.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = Remat(dj.nn.DistributedLinear(P, P, P, 3, 2), jax.checkpoint_policies.dots_saveable)
     >>> layer(layer.init(jax.random.key(0)), jax.numpy.ones((5, 3))).shape
     (5, 2)
@@ -140,7 +140,7 @@ class Precision(_Wrapper):
     **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no layer, or no floating dtype.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = Precision(dj.nn.DistributedLinear(P, P, P, 3, 2), "bfloat16", output="bfloat16")
     >>> params = layer.init(jax.random.key(0))
     >>> str(params["weight"].dtype), str(layer(params, jax.numpy.ones((5, 3))).dtype)

@@ -47,11 +47,8 @@ class GatherPlan(BoxPlan):
         return {}
 
     def team(self, worker: int) -> Workers:
-        ranks = self.blocks.ranks
-        return tuple(ranks[place] for place in self._team(self.blocks.cell_of[worker]))
-
-    def _team(self, cell: int) -> tuple[int, ...]:
-        return reduction_team(self.blocks.shape, self.axes, cell)
+        cells = reduction_team(self.blocks.shape, self.axes, self.blocks.cell_of[worker])
+        return tuple(self.blocks.ranks[cell] for cell in cells)
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
         """Return the one exchange of `worker`; each team has its own small grid."""

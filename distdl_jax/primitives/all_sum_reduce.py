@@ -14,7 +14,7 @@ from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable
 from distdl_jax.primitives.collectives import allreduce_in_team
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, plan_and_run
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.world import Workers, World
 
 
@@ -73,9 +73,7 @@ def plan_all_sum_reduce(
 ) -> AllSumPlan:
     """Plan `all_sum_reduce` from the shapes and dtypes on the workers of P_x, or on those of some of its teams."""
     teams = teams_of(P_x, reduction_axes(P_x.shape, axes_reduce, axes_keep), shape_dtypes)
-    return AllSumPlan(
-        teams, {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
-    )
+    return AllSumPlan(teams, taking_part(shape_dtypes, *teams))
 
 
 def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple[Workers, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import ProductGrid, index_of, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 
 
@@ -75,6 +75,15 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
                 )
             sizes[d][i] = shape[d]
     return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
+
+
+def block_or_placeholder(
+    grid: ProductGrid, worker: int, before: ShapeDtype, dtype: np.dtype, preserve_batch: bool = True
+) -> ShapeDtype:
+    """Return the shape and dtype of the block of `worker` in `grid`; outside it, of the placeholder for its block."""
+    if (cell := grid.cell_of.get(worker)) is not None:
+        return ShapeDtype(box_shape(grid.box(cell)), dtype)
+    return ShapeDtype(zero_volume_shape(before.shape, preserve_batch), dtype)
 
 
 def zero_volume_shape(shape: tuple[int, ...], preserve_batch: bool) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_volume_shape
+from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_boolean
@@ -38,10 +38,7 @@ class RepartitionPlan(BoxPlan):
         return (self.exchange.plan(worker),)
 
     def output(self, worker: int) -> ShapeDtype:
-        needed = self.exchange.needed
-        if (cell := needed.cell_of.get(worker)) is not None:
-            return ShapeDtype(box_shape(needed.box(cell)), self.dtype)
-        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self.dtype)
+        return block_or_placeholder(self.exchange.needed, worker, self.inputs[worker], self.dtype, self.preserve_batch)
 
 
 def plan_repartition(

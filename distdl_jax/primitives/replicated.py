@@ -18,7 +18,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
 from distdl_jax.primitives.block_checks import common_shape_dtype
-from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers, World
 
@@ -60,8 +60,7 @@ def plan_replicated(
 ) -> ReplicatedPlan:
     """Plan one leaf of `replicated` from the shapes and dtypes on the workers of P, or on some of its teams."""
     teams = teams_of(P, _along(P, axes), shape_dtypes)
-    inputs = {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
-    return ReplicatedPlan(teams, inputs, name)
+    return ReplicatedPlan(teams, taking_part(shape_dtypes, *teams), name)
 
 
 def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:

@@ -13,11 +13,11 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_volume_shape
+from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.channel import tied_zeros
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run, taking_part
@@ -55,10 +55,7 @@ class ReshapePlan(Plan):
         return tuple(sorted(self.inputs))
 
     def output(self, worker: int) -> ShapeDtype:
-        needed = self.moved.reshaping.needed
-        if (cell := needed.cell_of.get(worker)) is not None:
-            return ShapeDtype(box_shape(needed.box(cell)), self.moved.dtype)
-        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, True), self.moved.dtype)
+        return block_or_placeholder(self.moved.reshaping.needed, worker, self.inputs[worker], self.moved.dtype)
 
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards, given its block `x`."""
@@ -108,7 +105,7 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> lines, flat = (P.create_cartesian_topology_partition(shape) for shape in ([1, 1], [1]))
+    >>> lines, flat = (P.grid(shape) for shape in ([1, 1], [1]))
     >>> reshape(jax.numpy.arange(6.0).reshape(2, 3), lines, flat, -1).shape
     (6,)
     """

@@ -76,7 +76,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
     `PlanError`.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> layer = DistributedMultiHeadAttention(P, embed_dim=8, num_heads=2, causal=True)
     >>> layer(layer.init(jax.random.key(0)), jax.numpy.ones((2, 5, 8))).shape
     (2, 5, 8)

@@ -102,8 +102,8 @@ class DistributedEmbedding(WeightedLayer):
     arguments don't fit; when applied, `PlanError`.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-    >>> layer = DistributedEmbedding(P, P.create_cartesian_topology_partition([1, 1, 1]), P, 7, 3)
+    >>> P = dj.Partition().grid([1, 1])
+    >>> layer = DistributedEmbedding(P, P.grid([1, 1, 1]), P, 7, 3)
     >>> layer(layer.init(jax.random.key(0)), jax.numpy.arange(4).reshape(2, 2)).shape
     (2, 2, 3)
 

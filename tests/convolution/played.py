@@ -4,10 +4,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from imaginary import partition_of
 from playing import held
 from playing_layers import Fetched, Played, cuts, play_product
 
+import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Pool
 from distdl_jax.kernels.convolution import LocalConvolution
@@ -49,10 +49,10 @@ def convolved_adjoint(
 
 def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a pooling by all of its workers; `dy` is that of the sums, for an average."""
-    layer = pool.layer(partition_of(0, pool.world))
+    layer = pool.layer(dj.planning_world(pool.world))
     given = cuts(x, pool.x_boxes)
     plan: PoolingPlan = layer.plan(held(given))
-    assert plan == pool.layer(partition_of(pool.world - 1, pool.world)).plan(held(given))
+    assert plan == pool.layer(dj.planning_world(pool.world, pool.world - 1)).plan(held(given))
     fetched = Fetched(plan.fetch, given)
     y, dx = {}, {}
     for rank, block in fetched.blocks.items():

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from jobs import ROOT, run_all
 from launcher.settings import long_run
-from programs import ROOT, run_all
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

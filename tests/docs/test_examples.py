@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import FAST_TO_COMPILE, ROOT, run, run_all
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, run, run_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (

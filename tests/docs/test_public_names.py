@@ -14,7 +14,6 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "layers"))
-from imaginary import partition_of
 from test_layer_contract import LAYERS
 
 import distdl_jax as dj
@@ -63,7 +62,7 @@ def trees() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, build in LAYERS.items():
         for worker in range(WORKERS):
-            layer = build(partition_of(worker, WORKERS))
+            layer = build(dj.planning_world(WORKERS, worker))
             described = {"params": jax.eval_shape(layer.init, jax.random.key(0)), "specs": layer.param_specs()}
             if hasattr(layer, "init_state"):
                 described |= {"state": jax.eval_shape(layer.init_state), "state_specs": layer.state_specs()}

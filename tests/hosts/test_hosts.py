@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from programs import ROOT, start_up
+from jobs import ROOT, start_up
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("DISTDL_JAX_TEST_HOSTS") != "1", reason="only with DISTDL_JAX_TEST_HOSTS=1"),
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 HOSTS, SLURM = ROOT / "tools" / "two_hosts.sh", ROOT / "tools" / "one_node_slurm.sh"
-FAULTS, STEPS = ROOT / "tests" / "runtime" / "faults", Path(__file__).parent / "steps_until_ended.py"
+FAULTS, STEPS = ROOT / "tests" / "watchdog" / "faults", Path(__file__).parent / "steps_until_ended.py"
 CLOCK = 10
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 from jax import lax
 from launcher.examples import LONG
 from matrix.partitions import On, on
@@ -222,7 +222,7 @@ def test_what_outputs_read() -> None:
         upsample((n, 1, n), one, scale_factor=1.5),
         upsample((n, 1, n), one, scale_factor=1.5, mode="linear"),
     ):
-        taps = case.layer(partition_of(0, 1))._taps((n, 1, n))[2]
+        taps = case.layer(dj.planning_world(1))._taps((n, 1, n))[2]
         matrix = np.zeros((n, taps.outputs))
         np.add.at(matrix, (taps.inputs, np.arange(taps.outputs)), taps.weights)
         close(matrix, case.whole({}, np.eye(n)[:, None])[:, 0], 1e-15, case.name)
@@ -343,7 +343,7 @@ def test_refusals() -> None:
 def test_the_largest_of_what_is_rounded_in_two_ways(seed: int) -> None:
     """XLA works a norm out anew for each that reads it, with or without fused multiplications as flags have it: none
     may then be equal to the largest. The gradient goes to some all the same."""
-    P = dj.Partition().create_cartesian_topology_partition([2, 1, 1, 1])
+    P = dj.Partition().grid([2, 1, 1, 1])
     norm, largest = nn.DistributedGroupNorm(P, 1, 4), nn.DistributedGlobalMaxPool(P)
     x = jnp.asarray(np.random.default_rng(seed).normal(size=(6, 4, 3, 2)), "float32")[P.rank :: 2]
 
@@ -357,7 +357,7 @@ def test_the_largest_of_what_is_rounded_in_two_ways(seed: int) -> None:
 @pytest.mark.simulated(2)
 def test_largest_elements_share_the_gradient() -> None:
     """Those that tie alike, also of second derivatives; -inf is one like others."""
-    P = dj.Partition().create_cartesian_topology_partition([2, 1, 1])
+    P = dj.Partition().grid([2, 1, 1])
     largest = nn.DistributedGlobalMaxPool(P)
     x = jnp.asarray([[[3.0, 1, 3], [0, -1, -2], [-jnp.inf] * 3]])
 

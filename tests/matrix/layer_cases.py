@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -51,7 +50,7 @@ def layer(
         return lambda x: F(jax.tree.map(lambda its: jnp.asarray(its, x.dtype), own), x)
 
     def dense(arrays: list[Any]) -> list[Any]:
-        params = values(build(partition_of(0, world)).param_specs())
+        params = values(build(dj.planning_world(world)).param_specs())
         if linear:
             return reference.windowed(arrays, P_x.grid, (P_y or P_x).grid, lambda x: whole(params, x))
         held = cut(whole(params, assembled(arrays, P_x.grid)), (P_y or P_x).grid)

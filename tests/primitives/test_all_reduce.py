@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -164,7 +164,7 @@ def test_teams_and_workers_outside() -> None:
     pair = P.create_partition_inclusive([3, 1])
     x = jnp.float32(P.rank)
     assert float(dj.all_reduce(x, pair, "max")) == (P.rank if P.rank in (0, 2) else 3)
-    grid = P.create_cartesian_topology_partition([2, 2])
+    grid = P.grid([2, 2])
     assert float(dj.all_reduce(x, grid, "max", axes_keep=0)) == 2 * (P.rank // 2) + 1
     assert float(dj.all_reduce(x, grid, axes_reduce=0)) == 2 * (P.rank % 2) + 2
     empty = dj.all_reduce(jnp.zeros((0, 3)), P, "max")
@@ -192,6 +192,6 @@ def test_arguments_are_named() -> None:
 
 def test_plans_know_the_dtypes() -> None:
     held = {worker: ShapeDtype((2,), np.dtype("int8")) for worker in range(3)}
-    P = partition_of(1, 3)
+    P = dj.planning_world(3, 1)
     assert plan_all_reduce(held, P, "mean").outputs == {w: ShapeDtype((2,), np.dtype(float)) for w in range(3)}
     assert plan_all_reduce(held, P, "min").outputs == plan_all_reduce(held, P, "prod").outputs == held

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from imaginary import partition_of
 from launcher.examples import LONG
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
@@ -19,6 +18,7 @@ from matrix.drawn_cases import (
 )
 from playing import Blocks, planned, play, play_adjoint
 
+import distdl_jax as dj
 from distdl_jax import PlanError, nn
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
@@ -50,7 +50,7 @@ def test_random_movements_played(draw: Callable[[np.random.Generator], Case]) ->
         rng = np.random.default_rng([5, number])
         case = draw(rng)
         xs, dys = (numbers(rng, shapes) for shapes in (case.shapes, shapes_out(case)))
-        plan = case.plan(partition_of(number % case.world, case.world), shape_dtypes(case))
+        plan = case.plan(dj.planning_world(case.world, number % case.world), shape_dtypes(case))
         ys, dxs = forward(plan, xs), backward(plan, dys)
         for worker, want in enumerate(case.dense([xs[worker] for worker in range(case.world)])):
             np.testing.assert_array_equal(ys[worker], want, err_msg=f"worker {worker} of {case}")
@@ -91,16 +91,14 @@ def _cut(plan: HaloExchangePlan, worker: int) -> tuple[slice, ...]:
 
 def test_plans_of_thousands_of_workers() -> None:
     """One process makes the plan of a layer on 4,096 workers, and a worker's part in it, which knows its partners."""
-    P = partition_of(77, 4096)
-    grid = P.create_cartesian_topology_partition([1, 1, 64, 64])
+    P = dj.planning_world(4096, 77)
+    grid = P.grid([1, 1, 64, 64])
     layer = nn.DistributedConv2d(grid, in_channels=3, out_channels=5, kernel_size=5, padding=2)
     plan = layer.plan({worker: ShapeDtype((2, 3, 16, 16), np.dtype("float32")) for worker in range(4096)})
     assert plan.outputs == dict.fromkeys(range(4096), ShapeDtype((2, 5, 16, 16), np.dtype("float32")))
     part = plan.fetch.movement.part(77)
     assert [[message.partner for message in step.recvs] for step in part.steps] == [[13, 141], [76, 78]]
-    move = nn.Repartition(
-        P.create_cartesian_topology_partition([4096, 1]), P.create_cartesian_topology_partition([64, 64])
-    )
+    move = nn.Repartition(P.grid([4096, 1]), P.create_cartesian_topology_partition([64, 64]))
     plan = move.plan({worker: ShapeDtype((4, 640), np.dtype("int8")) for worker in range(4096)})
     assert plan.output(77) == ShapeDtype((256, 10), np.dtype("int8"))
     assert len(plan.part(77).steps[0].recvs) == 63
@@ -114,7 +112,7 @@ def test_a_plan_that_wants_what_nobody_has_is_refused() -> None:
         exchange = Exchange(owned, ProductGrid((0, 1), (ranges,)))
         with pytest.raises(PlanError, match=r"must cover the tensor, of shape \(6,\), and nothing outside"):
             RepartitionPlan("repartition", held, np.dtype("float32"), exchange, True)
-    P = partition_of(0, 2)
+    P = dj.planning_world(2)
     outside = ((-1, 3), (3, 6))
     with pytest.raises(PlanError, match=r"in dimension 0, of length 6, they need \(\(-1, 3\), \(3, 6\)\)"):
         plan_ranges("x", held, P, Halos(owned, (outside,)))

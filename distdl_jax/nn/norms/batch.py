@@ -55,7 +55,7 @@ class DistributedBatchNorm(ChannelNorm):
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = DistributedBatchNorm(P, num_features=3)
     >>> params, state = layer.init(jax.random.key(0)), layer.init_state()
     >>> y, state = layer(params, jax.numpy.ones((5, 3)), state=state, training=True)

@@ -91,7 +91,7 @@ class DistributedLayerNorm(_OverFeatures):
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = DistributedLayerNorm(P, 3)
     >>> layer(layer.init(), jax.numpy.ones((5, 3))).shape
     (5, 3)

@@ -59,7 +59,7 @@ class Concatenate(Static):
     **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> Concatenate(P)(jnp.ones((2, 3)), jnp.ones((2, 4))).shape
     (2, 7)
     """

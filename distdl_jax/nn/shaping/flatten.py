@@ -52,7 +52,7 @@ class Reshape(_Reshaping):
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> P_x, P_y = (P.create_cartesian_topology_partition(shape) for shape in ([1, 1], [1, 1, 1]))
+    >>> P_x, P_y = (P.grid(shape) for shape in ([1, 1], [1, 1, 1]))
     >>> Reshape(P_x, P_y, (-1, 2, 5))(jnp.ones((3, 20))).shape
     (6, 2, 5)
     """
@@ -81,7 +81,7 @@ class Flatten(_Reshaping):
     **Raises:** `InvalidArgumentError`, on every worker, where partitions don't fit; `PlanError` where x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> Flatten(P)(jnp.ones((2, 3, 4))).shape
     (2, 12)
     """

@@ -87,7 +87,7 @@ class DistributedUpsample(Sampling):
     where x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> DistributedUpsample(P, scale_factor=2)(jnp.array([[[1.0, 2.0]]])).tolist()
     [[[1.0, 1.0, 2.0, 2.0]]]
 

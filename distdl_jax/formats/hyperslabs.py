@@ -1,0 +1,180 @@
+"""Boxes of arrays in files, read in runs, contiguous on both sides, or in slabs, of which a part is needed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distdl_jax.errors import CheckpointError
+from distdl_jax.plans.decomposition import Box
+
+ROW = 2**14
+"""Bytes up to which contiguous rows are read whole, even if only a part is needed: reading the parts takes longer."""
+
+RUN = 2**13
+"""Bytes from which on a run, contiguous in the file and in memory, is read by itself, right to its place."""
+
+SLAB = 4 * 2**20
+"""Bytes that are read in one go at most."""
+
+
+Pause = Callable[[], None]
+"""What long work calls between two of its pieces; an exception from it ends the work."""
+
+
+class Slab(NamedTuple):
+    """Contiguous elements of a block, and the part of them that is needed.
+
+    - `start`, `stop`: their numbers, row-major. `shape`: the shape of the array that they form.
+    - `cut`: the part of that array that is needed. `into`: its place in the array of all that is needed.
+    """
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    cut: tuple[slice, ...]
+    into: tuple[int | slice, ...]
+
+
+def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -> Iterator[Slab]:
+    """Yield the slabs of `slab` bytes at most that hold `part` of a block of `shape`, in their order in the block.
+
+    `row`: bytes up to which contiguous rows are read whole.
+
+    >>> [tuple(slab) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=99, slab=99)]
+    [(6, 18, (2, 6), (slice(None, None, None), slice(2, 4, None)), (slice(0, 2, None),))]
+    >>> [(slab.start, slab.stop, slab.into) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=2, slab=9)]
+    [(8, 10, (0, slice(0, 2, None))), (14, 16, (1, slice(0, 2, None)))]
+    """
+    if any(start >= stop for start, stop in part):
+        return
+    if not shape:
+        yield Slab(0, 1, (), (), ())
+        return
+    # Along dimension d several rows are read at once; the indices before it are gone through one by one.
+    d = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) * itemsize <= row or d == len(shape) - 1)
+    inner = tuple(shape[d + 1 :])
+    volume = prod(inner)
+    rows = max(1, slab // max(1, volume * itemsize))
+    within = tuple(slice(start, stop) for start, stop in part[d + 1 :])
+    for outer in product(*(range(start, stop) for start, stop in part[:d])):
+        base = 0
+        for place, length in zip(outer, shape, strict=False):
+            base = base * length + place
+        for first in range(*part[d], rows):
+            last = min(first + rows, part[d][1])
+            begin = base * shape[d]
+            yield Slab(
+                (begin + first) * volume,
+                (begin + last) * volume,
+                (last - first, *inner),
+                (slice(None), *within),
+                (
+                    *(place - start for place, (start, _) in zip(outer, part[:d], strict=True)),
+                    slice(first - part[d][0], last - part[d][0]),
+                ),
+            )
+
+
+def runs(shape: Sequence[int], part: Box, first: int | None = None) -> tuple[int, Iterator[int]]:
+    """Return the length of the runs of elements that make up `part` of a block of `shape`, and where each begins.
+
+    `first`: the dimension along which a run lies; `part` has to be whole in those after it. Default: the first such.
+
+    >>> length, starts = runs((4, 6), ((1, 3), (2, 4)))
+    >>> length, list(starts)
+    (2, [8, 14])
+    >>> length, starts = runs((4, 6), ((1, 3), (0, 6)))
+    >>> length, list(starts)
+    (12, [6])
+    >>> length, starts = runs((4, 6), ((1, 3), (0, 6)), first=1)
+    >>> length, list(starts)
+    (6, [6, 12])
+    """
+    lengths = [stop - start for start, stop in part]
+    if not all(lengths):
+        return 0, iter(())
+    d = along(shape, part) if first is None else first
+    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    begin = sum(start * stride for (start, _), stride in zip(part, strides, strict=True))
+    outer = product(*(range(0, length * stride, stride) for length, stride in zip(lengths[:d], strides, strict=False)))
+    return prod(lengths[d:]), (begin + sum(places) for places in outer)
+
+
+def along(shape: Sequence[int], part: Box) -> int:
+    """Return the first dimension from which on `part` is contiguous in a block of `shape`.
+
+    >>> along((4, 6), ((1, 3), (0, 6))), along((4, 6), ((1, 3), (0, 5))), along((4, 6), ((1, 2), (0, 5)))
+    (0, 1, 1)
+    """
+    d = len(shape)
+    while d and part[d - 1] == (0, shape[d - 1]):
+        d -= 1
+    return max(d - 1, 0)
+
+
+def fill(
+    read: Callable[[int, memoryview], None], shape: Sequence[int], part: Box, into: np.ndarray[Any, Any], place: Box
+) -> None:
+    """Fill `place` of `into`, a contiguous array, with `part` of a block of `shape`.
+
+    `read(start, view)` reads bytes of the block from `start` on, `SLAB` of them at most. Long runs go right to their
+    place, shorter ones through a buffer of a slab.
+    """
+    itemsize = into.dtype.itemsize
+    d = max(along(shape, part), along(into.shape, place))
+    length, starts = runs(shape, part, d)
+    nbytes = length * itemsize
+    if nbytes >= RUN or nbytes == into.nbytes:
+        view = into.reshape(-1).view(np.uint8).data
+        for start, to in zip(starts, runs(into.shape, place, d)[1], strict=True):
+            run = view[to * itemsize :][:nbytes]
+            for done in range(0, nbytes, SLAB):
+                read(start * itemsize + done, run[done : done + SLAB])
+        return
+    buffer = np.empty(0, np.uint8)
+    at: Any = (*(slice(start, stop) for start, stop in place), ...)
+    dest = into[at]
+    for slab in slabs(shape, part, itemsize, ROW, SLAB):
+        nbytes = (slab.stop - slab.start) * itemsize
+        if buffer.size < nbytes:
+            buffer = np.empty(nbytes, np.uint8)
+        read(slab.start * itemsize, buffer[:nbytes].data)
+        dest[slab.into] = buffer[:nbytes].view(into.dtype).reshape(slab.shape)[slab.cut]
+
+
+def open_to_read(path: str, *, in_folder: bool = False) -> int:
+    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+
+    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
+    return descriptor
+
+
+def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
+    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` where it ends before."""
+    missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
+    if not missing:
+        return
+    for view in into:
+        while view:
+            count = os.preadv(descriptor, [view], offset)
+            if not count:
+                raise EOFError
+            view, offset = view[count:], offset + count

@@ -1,0 +1,349 @@
+"""Losses beside those of the whole tensors: the sum of the workers' parts, and the gradient of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from launcher.examples import LONG
+from matrix.partitions import On, on
+from sequential import Sizes, close, cut
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+draw = np.random.default_rng(0)
+
+
+@dataclass(frozen=True, eq=False)
+class LossCase:
+    """A loss on P_x, and of whole tensors the loss of each element (or sample) and by what the mean divides."""
+
+    name: str
+    loss: Callable[[Any], Any]
+    terms: Callable[[Any, Any], Any]
+    P_x: On
+    sizes: Sequence[Sizes]
+    prediction: np.ndarray
+    target: np.ndarray
+    divisor: float | None = None
+    reduction: str = "mean"
+
+    def whole(self, prediction: Any) -> Any:
+        terms = self.terms(prediction, self.target)
+        return jnp.sum(terms) / {"sum": 1, "mean": self.divisor or terms.size, "batchmean": len(terms)}[self.reduction]
+
+    def blocks(self, rank: int) -> tuple[Any, Any]:
+        x = cut(self.prediction, self.P_x, rank, self.sizes)
+        if x is None:
+            return np.zeros(0), np.zeros(0, self.target.dtype)
+        if self.target.shape == self.prediction.shape:
+            return x, cut(self.target, self.P_x, rank, self.sizes)
+        expanded = np.repeat(self.target[:, None], self.prediction.shape[1], 1)
+        lines = [n if isinstance(n, int) else list(n) for n in self.sizes]
+        its = cut(expanded, self.P_x, rank, lines)
+        empty = np.zeros((x.shape[0], *x.shape[2:]), self.target.dtype)
+        if its.shape[1]:
+            return x, its[:, 0]
+        labels = np.array_split(np.arange(len(self.target)), self.P_x.shape[0])
+        place = np.unravel_index(self.P_x.ranks.index(rank), self.P_x.shape)
+        return x, self.target[labels[place[0]]] if self.target.ndim == 1 else empty
+
+
+def shape_of(sizes: Sequence[Sizes]) -> tuple[int, ...]:
+    return tuple(n if isinstance(n, int) else sum(n) for n in sizes)
+
+
+def elementwise(kind: str, terms: Any, P_x: On, *sizes: Any, between: bool = False, **options: Any) -> LossCase:
+    shape = shape_of(sizes)
+    prediction = draw.uniform(0.01, 0.99, shape) if between else draw.standard_normal(shape)
+    target = draw.uniform(0.0, 1.0, shape) * 3 ** (not between)
+    reduction = options.get("reduction", "mean")
+    return LossCase(
+        f"{kind} {sizes} {P_x} {options}",
+        lambda P: (
+            nn.DistributedLoss(P_x.partition(P), terms, **options)
+            if kind == "own"
+            else getattr(nn, f"Distributed{kind}Loss")(P_x.partition(P), **options)
+        ),
+        terms,
+        P_x,
+        sizes,
+        prediction,
+        target,
+        reduction=reduction,
+    )
+
+
+def of_classes(
+    P_x: On, *sizes: Any, weights: bool = False, ignored: bool = False, probable: bool = False, **options: Any
+) -> LossCase:
+    shape = shape_of(sizes)
+    classes, smoothing = shape[1], options.get("label_smoothing", 0.0)
+    w = draw.uniform(0.5, 2, classes) if weights else np.ones(classes)
+    labels = draw.integers(0, classes, (shape[0], *shape[2:]))
+    if ignored:
+        labels[0] = options.setdefault("ignore_index", -100)
+    kept = labels != -100
+    target = np.moveaxis(draw.dirichlet(np.ones(classes), labels.shape), -1, 1) if probable else labels
+
+    def terms(x: Any, target: Any) -> Any:
+        log_p = jax.nn.log_softmax(x, axis=1)
+        along = w.reshape(-1, *(1,) * (len(shape) - 2))
+        if probable:
+            return -((along * ((1 - smoothing) * target + smoothing / classes)) * log_p).sum(1)
+        one_hot = jnp.moveaxis(jax.nn.one_hot(target, classes), -1, 1)
+        smooth = (1 - smoothing) * one_hot + smoothing / classes
+        return -(along * smooth * log_p).sum(1) * kept
+
+    divisor = labels.size if probable else (w[np.where(kept, labels, 0)] * kept).sum()
+    return LossCase(
+        f"classes {sizes} {P_x} {weights} {ignored} {probable} {options}",
+        lambda P: nn.DistributedCrossEntropyLoss(P_x.partition(P), weight=w if weights else None, **options),
+        terms,
+        P_x,
+        sizes,
+        10 * draw.standard_normal(shape),
+        target,
+        divisor,
+        options.get("reduction", "mean"),
+    )
+
+
+def squares(x: Any, t: Any) -> Any:
+    return (x - t) ** 2
+
+
+def binary(x: Any, t: Any) -> Any:
+    return -(t * jnp.log(x) + (1 - t) * jnp.log(1 - x))
+
+
+def weighted_logits(w: Any) -> Any:
+    return lambda x, t: -(w * t * jax.nn.log_sigmoid(x) + (1 - t) * jax.nn.log_sigmoid(-x))
+
+
+CASES = (
+    elementwise("MSE", squares, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    elementwise("MSE", squares, on(3, 1), [0, 3, 1], 2, reduction="sum"),
+    elementwise("L1", lambda x, t: abs(x - t), on(1, 4), 2, 3),
+    elementwise("Huber", lambda x, t: optax.huber_loss(x, t, delta=0.7), on(2, 1, 2), 3, 2, 3, delta=0.7),
+    elementwise("BCE", binary, on(2, 2), 3, 3, between=True),
+    elementwise("BCEWithLogits", weighted_logits(np.array([1, 2.0, 3])), on(2, 2), 3, 3, pos_weight=[1, 2, 3]),
+    elementwise("KLDiv", lambda x, t: t * (jnp.log(t) - x), on(2, 2), 3, 3, between=True, reduction="batchmean"),
+    elementwise("KLDiv", lambda x, t: jnp.exp(t) * (t - x), on(2, 2), 3, 4, log_target=True),
+    elementwise("PoissonNLL", lambda x, t: jnp.exp(x) - t * x, on(2, 2), 3, 3),
+    elementwise("PoissonNLL", lambda x, t: x - t * jnp.log(x + 1e-8), on(4, 1), 3, 3, between=True, log_input=False),
+    elementwise("own", optax.log_cosh, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    elementwise("own", lambda x, t: jnp.abs(x - t) ** 1.5, on(3, 1), [0, 3, 1], 2, reduction="sum"),
+    of_classes(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    of_classes(on(1, 3, ranks=(2, 0, 3)), 4, 7, weights=True, ignored=True, label_smoothing=0.2),
+    of_classes(on(2, 2, 1), 3, 4, 2, probable=True, weights=True, label_smoothing=0.1),
+    of_classes(on(1, 4), 3, 3, ignore_index=None, reduction="sum"),
+)
+MORE = (
+    elementwise("BCEWithLogits", weighted_logits(1.0), on(4, 1), 2, 5),
+    of_classes(on(4, 1), 3, 3),
+    of_classes(on(1, 2, 2), 3, 4, 5, weights=True),
+    of_classes(on(2, 2), 3, 6, ignored=True),
+    of_classes(on(1, 4), 3, 6, label_smoothing=0.3, ignore_index=None),
+)
+
+
+def check(cases: Sequence[LossCase]) -> None:
+    P = dj.Partition()
+    losses = {case.name: case.loss(P) for case in cases}
+    blocks = {case.name: case.blocks(P.rank) for case in cases}
+
+    def everything(xs: Any) -> Any:
+        parts = {name: losses[name](x, blocks[name][1]) for name, x in xs.items()}
+        return sum(parts.values()), parts
+
+    xs = {name: block[0] for name, block in blocks.items()}
+    (_, parts), gradient = dj.jit(dj.value_and_grad(everything, has_aux=True))(xs)
+    all_parts = P.allgather_data({name: float(part) for name, part in parts.items()})
+    wholes = None
+    if P.rank == 0:
+        of_all = jax.jit(lambda xs: [jax.value_and_grad(case.whole)(x) for case, x in zip(cases, xs, strict=True)])
+        wholes = jax.tree.map(np.asarray, of_all([case.prediction for case in cases]))
+    for case, (want, its_gradient) in zip(cases, P.broadcast_data(wholes), strict=True):
+        np.testing.assert_allclose(sum(each[case.name] for each in all_parts), want, rtol=1e-12, err_msg=case.name)
+        mine = cut(its_gradient, case.P_x, P.rank, case.sizes)
+        close(gradient[case.name], np.zeros(0) if mine is None else mine, 1e-12, case.name)
+        if not xs[case.name].size:
+            assert parts[case.name] == 0, case.name
+
+
+@pytest.mark.simulated(4)
+def test_parts_add_up_to_the_loss_of_the_whole() -> None:
+    """Values and gradients: samples, classes and features split, evenly or not, with empty blocks, on any teams."""
+    check(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.world(4)
+def test_over_mpi() -> None:
+    check(CASES[-3:-2] if LONG == 1 else CASES)
+
+
+@pytest.mark.simulated(4)
+def test_each_elements_loss() -> None:
+    """With "none": the block's; over classes those of the samples, where the first classes are. NaN for no class."""
+    P, draw = dj.Partition(), np.random.default_rng(1)  # threads share no generator
+    P_x, x, t = on(2, 2), draw.standard_normal((5, 4)), draw.standard_normal((5, 4))
+    grid, (x_own, t_own) = P_x.partition(P), (cut(each, P_x, P.rank) for each in (x, t))
+    squared, entropy = nn.DistributedMSELoss(grid, "none"), nn.DistributedCrossEntropyLoss(grid, "none")
+    labels = np.arange(5) % 4
+    own = np.array_split(labels, 2)[P.rank // 2]
+    first_only = own if P.rank % 2 == 0 else np.zeros(0, own.dtype)
+    wrong = np.array([4, -1, *own[2:]])
+    squares, losses, of_first, of_wrong = jax.jit(lambda x, t, *a: (squared(x, t), *(entropy(x, its) for its in a)))(
+        x_own, t_own, own, first_only, wrong
+    )
+    np.testing.assert_allclose(squares, (x_own - t_own) ** 2)
+    want = -np.asarray(jax.nn.log_softmax(x))[np.arange(5), labels]
+    mine = np.array_split(want, 2)[P.rank // 2] if P.rank % 2 == 0 else np.zeros((len(own), 0))
+    np.testing.assert_allclose(losses, mine, rtol=1e-12)
+    np.testing.assert_array_equal(of_first, losses)
+    assert np.all(np.isnan(of_wrong[:2]))
+    np.testing.assert_allclose(of_wrong[2:], losses[2:], rtol=1e-12)
+
+
+@pytest.mark.simulated(2)
+def test_nothing_is_not_a_number() -> None:
+    """All samples ignored, no samples at all, logits of -inf, probabilities of 0 and 1: 0 or what is right."""
+    P = dj.Partition()
+    grid = on(1, 2).partition(P)
+    loss = nn.DistributedCrossEntropyLoss(grid)
+
+    impossible = jnp.full((2, 3), -jnp.inf)
+    sure = jnp.array([[0.0, 1.0]])
+    cases = (
+        (loss, jnp.ones((2, 3)), jnp.full(2, -100)),
+        (loss, jnp.ones((0, 3)), jnp.zeros(0, int)),
+        (loss, impossible.at[:, 1].set(0.0) if P.rank == 0 else impossible, jnp.ones(2, int)),
+        (nn.DistributedBCELoss(grid, "sum"), sure, sure),
+        (nn.DistributedBCELoss(grid, "sum"), sure, 1 - sure),
+        (nn.DistributedKLDivLoss(grid, "sum"), sure, 0 * sure),
+    )
+    xs, targets = [case[1] for case in cases], [case[2] for case in cases]
+
+    def values(xs: Any) -> Any:
+        parts = [case[0](x, target) for case, x, target in zip(cases, xs, targets, strict=True)]
+        return sum(parts), parts
+
+    (total, parts), gradients = dj.jit(dj.value_and_grad(values, has_aux=True))(xs)
+    assert [float(part) for part in parts] == [0, 0, 0, 0, 200, 0] and total == 400
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    assert not any(np.any(gradient) for gradient in (*gradients[:3], gradients[4]))
+    np.testing.assert_array_equal(gradients[3], [[1, -1]])
+
+
+@pytest.mark.simulated(2)
+def test_no_number_stays_none() -> None:
+    """A NaN or an infinity in an element: its loss and gradients, in both arguments, are those of plain JAX."""
+    P = dj.Partition().grid([2, 1])
+
+    def poisson(x: Any, t: Any) -> Any:
+        stirling = t * jnp.log(t) - t + jnp.log(2 * np.pi * t) / 2
+        return jnp.exp(x) - t * x + jnp.where(t <= 1, 0, stirling)
+
+    nan, inf = np.nan, np.inf
+    cases: tuple[tuple[Any, Any, list[float], list[float]], ...] = (
+        (nn.DistributedBCELoss(P, "none"), binary, [nan, -0.5, 1.5, 0.3], [0.2, 1, 0.2, 0.2]),
+        (nn.DistributedHuberLoss(P, "none"), optax.huber_loss, [nan, inf, 2, 3], [0, 1, nan, inf]),
+        (nn.DistributedHuberLoss(P, "none", inf), lambda x, t: squares(x, t) / 2, [nan, inf, 2, -3], [0, 1, 3, 1]),
+        (nn.DistributedKLDivLoss(P, "none"), lambda x, t: t * jnp.log(t) - t * x, [nan, 1, 2, 3], [0.2, nan, 2, -1]),
+        (nn.DistributedPoissonNLLLoss(P, "none", full=True), poisson, [nan, 1, 2, 3], [2, nan, 3, 0.5]),
+    )
+
+    def program() -> Any:
+        def each(function: Any, *pair: Any) -> Any:
+            return function(*pair), jax.vjp(function, *pair)[1](jnp.ones_like(pair[0]))
+
+        pairs = [[jnp.array(its, float)[2 * P.rank :][:2, None] for its in pair] for _, _, *pair in cases]
+        return tuple([each(case[place], *pair) for case, pair in zip(cases, pairs, strict=True)] for place in (0, 1))
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), *dj.jit(program)())
+
+
+@pytest.mark.simulated(4)
+def test_half_precision_is_summed_in_float32() -> None:
+    """5,000 errors of 1 add up to more than float16 counts to."""
+    P = dj.Partition()
+    x = jnp.ones((1250, 1), jnp.float16)
+    squares = nn.DistributedMSELoss(on(4, 1).partition(P), "sum")
+    loss = nn.DistributedCrossEntropyLoss(on(1, 4).partition(P))
+    logits = jnp.zeros((3, 3000), jnp.float16)
+    part, entropy = dj.jit(lambda x, y: (squares(x, 0 * x), loss(y, jnp.zeros(3, int))))(x, logits)
+    assert part.dtype == jnp.float32 and part == 1250
+    np.testing.assert_allclose(sum(P.allgather_data(float(entropy))), np.log(12000), rtol=1e-6)
+
+
+@pytest.mark.simulated(4)
+def test_argmax_and_accuracy() -> None:
+    """Over classes that are split, with ties, NaN, and blocks without a class."""
+    P, draw = dj.Partition(), np.random.default_rng(2)
+    for P_x, sizes in ((on(2, 2, ranks=(3, 1, 2, 0)), (5, 7)), (on(1, 4), (4, 3)), (on(1, 3), (3, (0, 2, 3)))):
+        x = draw.integers(0, 3, shape_of(sizes)).astype(float)
+        x[1, -1] = np.nan
+        own, grid = cut(x, P_x, P.rank, sizes), P_x.partition(P)
+        labels = draw.integers(0, x.shape[1], len(x))
+        best = np.argmax(x, 1)
+        labels[:2] = best[:2]
+        if own is None:
+            continue
+        rows = np.array_split(np.arange(len(x)), P_x.shape[0])[grid.index[0]]
+        accuracy = nn.DistributedAccuracy(grid)
+        both = jax.jit(lambda x, t, P=grid, accuracy=accuracy: (dj.functional.argmax(x, P), accuracy(x, t)))
+        largest, part = both(own, labels[rows])
+        np.testing.assert_array_equal(largest, best[rows])
+        total = sum(grid.allgather_data(float(part)))
+        np.testing.assert_allclose(total, np.mean(best == labels), rtol=1e-12)
+
+
+@pytest.mark.simulated(2)
+def test_argmax_of_bools() -> None:
+    """The first that is true, and the first of all where none is."""
+    P = dj.Partition().grid([1, 2])
+    x = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 0]], bool)
+    np.testing.assert_array_equal(dj.functional.argmax(jnp.asarray(x[:, 2 * P.rank : 2 * P.rank + 2]), P), [0, 3, 1])
+
+
+@pytest.mark.simulated(2)
+def test_labels_of_every_integer_dtype() -> None:
+    """More classes than bytes have, and labels that a byte would take for the one that is ignored."""
+    P, draw = dj.Partition(), np.random.default_rng(3)
+    grid = P.grid([1, 2])
+    both = nn.DistributedCrossEntropyLoss(grid), nn.DistributedAccuracy(grid)
+    for dtype, labels, classes in ((np.uint8, [5, 156, 200], 300), (np.int8, [5, 100, 7], 300), (bool, [1, 0, 1], 4)):
+        x = draw.standard_normal((3, classes))
+        own = x[:, : classes // 2] if P.rank == 0 else x[:, classes // 2 :]
+        want = -np.mean(np.asarray(jax.nn.log_softmax(x))[np.arange(3), labels])
+        best = jnp.asarray((np.argmax(x, 1) + np.array([0, 1, 0])) % classes, np.uint16)
+        parts = jax.jit(lambda x, *targets: [its(x, t) for its, t in zip(both, targets, strict=True)])(
+            own, jnp.asarray(labels, dtype), best
+        )
+        np.testing.assert_allclose(np.sum(P.allgather_data(np.asarray(parts)), 0), [want, 2 / 3], rtol=1e-12)
+
+
+@pytest.mark.world(1)
+def test_more_elements_than_an_integer_counts() -> None:
+    """Where JAX has 32 bits: the whole tensor's number of elements is no integer of its."""
+    P = dj.Partition().grid([1, 1])
+    single, labels = jax.ShapeDtypeStruct((2**17, 2**15), "float32"), jax.ShapeDtypeStruct((2**17,), "int32")
+    many = jax.ShapeDtypeStruct((2**32, 2), "float32"), jax.ShapeDtypeStruct((2**32,), "int32")
+    with jax.enable_x64(False):
+        for loss, data in (
+            (nn.DistributedMSELoss(P), (single, single)),
+            (nn.DistributedKLDivLoss(P, "batchmean"), (many[0], many[0])),
+            (nn.DistributedCrossEntropyLoss(P), (single, labels)),
+            (nn.DistributedCrossEntropyLoss(P, ignore_index=None), many),
+            (nn.DistributedCrossEntropyLoss(P), (many[0], many[0])),
+            (nn.DistributedAccuracy(P), many),
+        ):
+            assert jax.eval_shape(loss, *data).shape == ()
