@@ -32,8 +32,8 @@ folder = Path(P.broadcast_data(tempfile.mkdtemp(dir=sys.argv[2] if len(sys.argv)
 
 # Eight leaves; each worker holds MIB of them in all.
 rows, columns = 128 * n, MIB * 2**20 // (8 * 128 * 4)
-by_rows = dj.TensorSpec((rows, columns), P.create_cartesian_topology_partition([n, 1]))
-by_columns = dj.TensorSpec((rows, columns), P.create_cartesian_topology_partition([1, n]))
+by_rows = dj.TensorSpec((rows, columns), P.grid([n, 1]))
+by_columns = dj.TensorSpec((rows, columns), P.grid([1, n]))
 tree = [jax.random.normal(jax.random.key(i), by_rows.local_shape, jnp.float32) for i in range(8)]
 specs, other_specs = [by_rows] * 8, [by_columns] * 8
 arrays = [np.asarray(x) for x in tree]

@@ -25,12 +25,6 @@ CALLS = 1  # of a program: XLA would do equal work once
 ROUNDS = 11
 
 
-def grid(*shape, every=1):
-    """A partition of the first workers, or of every so manieth."""
-    ranks = range(0, every * int(np.prod(shape)), every)
-    return P_all.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def rows(title, layer, sequential, shape, channels, mesh_shape, x_specs, w_spec):
     """Rows for one layer; for JAX, x and the weight are cut as `x_specs` and `w_spec` say along a mesh (a, b)."""
     if sys.argv[1:] and not any(word in title for word in sys.argv[1:]):
@@ -78,24 +72,31 @@ BY_ROWS = {"GSPMD": Spec(None, None, "a")}
 image, volume = (4, 16, 256, 256), (1, 8, 96, 96, 96)
 same = {"kernel_size": 3, "padding": 1}
 co, ci = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[N]
-layer = nn.DistributedConv2d(grid(1, 1, N, 1), in_channels=16, out_channels=16, **same)
+layer = nn.DistributedConv2d(P_all.grid([1, 1, N, 1]), in_channels=16, out_channels=16, **same)
 rows(f"conv 4x16x256x256 k3, rows over {N}", layer, conv, image, 16, (N, 1), BY_ROWS, Spec())
 # JAX has no array on some of its workers only: x is copied to the rows of the mesh beforehand, or cut over all workers.
 x_specs = {"GSPMD, x copied": Spec(None, "b"), "GSPMD, x cut": Spec(None, ("b", "a"))}
-P_x, P_W = grid(1, ci, 1, 1), grid(co, ci, 1, 1)
+P_x, P_W = P_all.grid([1, ci, 1, 1]), P_all.grid([co, ci, 1, 1])
 # y on the first column of P_W; where that is not the same, on the first workers too.
-for title, P_y in (("", grid(1, co, 1, 1, every=ci)), (", y with x", grid(1, co, 1, 1)))[:ci]:
+for title, P_y in (("", P_all.grid([1, co, 1, 1], range(0, co * ci, ci))), (", y with x", P_all.grid([1, co, 1, 1])))[
+    :ci
+]:
     title = f"conv 4x16x256x256 k3, channels {co}x{ci}{title}"
     layer = nn.DistributedConv2d(P_x, P_y, P_W, in_channels=16, out_channels=16, **same)
     rows(title, layer, conv, image, 16, (co, ci), x_specs, Spec("a", "b"))
 if N == 4:
     layer = nn.DistributedConv2d(
-        grid(1, 1, 2, 1), grid(1, 2, 2, 1), grid(2, 1, 2, 1), in_channels=16, out_channels=16, **same
+        P_all.grid([1, 1, 2, 1]),
+        P_all.grid([1, 2, 2, 1]),
+        P_all.grid([2, 1, 2, 1]),
+        in_channels=16,
+        out_channels=16,
+        **same,
     )
     x_specs = {"GSPMD, x copied": Spec(None, None, "b"), "GSPMD, x cut": Spec(None, "a", "b")}
     rows("conv 4x16x256x256 k3, rows and channels 2x2", layer, conv, image, 16, (2, 2), x_specs, Spec("a"))
-layer = nn.DistributedConv3d(grid(1, 1, N, 1, 1), in_channels=8, out_channels=8, **same)
+layer = nn.DistributedConv3d(P_all.grid([1, 1, N, 1, 1]), in_channels=8, out_channels=8, **same)
 rows(f"conv 1x8x96^3 k3, planes over {N}", layer, conv, volume, 8, (N, 1), BY_ROWS, Spec())
-pool = nn.DistributedMaxPool2d(grid(1, 1, N, 1), 2)
+pool = nn.DistributedMaxPool2d(P_all.grid([1, 1, N, 1]), 2)
 rows(f"max pool 4x16x256x256 k2, rows over {N}", pool, max_pool, image, 0, (N, 1), BY_ROWS, Spec())
 table.write()

@@ -72,7 +72,7 @@ def main() -> None:
     P_all = dj.Partition()
     for shape, channels in SHAPES:
         dims = len(shape) - 2
-        grid = P_all.create_cartesian_topology_partition((1, 1, P_all.size, *(1,) * (dims - 1)))
+        grid = P_all.grid((1, 1, P_all.size, *(1,) * (dims - 1)))
         kind = {2: nn.DistributedConv2d, 3: nn.DistributedConv3d}[dims]
         layer = kind(grid, in_channels=shape[1], out_channels=channels, kernel_size=3, padding=1)
         x, params = jnp.ones(dj.TensorSpec(shape, grid).local_shape), layer.init(jax.random.key(0))

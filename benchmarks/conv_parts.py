@@ -60,7 +60,7 @@ def row(title: str, shape: tuple[int, ...], channels: int, mode: str = "zeros", 
     if (sys.argv[1:] and not any(word in title for word in sys.argv[1:])) or (square and N != 4):
         return
     dims, kernel = len(shape) - 2, 3
-    grid = P_all.create_cartesian_topology_partition((1, 1, 2, 2) if square else (1, 1, N, *(1,) * (dims - 1)))
+    grid = P_all.grid((1, 1, 2, 2) if square else (1, 1, N, *(1,) * (dims - 1)))
     layer = {1: nn.DistributedConv1d, 2: nn.DistributedConv2d, 3: nn.DistributedConv3d}[dims](
         grid, in_channels=shape[1], out_channels=channels, kernel_size=kernel, padding=kernel // 2, padding_mode=mode
     )

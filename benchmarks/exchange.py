@@ -23,11 +23,6 @@ N, rank = P_all.size, P_all.rank
 raw = MPI.COMM_WORLD.Dup()
 
 
-def grid(shape):
-    size = int(np.prod(shape))
-    return P_all.create_partition_inclusive(range(size)).create_cartesian_topology_partition(shape)
-
-
 def run_raw(plan, x):
     """One worker's part of an exchange, in numpy and mpi4py."""
     y = np.empty(plan.out_shape, x.dtype)
@@ -97,7 +92,7 @@ def add_rows(table, work, function, plans, x_shape, reshard=None, calls=50, hold
 
 
 def repartition_rows(table, work, shape, before, after, with_jax=True, calls=50):
-    P_x, P_y = grid(before), grid(after)
+    P_x, P_y = P_all.grid(before), P_all.grid(after)
     step = Exchange(
         ProductGrid.balanced(shape, P_x.shape, P_x.ranks), ProductGrid.balanced(shape, P_y.shape, P_y.ranks)
     ).plan(rank)
@@ -115,7 +110,7 @@ def repartition_rows(table, work, shape, before, after, with_jax=True, calls=50)
 
 
 def halo_rows(table, work, shape, partition, width, calls=50):
-    P = grid(partition)
+    P = P_all.grid(partition)
     owned = ProductGrid.balanced(shape, P.shape, P.ranks)
     halo = tuple((width, width) if p > 1 else (0, 0) for p in partition)
     plans = list(Halos(owned, needed_ranges(owned, [halo] * N)).plans(rank))

@@ -12,9 +12,9 @@ from harness import Table, in_one_program
 ROWS, FEATURES, CALLS = 64, 1024, 20
 P_all = dj.Partition()
 along_output, along_input = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[P_all.size]
-P_W = P_all.create_cartesian_topology_partition([along_output, along_input])
-P_x = P_all.create_partition_inclusive(range(along_input)).create_cartesian_topology_partition([1, along_input])
-P_y = P_all.create_partition_inclusive(range(along_output)).create_cartesian_topology_partition([1, along_output])
+P_W = P_all.grid([along_output, along_input])
+P_x = P_all.grid([1, along_input])
+P_y = P_all.grid([1, along_output])
 layer = dj.nn.DistributedLinear(P_x, P_y, P_W, FEATURES, FEATURES)
 params = layer.init(jax.random.key(0))
 x = jnp.ones((ROWS, FEATURES // along_input)) if P_x.active else dj.zero_volume_tensor(ROWS)
@@ -54,8 +54,8 @@ for title, of_sequential, of_layer in (
             in_one_program("distributed", of_layer, (params, x), CALLS),
         ],
     )
-P_batch = P_all.create_cartesian_topology_partition([P_all.size, 1])
-P_copies = P_all.create_cartesian_topology_partition([P_all.size, 1, 1])
+P_batch = P_all.grid([P_all.size, 1])
+P_copies = P_all.grid([P_all.size, 1, 1])
 own = jnp.ones(dj.TensorSpec((512, FEATURES), P_batch).local_shape)
 
 

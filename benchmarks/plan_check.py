@@ -19,7 +19,7 @@ from harness import Table, Way
 OPERATIONS = 500
 P_all = dj.Partition()
 everyone = tuple(range(P_all.size))
-around = dj.nn.HaloExchange(P_all.create_cartesian_topology_partition([P_all.size]), [(1, 1)])
+around = dj.nn.HaloExchange(P_all.grid([P_all.size]), [(1, 1)])
 _agreements = itertools.count()
 
 

@@ -31,7 +31,7 @@ for length in (512, 1024, 2048, 4096):
     for workers in sorted({1, 2, P_all.size}):
         if workers > P_all.size:
             continue
-        P_x = P_all.create_partition_inclusive(range(workers)).create_cartesian_topology_partition([1, workers, 1])
+        P_x = P_all.grid([1, workers, 1])
         layer = dj.nn.DistributedMultiHeadAttention(P_x, FEATURES, HEADS, causal=True, bias=False)
         params = layer.init(jax.random.key(0))
         found = P_all.allgather_data(temporaries(layer, params, x) if P_x.active else 0.0)

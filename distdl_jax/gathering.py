@@ -1,4 +1,4 @@
-"""Gather and scatter: whole pytrees, brought together on one worker, and cut into the blocks of all."""
+"""Gather and scatter of whole pytrees: all blocks to one worker, and back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from distdl_jax.agreement.shapes import sendable_dtype
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.repartition import plan_repartition
-from distdl_jax.primitives.replication import plan_broadcast
 from distdl_jax.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec, device_array
 from distdl_jax.tracing.tie import nothing, tie
@@ -29,7 +29,7 @@ from distdl_jax.world import Workers, World
 
 
 def gather(tree: Any, specs: Any, root: int = 0) -> Any:
-    """Bring the blocks of every leaf together on one worker.
+    """Gather the blocks of every leaf on one worker.
 
     **Arguments:**
 
@@ -46,16 +46,16 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` where a leaf has no spec, or a
     spec no leaf: None and empty containers in `tree` are none.
     """
-    return _moved("gather", plan_gather, tree, specs, root)
+    return _move("gather", plan_gather, tree, specs, root)
 
 
 def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
-    """Cut the global tensors that one worker has into the blocks that each worker is to hold.
+    """Scatter the global tensors of one worker to all workers, block by block.
 
     The inverse of `gather`. **Arguments:**
 
     - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, whose leaves are zero-volume
-      arrays of the same kinds. What else they hold is not looked at.
+      arrays of the same kinds. Other leaves there are not looked at.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
     - `root`: the rank in the world of the worker that has the whole tensors.
 
@@ -64,14 +64,15 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
     **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf on the root does not
     have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
     """
-    return _moved("scatter", plan_scatter, tree, specs, root)
+    return _move("scatter", plan_scatter, tree, specs, root)
 
 
 @dataclass(frozen=True)
 class _LeafPlan(Plan):
-    """What `gather` and `scatter` share: one leaf, of which `inputs` are what the workers hold.
+    """The shared part of `gather` and `scatter`: the plan of one leaf.
 
-    `tensor` is what `spec` says, without this worker's part in it.
+    - `tensor`: the words of `spec` that are the same on all workers.
+    - `inputs`: the shapes and dtypes of the leaf on all workers that take part.
     """
 
     tensor: tuple[Any, ...]
@@ -85,97 +86,97 @@ class _LeafPlan(Plan):
 
     @property
     @abstractmethod
-    def givers(self) -> Workers:
-        """The workers whose blocks are moved: what all others hold counts as nothing."""
+    def sources(self) -> Workers:
+        """The workers whose blocks are moved; the others' count as placeholders."""
 
     @property
     @abstractmethod
     def movements(self) -> tuple[MovementPlan, ...]:
-        """The movements, one after the other. They know scalars as tensors of one element."""
+        """The movements, one after the other. In them scalars are tensors of one element."""
 
     @property
     @abstractmethod
-    def held(self) -> Mapping[int, tuple[int, ...]]:
-        """The shapes of what is held afterwards, by world rank; all other workers hold nothing."""
+    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        """The shapes of the blocks afterwards, by world rank; all other workers have placeholders."""
 
     @cached_property
-    def _given(self) -> dict[int, ShapeDtype]:
+    def _blocks(self) -> dict[int, ShapeDtype]:
         return {
-            worker: ShapeDtype((given.shape or (1,)) if worker in self.givers else (0,), given.dtype)
-            for worker, given in self.inputs.items()
+            worker: ShapeDtype((block.shape or (1,)) if worker in self.sources else (0,), block.dtype)
+            for worker, block in self.inputs.items()
         }
 
     def output(self, worker: int) -> ShapeDtype:
-        return ShapeDtype(self.held.get(worker, (0,)), self.inputs[self.givers[0]].dtype)
+        return ShapeDtype(self.out_shapes.get(worker, (0,)), self.inputs[self.sources[0]].dtype)
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
+        """Return this worker's block afterwards, given its block `x`."""
         if world.rank not in self.workers:
             return x
-        x = x.reshape(self._given[world.rank].shape) if world.rank in self.givers else tie(nothing(x.dtype), x)
+        x = x.reshape(self._blocks[world.rank].shape) if world.rank in self.sources else tie(nothing(x.dtype), x)
         for movement in self.movements:
             x = movement.run(world, x)
-        return x.reshape(self.held[world.rank]) if world.rank in self.held else x
+        return x.reshape(self.out_shapes[world.rank]) if world.rank in self.out_shapes else x
 
 
 @dataclass(frozen=True)
 class GatherPlan(_LeafPlan):
-    """How the blocks of one tensor get to the root."""
+    """The plan that moves the blocks of one tensor to the root."""
 
     @property
-    def givers(self) -> Workers:
+    def sources(self) -> Workers:
         return self.spec.first_copies.ranks
 
     @property
-    def held(self) -> Mapping[int, tuple[int, ...]]:
+    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
         return {self.root: self.spec.global_shape}
 
     @cached_property
     def movements(self) -> tuple[MovementPlan, ...]:
         blocks = _with_dimensions(self.spec.first_copies)
-        return (plan_repartition(self._given, blocks, _on_root(self.spec, self.root), preserve_batch=False),)
+        return (plan_repartition(self._blocks, blocks, _on_root(self.spec, self.root), preserve_batch=False),)
 
 
 @dataclass(frozen=True)
 class ScatterPlan(_LeafPlan):
-    """How one tensor gets from the root to the workers that hold its blocks."""
+    """The plan that moves one tensor from the root to the workers that hold its blocks."""
 
     @property
-    def givers(self) -> Workers:
+    def sources(self) -> Workers:
         return (self.root,)
 
     @property
-    def held(self) -> Mapping[int, tuple[int, ...]]:
+    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
         return self.spec.block_shapes
 
     @cached_property
     def movements(self) -> tuple[MovementPlan, ...]:
         P, first = self.spec.partition, self.spec.first_copies
         cut = plan_repartition(
-            self._given, _on_root(self.spec, self.root), _with_dimensions(first), preserve_batch=False
+            self._blocks, _on_root(self.spec, self.root), _with_dimensions(first), preserve_batch=False
         )
         ones = [1 if d in self.spec.replicated else p for d, p in enumerate(P.shape)]
         source = first.create_cartesian_topology_partition(ones)
-        return cut, plan_broadcast(cut.after(self._given), source, P, preserve_batch=False)
+        return cut, plan_broadcast(cut.after(self._blocks), source, P, preserve_batch=False)
 
 
-def plan_gather(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
-    """How one leaf of `gather`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
-    plan = GatherPlan(described(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
+def plan_gather(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
+    """Plan `gather` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
+    plan = GatherPlan(described(spec), root, taking_part(blocks, spec.partition.ranks, (root,)), spec)
     for worker, shape in spec.block_shapes.items():
-        check_shape(name, held[worker].shape, spec, shape, f"On worker {worker}: ")
+        check_shape(name, blocks[worker].shape, spec, shape, f"On worker {worker}: ")
     return _complete(plan, name)
 
 
-def plan_scatter(held: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
-    """How one leaf of `scatter`, the tensor `spec`, moves, from what the workers (and perhaps more) hold of it."""
-    plan = ScatterPlan(described(spec), root, taking_part(held, spec.partition.ranks, (root,)), spec)
-    check_shape(name, held[root].shape, spec, spec.global_shape, f"On worker {root}: ")
+def plan_scatter(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
+    """Plan `scatter` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
+    plan = ScatterPlan(described(spec), root, taking_part(blocks, spec.partition.ranks, (root,)), spec)
+    check_shape(name, blocks[root].shape, spec, spec.global_shape, f"On worker {root}: ")
     return _complete(plan, name)
 
 
 def _complete(plan: Any, name: str) -> Any:
-    """The plan, worked out, so that what doesn't fit is found on all workers."""
+    """Return `plan` with its movements planned, so that all workers find what doesn't fit."""
     try:
         _ = plan.movements
     except PlanError as error:
@@ -189,41 +190,40 @@ def _on_root(spec: TensorSpec, root: int) -> CartesianPartition:
 
 
 def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
-    """`P`, with a dimension for the one element of a scalar."""
+    """Return `P`, with a dimension for the one element of a scalar."""
     return P if P.shape else P.create_cartesian_topology_partition([1])
 
 
-def _moved(
+def _move(
     kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], _LeafPlan], tree: Any, specs: Any, root: int
 ) -> Any:
-    """The tree after its leaves have moved: one handshake for all of them."""
-    its_specs = [spec for spec in specs_by_path(specs).values() if spec is not None]
-    if not its_specs:
+    """Return the tree after its leaves have moved, by one agreement for all of them."""
+    given = [spec for spec in specs_by_path(specs).values() if spec is not None]
+    if not given:
         return tree
-    check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(its_specs)})
-    world = its_specs[0].partition.world
+    check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(given)})
+    world = given[0].partition.world
     root = _checked_root(root, world)
-    team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in its_specs))))
+    team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in given))))
     if world.rank not in team:
         return tree
     leaves: list[Leaf] = []
     moving: list[tuple[str, Any, TensorSpec]] = []
 
-    def mine() -> Any:
+    def contribute() -> Any:
         leaves.extend(leaves_with_specs(tree, specs))
         moving.extend((f"tree{path}", value, spec) for path, value, spec in leaves if spec is not None)
-        return [(path, described(spec)) for path, _, spec in leaves if spec], [
-            _shape_dtype(name, value) for name, value, _ in moving
-        ]
+        paths = [(path, described(spec)) for path, _, spec in leaves if spec]
+        return paths, [_shape_dtype(name, value) for name, value, _ in moving]
 
-    purpose = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
-    told = agree(world, team, purpose, mine)
-    check_alike({worker: paths for worker, (paths, _) in told.items()})
+    label = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
+    contributions = agree(world, team, label, contribute)
+    check_alike({worker: paths for worker, (paths, _) in contributions.items()})
     plans = [
-        plan({worker: held[n] for worker, (_, held) in told.items()}, spec, root, name)
+        plan({worker: blocks[n] for worker, (_, blocks) in contributions.items()}, spec, root, name)
         for n, (name, _, spec) in enumerate(moving)
     ]
-    moved = iter([its.run(world, _on_device(value)) for its, (_, value, _) in zip(plans, moving, strict=True)])
+    moved = iter([leaf.run(world, _on_device(value)) for leaf, (_, value, _) in zip(plans, moving, strict=True)])
     values = [leaf.value if leaf.spec is None else next(moved) for leaf in leaves]
     return jax.tree.unflatten(jax.tree.structure(tree), values)
 
@@ -240,7 +240,7 @@ def _on_device(value: Any) -> Array:
 
 
 def _shape_dtype(name: str, value: Any) -> ShapeDtype:
-    """That of an array or a number."""
+    """Return the shape and dtype of an array or a number."""
     try:
         shape, dtype = np.shape(value), np.dtype(jnp.result_type(value))
     except TypeError:

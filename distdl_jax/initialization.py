@@ -100,7 +100,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     none of numbers, or `spec` no `TensorSpec`.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> init_block(jax.nn.initializers.he_normal(), jax.random.key(0), TensorSpec((3, 4), P)).shape
     (3, 4)
     """

@@ -61,7 +61,7 @@ def uniform(
     **Raises:** `InvalidTypeError` for a dtype that is not floating, or a spec that is no `TensorSpec`.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> dj.random.uniform(jax.random.key(0), dj.TensorSpec((2, 3), P)).shape
     (2, 3)
     """

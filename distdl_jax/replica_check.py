@@ -43,7 +43,7 @@ def check_replicated(tree: Any, specs: Any) -> Any:
     Collective among the workers that hold copies: a fingerprint of 32 bits is sent for each value.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> check_replicated({"scale": 2.0}, {"scale": dj.TensorSpec((), P)})
     {'scale': 2.0}
     """

@@ -35,7 +35,7 @@ class TensorSpec:
     **Raises:** `InvalidArgumentError` where the dimensions don't fit.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> TensorSpec((6,), P, replicated=(0,)).local_shape, TensorSpec((6, 5, 4), P, replicated=True).local_shape
     ((6,), (6, 5, 4))
     """
@@ -103,7 +103,7 @@ class TensorSpec:
         """The workers that hold the first copy of each block, on a grid with the tensor's dimensions."""
         P = self.partition
         ranks = [rank for rank in range(P.size) if not any(index_of(rank, P.shape)[d] for d in self.replicated)]
-        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(self._grid)
+        return P.grid(self._grid, ranks)
 
     @property
     def counts(self) -> bool:

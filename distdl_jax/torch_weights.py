@@ -55,7 +55,7 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     shape of the parameter; `InvalidTypeError` for what is no layer, or no array of numbers.
 
     >>> import distdl_jax as dj, numpy as np
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> network = dj.nn.Sequential(jax.nn.relu, dj.nn.DistributedLinear(P, P, P, 3, 2))
     >>> params = from_torch({"1.weight": np.ones((2, 3)), "1.bias": np.zeros(2)}, network)
     >>> params[1]["weight"].shape

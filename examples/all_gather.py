@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import show
 
 P_world = show.world(at_least=4)
-P_x = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([2, 2])
+P_x = P_world.grid([2, 2])
 
 show.say(P_world, "A 2 x 4 tensor in 1 x 2 blocks on P_x, 2 x 2 (workers 0 1 / 2 3); 12 is row 1, column 2.")
 show.say(P_world, "All-gather along dimension 1: every worker gets its whole row.\n")

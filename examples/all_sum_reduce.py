@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import show
 
 P_world = show.world(at_least=4)
-P_x = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([2, 2])
+P_x = P_world.grid([2, 2])
 
 show.say(P_world, "All-sum-reduce along dimension 1 of P_x, 2 x 2: workers 0 and 1 are a team, and so are 2 and 3.\n")
 x = jnp.full(3, 10.0**P_x.rank) * jnp.arange(1, 4) if P_x.active else dj.zero_volume_tensor()

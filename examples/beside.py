@@ -71,7 +71,7 @@ def partition(P_world: dj.Partition, given: Sequence[int] | None, dims: int) -> 
             f"--partition {text} must have {dims} numbers, batch, channels and features, and at most {P_world.size} "
             f"workers, those that there are: mpirun -n N, or --simulate N, starts more."
         )
-    return P_world.create_partition_inclusive(range(math.prod(given))).create_cartesian_topology_partition(given)
+    return P_world.grid(given)
 
 
 def _factors(n: int) -> list[int]:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import show
 
 P_world = show.world(at_least=4)
-P_x = P_world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition([1, 2])
-P_y = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([2, 2])
+P_x = P_world.grid([1, 2])
+P_y = P_world.grid([2, 2])
 
 show.say(P_world, "Broadcast from P_x, 1 x 2 (workers 0 1), down the columns of P_y, 2 x 2 (workers 0 1 / 2 3).\n")
 x = jnp.arange(3.0) + 10 * P_x.rank if P_x.active else dj.zero_volume_tensor()

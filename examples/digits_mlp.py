@@ -51,15 +51,12 @@ def perceptron(P_world: dj.Partition, shapes: list[tuple[int, int]]) -> nn.Seque
     """Linear layers, whose weights are on partitions of the given shapes, each behind the move to where it takes its
     input, and relu between them; from the images on the first worker to the logits, n x 10, on the last layer's P_y."""
 
-    def grid(workers: range, *shape: int) -> dj.CartesianPartition:
-        return P_world.create_partition_inclusive(workers).create_cartesian_topology_partition(shape)
-
     layers: list[Callable] = []
-    P = grid(range(1), 1, 1)  # the images
+    P = P_world.grid([1, 1])  # the images
     for i, (P_fo, P_fi) in enumerate(shapes):
-        P_x = grid(range(P_fi), 1, P_fi)
-        P_W = grid(range(P_fo * P_fi), P_fo, P_fi)
-        P_y = grid(range(P_world.size - P_fo, P_world.size), 1, P_fo)
+        P_x = P_world.grid([1, P_fi])
+        P_W = P_world.grid([P_fo, P_fi])
+        P_y = P_world.grid([1, P_fo], range(P_world.size - P_fo, P_world.size))
         layers += [nn.Repartition(P, P_x), nn.DistributedLinear(P_x, P_y, P_W, WIDTHS[i], WIDTHS[i + 1]), jax.nn.relu]
         P = P_y
     return nn.Sequential(*layers[:-1])

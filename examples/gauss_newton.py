@@ -154,7 +154,7 @@ def main() -> int:
 
     P_world = dj.Partition()
     rows = max(n for n in range(1, math.isqrt(P_world.size) + 1) if P_world.size % n == 0)
-    P = P_world.create_cartesian_topology_partition([rows, P_world.size // rows])
+    P = P_world.grid([rows, P_world.size // rows])
     spec = dj.TensorSpec((options.size, options.size), P)
 
     def say(text: str) -> None:

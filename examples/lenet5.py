@@ -53,23 +53,19 @@ def lenet5(P_world: dj.Partition) -> nn.Sequential:
     """
     rows = max(rows for rows in range(1, math.isqrt(P_world.size) + 1) if P_world.size % rows == 0)
     columns = P_world.size // rows
-
-    def grid(*shape: int) -> dj.CartesianPartition:
-        return P_world.create_partition_inclusive(range(math.prod(shape))).create_cartesian_topology_partition(shape)
-
-    P_f = grid(1, 1, rows, columns)
-    P_x = grid(1, columns)
-    P_y = grid(1, rows)
-    P_W = grid(rows, columns)
+    P_f = P_world.grid([1, 1, rows, columns])
+    P_x = P_world.grid([1, columns])
+    P_y = P_world.grid([1, rows])
+    P_W = P_world.grid([rows, columns])
     return nn.Sequential(
-        nn.Repartition(grid(1, 1, 1, 1), P_f),
+        nn.Repartition(P_world.grid([1, 1, 1, 1]), P_f),
         nn.DistributedConv2d(P_f, in_channels=1, out_channels=6, kernel_size=5, padding=2),
         jax.nn.relu,
         nn.DistributedMaxPool2d(P_f, 2),
         nn.DistributedConv2d(P_f, in_channels=6, out_channels=16, kernel_size=5),
         jax.nn.relu,
         nn.DistributedMaxPool2d(P_f, 2),
-        nn.Repartition(P_f, grid(1, columns, 1, 1)),
+        nn.Repartition(P_f, P_world.grid([1, columns, 1, 1])),
         flattened,
         nn.Repartition(P_x, P_x),  # whole channels may be uneven blocks of the 400 features
         nn.DistributedLinear(P_x, P_y, P_W, 400, 120),
@@ -78,7 +74,7 @@ def lenet5(P_world: dj.Partition) -> nn.Sequential:
         nn.DistributedLinear(P_x, P_y, P_W, 120, 84),
         jax.nn.relu,
         nn.Repartition(P_y, P_x),
-        nn.DistributedLinear(P_x, grid(1, 1), grid(1, columns), 84, CLASSES),
+        nn.DistributedLinear(P_x, P_world.grid([1, 1]), P_world.grid([1, columns]), 84, CLASSES),
     )
 
 

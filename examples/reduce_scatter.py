@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import show
 
 P_world = show.world(at_least=4)
-P_x = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([4])
+P_x = P_world.grid([4])
 
 show.say(P_world, "Each of four workers has a term of six elements; element i of worker r is (i + 1) * 10^r.")
 show.say(P_world, "Six elements on four workers: the first two keep two elements of the sum, the others one.\n")

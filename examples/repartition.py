@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import show
 
 P_world = show.world(at_least=4)
-P_x = P_world.create_partition_inclusive([0, 1, 2]).create_cartesian_topology_partition([3, 1])
-P_y = P_world.create_partition_inclusive([1, 2, 3]).create_cartesian_topology_partition([1, 3])
+P_x = P_world.grid([3, 1])
+P_y = P_world.grid([1, 3], [1, 2, 3])
 
 show.say(
     P_world, "Repartition a 3 x 5 tensor from rows on workers 0 1 2 to columns on workers 1 2 3; 12 is row 1, column 2."

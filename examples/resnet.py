@@ -70,8 +70,8 @@ def resnet(P_x: dj.Partition, width: int, blocks: tuple[int, ...] = LAYERS) -> n
 
     n, rest = P_x.shape[0], math.prod(P_x.shape[1:])
     first = P_x.create_partition_inclusive(range(0, P_x.size, rest))
-    P_features, P_W = (P_x.create_cartesian_topology_partition(shape) for shape in ((n, rest), (n, 1, rest)))
-    P_y = first.create_cartesian_topology_partition((n, 1))
+    P_features, P_W = (P_x.grid(shape) for shape in ((n, rest), (n, 1, rest)))
+    P_y = first.grid((n, 1))
     return nn.Sequential(
         *layers,
         nn.DistributedGlobalAvgPool(P_x),

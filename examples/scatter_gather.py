@@ -40,8 +40,8 @@ def main() -> None:
     x = dj.zero_volume_tensor(dtype=jnp.float64) if whole is None else jnp.asarray(whole)
 
     one_each = (1,) * len(shape)
-    P_root = P_world.create_partition_inclusive([ROOT]).create_cartesian_topology_partition(one_each)
-    P_rows = P_world.create_cartesian_topology_partition([P_world.size, *one_each[1:]])
+    P_root = P_world.grid(one_each, [ROOT])
+    P_rows = P_world.grid([P_world.size, *one_each[1:]])
     scatter, gather = nn.Repartition(P_root, P_rows), nn.Repartition(P_rows, P_root)
     sum_over_workers = nn.AllSumReduce(P_rows, axes_reduce=tuple(range(P_rows.dim)))
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import show
 
 P_world = show.world(at_least=4)
-P_x = P_world.create_partition_inclusive([0, 1, 2, 3]).create_cartesian_topology_partition([2, 2])
-P_y = P_world.create_partition_inclusive([3, 0]).create_cartesian_topology_partition([1, 2])
+P_x = P_world.grid([2, 2])
+P_y = P_world.grid([1, 2], [3, 0])
 
 show.say(P_world, "Sum-reduce from P_x, 2 x 2 (workers 0 1 / 2 3), down the columns to P_y, 1 x 2 (workers 3 0).\n")
 x = jnp.full(3, 10.0**P_x.rank) * jnp.arange(1, 4) if P_x.active else dj.zero_volume_tensor()

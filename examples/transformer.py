@@ -59,11 +59,11 @@ class Transformer:
     """The layers on all workers of `P_world`, for a vocabulary of so many characters."""
 
     def __init__(self, P_world: dj.Partition, vocabulary: int, options: Namespace, partition: str) -> None:
-        p, e, grid = P_world.size, options.width, P_world.create_cartesian_topology_partition
+        p, e, grid = P_world.size, options.width, P_world.grid
         self.partition, self.vocabulary = partition, vocabulary
         self.stream = grid([1, p, 1])
         if partition == "tensor":
-            P_one = P_world.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+            P_one = P_world.grid([1, 1])
             column, split = grid([p, 1]), grid([1, 1, p])
             self.embed = nn.DistributedEmbedding(P_one, self.stream, column, vocabulary, e)
             self.up = nn.DistributedLinear(self.stream, split, column, e, 4 * e)
@@ -220,7 +220,7 @@ def train(
 def generate(network: Transformer, params: Params, prompt: np.ndarray, noise: np.ndarray, dtype: str) -> np.ndarray:
     """The characters that follow the prompt, 1 x s, one for each row of `noise`, which is added to its logits."""
     p, length = network.stream.size, prompt.shape[1] + len(noise)
-    P_logits = network.stream.create_cartesian_topology_partition([1, p])
+    P_logits = network.stream.grid([1, p])
     caches = [network.attention.init_cache(1, length, dtype) for _ in range(network.blocks)]
 
     def chosen(params: Params, characters: Any, caches: list[Any], noise: Any) -> tuple[jax.Array, list[Any]]:

@@ -153,7 +153,7 @@ def volume_partition(P_world: dj.Partition, workers: int) -> dj.CartesianPartiti
         left //= factor
     for factor in reversed(factors):
         shape[shape.index(min(shape))] *= factor
-    return P_world.create_partition_inclusive(range(workers)).create_cartesian_topology_partition([1, 1, *shape])
+    return P_world.grid([1, 1, *shape])
 
 
 # --- Training ------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespac
 
     Both in units of u's root mean square.
     """
-    solver = WaveSolver(P.create_cartesian_topology_partition(P.shape[2:]), options.volume, options.dtype)
+    solver = WaveSolver(P.grid(P.shape[2:]), options.volume, options.dtype)
     data = []
     for seed in seeds:
         velocity = solver.medium(seed)

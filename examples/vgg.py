@@ -52,18 +52,17 @@ def vgg(teams: tuple[dj.Partition, dj.Partition], width: int) -> nn.Sequential:
         layers += [jax.nn.relu] + ([nn.DistributedMaxPool2d(P, 2)] if n in POOLED else [])
         before = times * width
 
-    def grid(P: dj.Partition, *shape: int) -> dj.Partition:
-        first = P.create_partition_inclusive([0]) if shape == (1, 1) else P
-        return first.create_cartesian_topology_partition(shape)
-
     here, there = teams[(len(CHANNELS) - 1) % 2], teams[len(CHANNELS) % 2]
     p = here.size
     return nn.Sequential(
         *layers,
-        nn.Flatten(here, grid(here, 1, p)),
-        *(nn.DistributedLinear(grid(here, 1, p), grid(there, 1, 1), grid(here, 1, p), before, before), jax.nn.relu),
-        *(nn.DistributedLinear(grid(there, 1, 1), grid(there, 1, p), grid(there, p, 1), before, before), jax.nn.relu),
-        nn.DistributedLinear(grid(there, 1, p), grid(here, 1, 1), grid(there, 1, p), before, digits.CLASSES),
+        nn.Flatten(here, here.grid([1, p])),
+        *(nn.DistributedLinear(here.grid([1, p]), there.grid([1, 1]), here.grid([1, p]), before, before), jax.nn.relu),
+        *(
+            nn.DistributedLinear(there.grid([1, 1]), there.grid([1, p]), there.grid([p, 1]), before, before),
+            jax.nn.relu,
+        ),
+        nn.DistributedLinear(there.grid([1, p]), here.grid([1, 1]), there.grid([1, p]), before, digits.CLASSES),
     )
 
 

@@ -17,9 +17,9 @@ import distdl_jax as dj
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSum
 from distdl_jax.primitives.box_exchange import BoxMovement
+from distdl_jax.primitives.broadcast import Replication
 from distdl_jax.primitives.movement import Movement
 from distdl_jax.primitives.plan import MovementPlan, Plan
-from distdl_jax.primitives.replication import Replication
 
 Blocks = dict[int, np.ndarray]
 

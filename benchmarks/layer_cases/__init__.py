@@ -103,8 +103,7 @@ class Case:
 
 def on(*shape: int) -> dj.CartesianPartition:
     """The first workers, on a grid."""
-    first = dj.Partition().create_partition_inclusive(range(math.prod(shape)))
-    return first.create_cartesian_topology_partition(shape)
+    return dj.Partition().grid(shape)
 
 
 def without_params(layer: Any, params: Any, *inputs: jax.Array) -> Any:

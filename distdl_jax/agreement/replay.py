@@ -1,8 +1,7 @@
-"""Agreements of a checked function's trace, replayed when one worker traces the function again alone.
+"""Cache of trace-time agreements, replayed when one worker retraces a function of `dj.jit` alone.
 
-JAX keeps the trace of a function. A worker that has lost it (its caches were cleared, or an entry was evicted) traces
-the function again, and nobody meets it: the others agreed on everything before. Nor need anybody, for the arguments, on
-which a trace depends, are as they were on all workers.
+JAX caches the trace of a function. A worker that has lost it (its caches were cleared, or an entry was evicted) traces
+the function again, and no other worker meets it. None needs to: a trace depends on the arguments, which are as before.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from distdl_jax.errors import PlanError
 
 
 class OthersArePast(BaseException):
-    """Raised in the wait for an agreement that the others have made before, and will not make again."""
+    """Interrupts the wait for an agreement that the others have made before, and will not make again."""
 
 
 class Agreed(NamedTuple):
-    """One agreement: of which workers, for what, what this worker said, and what was decided (pickled)."""
+    """One agreement: its team and label, this worker's contribution, and the decision (pickled)."""
 
     team: tuple[int, ...]
     label: str
@@ -30,14 +29,14 @@ class Agreed(NamedTuple):
 
 @dataclass
 class Agreements:
-    """Those of one trace of a checked function.
+    """The agreements of one trace of a checked function.
 
-    - `before`: those of an earlier trace with the same arguments that have not been replayed yet; None where there was
-      no such trace.
-    - `asks`: whether the trace belongs to a call that counts: then they are replayed once the coordinator says that the
-      others are past the call, and at once otherwise.
-    - `made`: those of this trace, in order. `alone`: whether the others are past it.
-    - `replayed`: whether the last one was. `has_changed`: whether one was not as before.
+    - `before`: the agreements of an earlier trace with the same arguments that have not been replayed yet; None without
+      such a trace.
+    - `asks`: whether the trace belongs to a counted call: then agreements are replayed once the coordinator says that
+      the others are past the call, and at once otherwise.
+    - `made`: the agreements of this trace, in order. `alone`: whether the others are past it.
+    - `replayed`: whether the last one was replayed. `has_changed`: whether one was not as before.
     """
 
     before: list[Agreed] | None = None
@@ -55,9 +54,9 @@ class Agreements:
         meet: Callable[[bool], Any],
         fail: Callable[[str], Any],
     ) -> Any:
-        """Return what is decided: by `meet`, in which the workers of `team` meet, or as before.
+        """Return the decision of `meet`, in which the workers of `team` meet, or of the same agreement before.
 
-        `meet` is told whether this worker says something else than before; `fail` makes all workers raise.
+        The argument of `meet` is whether this worker's contributions have changed; `fail` makes all workers raise.
         """
         known = self._earlier(team, label, contribution)
         if not self.alone and (self.asks or known is None):
@@ -67,7 +66,7 @@ class Agreements:
             except OthersArePast:
                 self.alone = True
             else:
-                return self._keep(agreed, known, replayed=False)
+                return self._record(agreed, known, replayed=False)
         if known is None:
             fail(
                 f"A worker traces a function anew, at {label}, with arguments as before, but what it communicates "
@@ -75,16 +74,16 @@ class Agreements:
                 "change on all workers at once."
             )
             raise PlanError(label)
-        return self._keep(known, known, replayed=True)
+        return self._record(known, known, replayed=True)
 
     def _earlier(self, team: tuple[int, ...], label: str, contribution: Any) -> Agreed | None:
-        """Return the first of those before in which this worker said the same, unless one was not as before."""
+        """Return the first agreement before with the same contribution, unless one was not as before."""
         if self.before is None or self.has_changed:
             return None
         alike = (agreed for agreed in self.before if agreed[:2] == (team, label))
         return next((agreed for agreed in alike if _equal(agreed.contribution, contribution)), None)
 
-    def _keep(self, agreed: Agreed, known: Agreed | None, replayed: bool) -> Any:
+    def _record(self, agreed: Agreed, known: Agreed | None, replayed: bool) -> Any:
         if self.before is not None and known is not None:
             self.before = [other for other in self.before if other is not known]
         self.replayed = replayed

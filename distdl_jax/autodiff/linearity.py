@@ -18,8 +18,8 @@ def depends_on_first(fun: Callable[..., Any], first: Any, *rest: Any) -> bool:
     """
     program = jax.make_jaxpr(fun)(first, *rest)
     number = len(jax.tree.leaves(first))
-    variables = enumerate(program.jaxpr.invars)
-    return any(_Dependence().run(program.jaxpr, [place < number and var.aval.size > 0 for place, var in variables]))
+    avals: list[Any] = program.in_avals
+    return any(_Dependence().run(program.jaxpr, [n < number and aval.size > 0 for n, aval in enumerate(avals)]))
 
 
 class _Dependence(DataFlow[bool]):

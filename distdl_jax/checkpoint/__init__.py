@@ -3,7 +3,7 @@
 from distdl_jax.checkpoint.import_export import export, import_
 from distdl_jax.checkpoint.manager import Manager
 from distdl_jax.checkpoint.preemption import Preemption
-from distdl_jax.checkpoint.restore import latest_step, restore, steps
-from distdl_jax.checkpoint.save import save
+from distdl_jax.checkpoint.reading import latest_step, restore, steps
+from distdl_jax.checkpoint.writing import save
 
 __all__ = ["Manager", "Preemption", "export", "import_", "latest_step", "restore", "save", "steps"]

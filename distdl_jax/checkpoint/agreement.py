@@ -1,30 +1,117 @@
-"""What all workers do together, and succeed in or fail in together."""
+"""Work of all workers that succeeds or fails on all of them, and that may take long: writing and reading.
+
+A worker that is done with its part waits for the others, and a clock ends a job in which somebody has waited for too
+long. So all meet from time to time, the busy ones between two pieces of their work: nobody waits for longer than for a
+meeting and a piece. Where a disk does not finish a piece, its worker does not come, and the clock ends the job.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.formats.hyperslabs import Pause
+from distdl_jax.settings import current_settings
 from distdl_jax.world import World
+
+LONGEST = 60.0
+"""Seconds between two meetings, at most."""
+
+PART_OF_LIMIT = 1 / 8
+"""The same, as a part of what the clock allows."""
 
 
 class Failure(NamedTuple):
-    """What went wrong on a worker: the error's type, where that is one of the library's, and its text."""
+    """An error on a worker: its type, if that is one of the library's, and its text."""
 
     kind: type[DistDLError]
     text: str
 
-    def error(self) -> DistDLError:
-        """The error that is raised."""
-        return self.kind(self.text)
+
+class _Unfinished(NamedTuple):
+    """The contribution of a worker that is not done, and the decision as long as there is one."""
 
 
-def failure(error: Exception) -> Failure:
-    """What an exception is for the other workers."""
+class _Done(NamedTuple):
+    """The contribution of a worker that is done, and the decision when all are."""
+
+    value: Any
+
+
+class _FailedElsewhere(Exception):
+    """Ends this worker's work, since the work of another one has failed."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+def together(
+    world: World,
+    label: str,
+    work: Callable[[Pause], Any],
+    decide: Callable[[dict[int, Any]], Any] = lambda contributions: None,
+) -> Any:
+    """Return the first worker's decision on the results of all workers' `work`, by rank; collective in the world.
+
+    `work` may take any time, and calls what it gets between two pieces. Where one worker fails, the others end their
+    work at the next meeting.
+
+    **Raises,** on all workers, where `work` raises on any of them, or `decide` on the first. An error that is none of
+    the library's becomes a `CheckpointError` elsewhere; where it was raised it goes on as it is, but for `OSError`.
+    """
+    raised: Exception | None = None
+    limit = current_settings().timeout.waiting
+    interval = min(LONGEST, PART_OF_LIMIT * limit) if limit else LONGEST
+    last = time.monotonic()
+
+    def decided(contributions: dict[int, Any]) -> Any:
+        nonlocal raised
+        if (found := _failed_on_any(contributions)) is not None:
+            return found
+        if any(isinstance(each, _Unfinished) for each in contributions.values()):
+            return _Unfinished()
+        try:
+            return _Done(decide({worker: each.value for worker, each in contributions.items()}))
+        except Exception as error:
+            raised = error
+            return _failure_to_decide(error, contributions)
+
+    def meet(contribution: _Unfinished | _Done | Failure) -> Any:
+        nonlocal last
+        decision = world.agree(tuple(range(world.size)), label, contribution, decided)
+        last = time.monotonic()
+        return decision
+
+    def pause() -> None:
+        if time.monotonic() - last > interval:
+            decision = meet(_Unfinished())
+            if isinstance(decision, Failure):
+                raise _FailedElsewhere(decision)
+
+    contribution: _Done | Failure
+    try:
+        contribution = _Done(work(pause))
+    except _FailedElsewhere as ended:
+        raise ended.failure.kind(ended.failure.text) from None
+    except Exception as error:
+        contribution, raised = _failure(error), error
+    while isinstance(decision := meet(contribution), _Unfinished):
+        pass
+    if isinstance(decision, Failure):
+        if raised is not None and not isinstance(raised, DistDLError | OSError):
+            raise raised
+        raise decision.kind(decision.text)
+    return decision.value
+
+
+def _failure(error: Exception) -> Failure:
+    """Return what an exception is for the other workers."""
     if isinstance(error, DistDLError):
         return Failure(type(error), str(error))
     if isinstance(error, OSError) and error.strerror:
@@ -33,66 +120,42 @@ def failure(error: Exception) -> Failure:
     return Failure(CheckpointError, f"{type(error).__name__}: {error}")
 
 
-def together(
-    world: World,
-    purpose: str,
-    contribute: Callable[[], Any],
-    decide: Callable[[dict[int, Any]], Any] = lambda told: None,
-) -> Any:
-    """What the first worker decides on all contributions, by rank; collective in the world.
-
-    **Raises,** on all workers, where `contribute` raises on any of them, or `decide` on the first. What is no error of
-    the library's becomes a `CheckpointError` elsewhere; where it was raised it goes on as it is, if it is no `OSError`.
-    """
-    mine: Any
-    raised: Exception | None = None
-    try:
-        mine = contribute()
-    except Exception as error:
-        mine, raised = failure(error), error
-
-    def decided(told: dict[int, Any]) -> Any:
-        nonlocal raised
-        if (found := failed_on_any(told)) is not None:
-            return found
-        try:
-            return decide(told)
-        except Exception as error:
-            raised = error
-            return failure_to_decide(error, told)
-
-    decision = world.agree(tuple(range(world.size)), purpose, mine, decided)
-    if isinstance(decision, Failure):
-        raise raised_as(decision, raised)
-    return decision
-
-
-def raised_as(decision: Failure, raised: Exception | None) -> Exception:
-    """What a worker raises where all have failed because of `decision`; `raised` is what was raised on itself."""
-    return raised if raised is not None and not isinstance(raised, DistDLError | OSError) else decision.error()
-
-
-def failed_on_any(told: dict[int, Any]) -> Failure | None:
-    """The one failure of them that all workers raise."""
-    failed = {worker: theirs for worker, theirs in told.items() if isinstance(theirs, Failure)}
+def _failed_on_any(contributions: dict[int, Any]) -> Failure | None:
+    """Return the one failure among contributions that all workers raise."""
+    failed = {worker: each for worker, each in contributions.items() if isinstance(each, Failure)}
     if not failed:
         return None
     worker, first = min(failed.items())
-    if len(told) == 1 or (len(failed) == len(told) and len(set(failed.values())) == 1):
+    if len(contributions) == 1 or (len(failed) == len(contributions) and len(set(failed.values())) == 1):
         return first
     return Failure(first.kind, f"On worker {worker}: {first.text}")
 
 
-def failure_to_decide(error: Exception, told: dict[int, Any]) -> Failure:
-    """Return the failure of the first worker to decide: it is named where it is its file system that has failed."""
-    found = failure(error)
-    if len(told) == 1 or isinstance(error, DistDLError):
+def _failure_to_decide(error: Exception, contributions: dict[int, Any]) -> Failure:
+    """Return the failure of the first worker to decide, which it names where its file system has failed."""
+    found = _failure(error)
+    if len(contributions) == 1 or isinstance(error, DistDLError):
         return found
-    return Failure(found.kind, f"On worker {min(told)}: {found.text}")
+    return Failure(found.kind, f"On worker {min(contributions)}: {found.text}")
+
+
+def check_same(arguments: Mapping[int, Mapping[str, Any]]) -> None:
+    """Refuse arguments, by name, that are not the same on all workers.
+
+    **Raises:** `PlanError`.
+    """
+    (first, expected), *others = sorted(arguments.items())
+    for worker, given in others:
+        for name, value in given.items():
+            if value != expected[name]:
+                raise PlanError(
+                    f"`{name}` must be the same on all workers, but is {expected[name]!r} on worker {first} and "
+                    f"{value!r} on worker {worker}."
+                )
 
 
 def this_host() -> str:
-    """The name of this machine, for messages."""
+    """Return the name of this machine, for messages."""
     with suppress(OSError):
         return socket.gethostname()
     return "unknown host"

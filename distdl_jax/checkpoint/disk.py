@@ -1,22 +1,37 @@
-"""The few operations on files that checkpoints are written with. Tests put others in their place, which fail."""
+"""The operations on files that checkpoints are written with, and the folders of checkpoints in the folder of a run.
+
+path/
+  step-0000000100/            complete: it got this name when everything in it was on disk
+  step-0000000100.1/          the same step, saved once more: it counts in place of the first
+  .step-0000000200.5f3a91/    being written, being removed, or left by a job that was killed
+
+Several jobs may work there at once: a job that was requeued begins while the one before is ending. A folder changes
+hands by one operation, its rename. A writer completes a checkpoint by a rename, and whoever removes a folder gives it a
+new name before the first of its files goes. So of the two one has it, and the rename of the other one fails.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import re
+import secrets
 import shutil
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
+from distdl_jax.checkpoint.agreement import this_host
 from distdl_jax.errors import CheckpointError
+
+_COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)
+_UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
 
 
 def _fallocate() -> Any:
-    """Linux's own call: what Python has, posix_fallocate, writes into every page where the file system has none."""
+    """Return Linux's own call: Python's posix_fallocate writes into every page where the file system has none."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -28,10 +43,10 @@ _KEEP_SIZE = 1
 
 
 class Disk:
-    """The file system of this machine. Every method raises `OSError` where the operation fails."""
+    """The file system of this machine; tests use others, which fail. Methods raise `OSError`."""
 
     def make_folders(self, path: str) -> None:
-        """Make a folder, and those above it that are not there yet, for good."""
+        """Make a folder and its missing parents, for good."""
         missing = []
         while not os.path.isdir(path):
             missing.append(path)
@@ -54,12 +69,11 @@ class Disk:
         return os.open(path, os.O_WRONLY)
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
-        """Write some of `data` from byte `offset` on; how many bytes of it."""
+        """Write some of `data` from byte `offset` on, and return how many bytes."""
         return os.pwrite(descriptor, data, offset)
 
     def reserve(self, descriptor: int, nbytes: int) -> None:
-        """Set aside space for a file that is to have so many bytes, where the file system can: writing takes less time
-        then, and a full disk is noticed before."""
+        """Set aside space for a file, where the file system can: faster, and a full disk is noticed early."""
         if _FALLOCATE is not None and _FALLOCATE(descriptor, _KEEP_SIZE, 0, nbytes):
             error = ctypes.get_errno()
             if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -83,13 +97,13 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, path: str, to: str) -> None:
-        """Give a file or a folder another name, which must be free."""
+        """Rename a file or a folder; the name must be free."""
         if os.path.lexists(to):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), to)
         os.rename(path, to)
 
     def replace(self, path: str, to: str) -> None:
-        """Give a file another name, also one that another file has, which is gone then."""
+        """Rename a file, in place of one that has the name."""
         os.replace(path, to)
 
     def remove(self, path: str) -> None:
@@ -97,12 +111,12 @@ class Disk:
         os.remove(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; not for good, and some of it only where that fails."""
+        """Remove a folder and its contents; not for good, and only partly where that fails."""
         shutil.rmtree(path, ignore_errors=True)
 
 
 disk: ContextVar[Disk] = ContextVar("disk", default=Disk())  # noqa: B039  it has no state
-"""That of this thread's worker."""
+"""The disk of this thread's worker."""
 
 
 @contextmanager
@@ -116,51 +130,114 @@ def naming(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def write_all(its: Disk, descriptor: int, data: memoryview, offset: int) -> None:
+def write_all(target: Disk, descriptor: int, data: memoryview, offset: int) -> None:
     """Write all of `data`, in as many writes as it takes."""
     while data:
-        written = its.write(descriptor, data, offset)
+        written = target.write(descriptor, data, offset)
         if written < 1:
             raise OSError(f"a write of {len(data)} bytes wrote nothing")
         data, offset = data[written:], offset + written
 
 
-def write_file(its: Disk, path: str, content: bytes) -> None:
+def write_file(target: Disk, path: str, content: bytes) -> None:
     """Make a file with this content, and return when it is on disk (its name is not, yet)."""
     with naming(path):
-        descriptor = its.create(path)
+        descriptor = target.create(path)
         try:
-            write_all(its, descriptor, memoryview(content), 0)
-            its.sync(descriptor)
+            write_all(target, descriptor, memoryview(content), 0)
+            target.sync(descriptor)
         finally:
-            its.close(descriptor)
+            target.close(descriptor)
 
 
-def open_to_read(path: str, *, in_folder: bool = False) -> int:
-    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+class Folder(NamedTuple):
+    """A complete checkpoint: its step, and how often that step had been saved before."""
 
-    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    step: int
+    again: int
+
+    @property
+    def name(self) -> str:
+        """
+        >>> Folder(100, 0).name, Folder(7, 2).name
+        ('step-0000000100', 'step-0000000007.2')
+        """
+        return f"step-{self.step:010d}" + (f".{self.again}" if self.again else "")
+
+
+def complete_folders(names: Iterable[str]) -> list[Folder]:
+    """Return the complete checkpoints among the names in a folder, in ascending order.
+
+    >>> complete_folders(["step-0000000012", "step-0000000003.1", ".step-0000000099.ab", "notes"])
+    [Folder(step=3, again=1), Folder(step=12, again=0)]
     """
+    found = [match for name in names if (match := _COMPLETE.fullmatch(name))]
+    folders = [(Folder(int(match[1]), int(match[2] or 0)), match[0]) for match in found]
+    return sorted(folder for folder, name in folders if folder.name == name)
+
+
+def folders_in(path: str) -> list[Folder]:
+    """Return the complete checkpoints in a folder, in ascending order; none where there is no such folder."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
-    return descriptor
+        with os.scandir(path) as entries:
+            return complete_folders(entry.name for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
 
 
-def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
-    """Fill these, one after the other, with the bytes of a file from `offset` on; `EOFError` where it ends before."""
-    missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
-    if not missing:
-        return
-    for view in into:
-        while view:
-            count = os.preadv(descriptor, [view], offset)
-            if not count:
-                raise EOFError
-            view, offset = view[count:], offset + count
+def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
+    """Make the folder in which a checkpoint is written, and return its name.
+
+    Leftovers of killed jobs are removed: of that step, or of all steps with `tidy`.
+    """
+    target.make_folders(path)
+    for name in os.listdir(path):
+        if (match := _UNFINISHED.fullmatch(name)) and (tidy or int(match[1]) == step):
+            remove_folder(target, path, name)
+    unfinished = _unfinished(step)
+    target.make_folder(os.path.join(path, unfinished))
+    return unfinished
+
+
+def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None:
+    """Rename a folder to a complete checkpoint, for good, and remove the earlier checkpoints of its step."""
+    before = [folder.again for folder in complete_folders(os.listdir(path)) if folder.step == step]
+    folder = Folder(step, max(before, default=-1) + 1)
+    while True:
+        try:
+            target.rename(os.path.join(path, unfinished), os.path.join(path, folder.name))
+            break
+        except OSError as error:  # another job has just completed the same step
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            folder = Folder(step, folder.again + 1)
+    target.sync_folder(path)
+    with suppress(OSError):  # what can't be removed does no harm
+        for other in folders_in(path):
+            if other.step == step and other.again < folder.again:
+                remove_folder(target, path, other.name)
+
+
+def remove_folder(target: Disk, path: str, name: str) -> None:
+    """Remove a checkpoint, its name first; where that fails or is cut short, a later call does."""
+    (step,) = (int(match[1]) for form in (_COMPLETE, _UNFINISHED) if (match := form.fullmatch(name)))
+    gone = os.path.join(path, _unfinished(step))
+    with suppress(OSError):
+        target.rename(os.path.join(path, name), gone)
+        target.remove_folder(gone)
+
+
+@contextmanager
+def written_in(folder: str) -> Iterator[None]:
+    """Raise a sentence where the folder of a checkpoint, or a file in it, is gone while it is written."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename or folder}, which is being written, is not there on {this_host()}: another job that "
+            "saves to the same place has removed it, or `path` is not in a file system that all workers see."
+        ) from error
+
+
+def _unfinished(step: int) -> str:
+    return f".step-{step:010d}.{secrets.token_hex(4)}"

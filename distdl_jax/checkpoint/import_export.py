@@ -11,19 +11,15 @@ from typing import Any
 
 import jax
 
-from distdl_jax.checkpoint.agreement import checked_path, together
-from distdl_jax.checkpoint.contents import Leaves, Own, agree_on_contents
-from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all
-from distdl_jax.checkpoint.folders import written_in
-from distdl_jax.checkpoint.foreign_formats import ArrayInFile, arrays_in, some
-from distdl_jax.checkpoint.hyperslabs import runs
-from distdl_jax.checkpoint.layout import Form
-from distdl_jax.checkpoint.leaves import as_leaf, empty_block
-from distdl_jax.checkpoint.progress import Pause, together_for_long
-from distdl_jax.checkpoint.save import world_of_specs
-from distdl_jax.checkpoint.tensor_file import METADATA, Tensor, bytes_of, is_storable, laid_out
-from distdl_jax.checkpoint.writing import PIECE, UNSYNCED
+from distdl_jax.checkpoint.agreement import check_same, checked_path, together
+from distdl_jax.checkpoint.contents import Leaves, agree_on_contents, as_leaf, empty_block
+from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, written_in
+from distdl_jax.checkpoint.manifest import Form
+from distdl_jax.checkpoint.writing import UnfinishedFile, world_of_specs
 from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.formats.arrays import ArrayInFile, arrays_in, some
+from distdl_jax.formats.hyperslabs import Pause, runs
+from distdl_jax.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.spec_trees import is_spec, specs_by_path
 from distdl_jax.tensors import TensorSpec
@@ -37,8 +33,8 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     `tree[0]["bias"]` is `0.bias`. Complex numbers are pairs of floats, in one dimension more; random keys are their
     data.
 
-    **Arguments:** those of `dj.checkpoint.save`, but `path` is that of the file. A file that is there is replaced once
-    the new one is complete.
+    **Arguments:** as for `dj.checkpoint.save`, but `path` names the file. A file that is there is replaced once the new
+    one is complete.
 
     Collective over all workers of the world.
 
@@ -46,7 +42,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     name, or one a name that the format keeps for itself.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> specs = {"conv1": {"weight": dj.TensorSpec((3,), P)}}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     export(f"{folder}/net.safetensors", {"conv1": {"weight": jnp.arange(3)}}, specs)
@@ -55,53 +51,58 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     """
     world = world_of_specs(specs)
     names = {jax.tree_util.keystr(place): _name(place) for place, _ in jax.tree.leaves_with_path(tree)}
-    its = disk.get()
+    target = disk.get()
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> tuple[str, str, list[Tensor]]:
         path = given["path"]
         _check_names([leaf for leaf, _ in leaves], names)
         head, tensors, size = laid_out({names[leaf]: (form.dtype, form.shape) for leaf, form in leaves})
-        return path, _begin_file(its, path, head, size), [tensors[names[leaf]] for leaf, _ in leaves]
+        return path, _begin_file(target, path, head, size), [tensors[names[leaf]] for leaf, _ in leaves]
 
     (to, unfinished, tensors), own, _ = agree_on_contents(
         world, "the beginning of an export", tree, specs, lambda: {"path": checked_path(path)}, decide
     )
 
+    @contextmanager
+    def opened(pause: Pause = lambda: None) -> Iterator[UnfinishedFile]:
+        with written_in(unfinished), naming(unfinished):
+            descriptor = target.open(unfinished)
+            try:
+                file = UnfinishedFile(target, descriptor, pause)
+                yield file
+                file.sync()
+            finally:
+                target.close(descriptor)
+
     def write(pause: Pause) -> None:
         if not own:
             return
-        with opened() as descriptor:
+        with opened(pause) as file:
             for each in own:
-                _write(each, tensors[each.leaf], descriptor, pause)
+                data, tensor = bytes_of(each.block()), tensors[each.leaf]
+                length, starts = runs(each.form.shape, each.box)
+                nbytes = length * tensor.itemsize
+                for n, start in enumerate(starts):
+                    file.write(data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize)
 
-    def complete(told: Any) -> None:
+    def complete(_: Any) -> None:
         with opened():
-            pass  # its end is the sync of the header, too
+            pass  # the sync at its end is for the header
         with written_in(unfinished):
-            its.replace(unfinished, to)
-        its.sync_folder(os.path.dirname(to))
-
-    @contextmanager
-    def opened() -> Iterator[int]:
-        with written_in(unfinished), naming(unfinished):
-            descriptor = its.open(unfinished)
-            try:
-                yield descriptor
-                its.sync(descriptor)
-            finally:
-                its.close(descriptor)
+            target.replace(unfinished, to)
+        target.sync_folder(os.path.dirname(to))
 
     try:
-        together_for_long(world, f"the export to {to}", write, complete)
+        together(world, f"the export to {to}", write, complete)
     except Exception:
         if world.rank == 0:
             with suppress(OSError):
-                its.remove(unfinished)
+                target.remove(unfinished)
         raise
 
 
 def import_(path: str | os.PathLike[str], specs: Any) -> Any:
-    """This worker's blocks of the tensors in a safetensors, npz or npy file, of any program; each reads its own part.
+    """Return this worker's blocks of the tensors in a safetensors, npz or npy file; each reads its own part.
 
     **Arguments:**
 
@@ -123,53 +124,44 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
     structure = jax.tree.structure(specs, is_leaf=is_spec)
 
-    def alike(told: dict[int, str]) -> str:
-        for worker, theirs in told.items():
-            if theirs != told[0]:
-                raise PlanError(
-                    f"`path` must be the same on all workers, but is {told[0]} on worker 0, {theirs} on worker "
-                    f"{worker}."
-                )
-        return told[0]
+    def alike(given: dict[int, dict[str, str]]) -> str:
+        check_same(given)
+        return given[0]["path"]
 
-    file: str = together(world, "the beginning of an import", lambda: checked_path(path), alike)
-
-    def found() -> dict[str, ArrayInFile]:
-        arrays = arrays_in(file)
-        return {name: _found(file, arrays, name, spec) for name, spec in wanted if spec is not None}
-
+    file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, alike)
     leaves: list[Any] = []
 
     def read(pause: Pause) -> None:
-        arrays = found()
+        arrays = arrays_in(file)
+        found = {name: _found(file, arrays, name, spec) for name, spec in wanted if spec is not None}
         for name, spec in wanted:
-            leaves.append(None if spec is None else _block(arrays[name], name, spec, pause))
+            leaves.append(None if spec is None else _block(found[name], name, spec, pause))
 
-    together_for_long(world, f"the import from {file}", read)
+    together(world, f"the import from {file}", read)
     return jax.tree.unflatten(structure, leaves)
 
 
-def _begin_file(its: Disk, path: str, head: bytes, size: int) -> str:
-    """Make the file in which an export is written, of its length, and return its path; remove those of killed jobs."""
+def _begin_file(target: Disk, path: str, head: bytes, size: int) -> str:
+    """Make the file in which an export is written, and return its path; remove leftovers of killed jobs."""
     folder, file = os.path.split(path)
-    its.make_folders(folder)
+    target.make_folders(folder)
     form = re.compile(rf"\.{re.escape(file)}\.[0-9a-f]{{8}}")
     for name in filter(form.fullmatch, os.listdir(folder)):
         with suppress(OSError):
-            its.remove(os.path.join(folder, name))
+            target.remove(os.path.join(folder, name))
     unfinished = os.path.join(folder, f".{file}.{secrets.token_hex(4)}")
     try:
         with naming(unfinished):
-            descriptor = its.create(unfinished)
+            descriptor = target.create(unfinished)
             try:
-                write_all(its, descriptor, memoryview(head), 0)
+                write_all(target, descriptor, memoryview(head), 0)
                 if size > len(head):
-                    write_all(its, descriptor, memoryview(b"\0"), size - 1)
+                    write_all(target, descriptor, memoryview(b"\0"), size - 1)
             finally:
-                its.close(descriptor)
+                target.close(descriptor)
     except Exception:
         with suppress(OSError):
-            its.remove(unfinished)
+            target.remove(unfinished)
         raise
     return unfinished
 
@@ -189,24 +181,6 @@ def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
             raise InvalidArgumentError(
                 f"`tree{other}` and `tree{path}` would both be called {names[path]!r}; rename a key of `tree`."
             )
-
-
-def _write(own: Own, tensor: Tensor, descriptor: int, pause: Pause) -> None:
-    """Write a block at its places in the whole tensor."""
-    its = disk.get()
-    data = bytes_of(own.block())
-    length, starts = runs(own.form.shape, own.box)
-    nbytes = length * tensor.itemsize
-    unsynced = 0
-    for n, start in enumerate(starts):
-        run, offset = data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize
-        for done in range(0, nbytes, PIECE):
-            write_all(its, descriptor, run[done : done + PIECE], offset + done)
-            unsynced += min(PIECE, nbytes - done)
-            if unsynced >= UNSYNCED:
-                its.sync(descriptor)
-                unsynced = 0
-            pause()
 
 
 def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpec) -> ArrayInFile:

@@ -9,21 +9,19 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from distdl_jax.checkpoint.agreement import checked_path
-from distdl_jax.checkpoint.disk import Disk
-from distdl_jax.checkpoint.folders import folders_in, remove_folder
-from distdl_jax.checkpoint.progress import Pause, together_for_long
-from distdl_jax.checkpoint.restore import restore, steps
-from distdl_jax.checkpoint.save import not_saved, world_of_specs
-from distdl_jax.checkpoint.writing import Writing, begin
+from distdl_jax.checkpoint.agreement import checked_path, together
+from distdl_jax.checkpoint.disk import Disk, folders_in, remove_folder
+from distdl_jax.checkpoint.reading import restore, steps
+from distdl_jax.checkpoint.writing import Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.formats.hyperslabs import Pause
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.abort import end_the_job
 from distdl_jax.world import World
 
 LOOKS_EVERY = 0.25
-"""Seconds after which who waits for the thread looks whether it has gone on."""
+"""Seconds between two looks at the progress of the thread."""
 
 
 class Manager:
@@ -44,7 +42,7 @@ class Manager:
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> spec = dj.TensorSpec((3,), P)
     >>> with tempfile.TemporaryDirectory() as path, Manager(path, keep=2, keep_every=10) as manager:
     ...     for step in (10, 11, 12, 13):
@@ -87,24 +85,24 @@ class Manager:
         if writer is None or self._world is None:
             return
         try:
-            purpose = f"the end of the checkpoint of step {writer.step}"
-            together_for_long(self._world, purpose, writer.own_part, writer.completed)
+            label = f"the end of the checkpoint of step {writer.step}"
+            together(self._world, label, writer.own_part, writer.completed)
         except Exception as error:
             writer.cancel()
             raise not_saved(writer.step, error) from error
 
     def restore(self, specs: Any, step: int | None = None) -> Any:
-        """`dj.checkpoint.restore`, once what was saved before is on disk. Collective."""
+        """Call `dj.checkpoint.restore`, once what was saved before is on disk. Collective."""
         self.wait()
         return restore(self.path, specs, step)
 
     def steps(self) -> list[int]:
-        """The steps that are complete, once what was saved before is on disk. Collective."""
+        """Return the complete steps, once what was saved before is on disk. Collective."""
         self.wait()
         return steps(self.path)
 
     def latest_step(self) -> int | None:
-        """The last of them; None where there is none. Collective."""
+        """Return the last of the steps; None where there is none. Collective."""
         return max(self.steps(), default=None)
 
     def close(self) -> None:
@@ -134,16 +132,16 @@ class Manager:
         except Exception as error:
             end_the_job(f"{type(error).__name__}: {error}\n")
 
-    def _remove_old(self, its: Disk, step: int) -> None:
-        """Remove what need not be kept, after this step was saved."""
+    def _remove_old(self, target: Disk, step: int) -> None:
+        """Remove the checkpoints beyond `keep` and `keep_every`, after this step was saved."""
         if self.keep is None:
             return
         folders = folders_in(self.path)
         last = sorted({folder.step for folder in folders})[-self.keep :]
         for folder in folders:
-            is_kept = folder.step in (*last, step) or (self.keep_every and folder.step % self.keep_every == 0)
-            if not is_kept:
-                remove_folder(its, self.path, folder.name)
+            stays = folder.step in (*last, step) or (self.keep_every and folder.step % self.keep_every == 0)
+            if not stays:
+                remove_folder(target, self.path, folder.name)
 
 
 class _Writer:
@@ -194,7 +192,7 @@ class _Writer:
         if self._error is not None:
             raise self._error
 
-    def completed(self, told: Any) -> None:
+    def completed(self, _: Any) -> None:
         """On the first worker, when all files are on disk: wait until the checkpoint is complete."""
         self._thread.join()
         if self._error is not None:

@@ -1,7 +1,7 @@
-"""One checkpoint on its way to disk: planned by all workers together, written by each alone, completed by the first.
+"""Save a checkpoint: planned by all workers together, written by each alone, completed by the first.
 
-Between the first and the last step workers say what they have done in small files (notes) in the folder itself, so that
-a checkpoint can be written and completed in threads, which can't agree on anything.
+Between the first and the last step workers report in small files (notes) in the folder itself, so that a checkpoint can
+be written and completed in threads, which can't agree on anything.
 """
 
 from __future__ import annotations
@@ -13,31 +13,43 @@ from contextlib import suppress
 from threading import Event
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from distdl_jax.checkpoint.agreement import checked_path
-from distdl_jax.checkpoint.checksums import checksums, crc32
-from distdl_jax.checkpoint.contents import Leaves, Own, Placeholders, agree_on_contents
-from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, write_file
-from distdl_jax.checkpoint.folders import begin_folder, complete_folder, written_in
-from distdl_jax.checkpoint.layout import (
+from distdl_jax.checkpoint.agreement import checked_path, together
+from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
+from distdl_jax.checkpoint.disk import (
+    Disk,
+    begin_folder,
+    complete_folder,
+    disk,
+    naming,
+    write_all,
+    write_file,
+    written_in,
+)
+from distdl_jax.checkpoint.manifest import (
     CHECKSUMS,
     MANIFEST,
     Block,
     Checksums,
     Leaf,
     Manifest,
-    block_of,
+    block_from_json,
+    block_to_json,
+    checksums,
     chunk_of,
     chunks,
-    said_of,
+    crc32,
     worker_file,
     worker_note,
 )
-from distdl_jax.checkpoint.progress import Pause
-from distdl_jax.checkpoint.tensor_file import Tensor, bytes_of, laid_out
-from distdl_jax.errors import CheckpointError
+from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
+from distdl_jax.formats.hyperslabs import Pause
+from distdl_jax.formats.safetensors import bytes_of, laid_out
+from distdl_jax.partition import check_partitions
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.spec_trees import specs_by_path
 from distdl_jax.validation import checked_integer
 from distdl_jax.world import World
 
@@ -49,8 +61,7 @@ UNSYNCED = 2**28
 
 
 class Plan(NamedTuple):
-    """What all workers have agreed on: the leaves, by path and form, the folder of the run, the step, and the name of
-    the checkpoint's folder as long as it is written."""
+    """The agreement of all workers: the leaves, the folder of the run, the step, and the unfinished folder's name."""
 
     leaves: Leaves
     path: str
@@ -58,50 +69,107 @@ class Plan(NamedTuple):
     unfinished: str
 
 
-class _Unfinished:
-    """A file that is being written."""
+class UnfinishedFile:
+    """A file that is being written, by its descriptor."""
 
-    def __init__(self, its: Disk, path: str, size: int, pause: Pause) -> None:
-        self._disk, self._pause = its, pause
-        self._descriptor = its.create(path)
+    def __init__(self, target: Disk, descriptor: int, pause: Pause) -> None:
+        self._disk, self._descriptor, self._pause = target, descriptor, pause
         self._unsynced = 0
-        try:
-            its.reserve(self._descriptor, size)
-        except BaseException:
-            self.close()
-            raise
 
-    def write_block(self, block: np.ndarray[Any, Any], tensor: Tensor, chunk: int) -> list[int]:
-        """Write a block at its place; the checksums of its chunks."""
-        data, sums = bytes_of(block), list[int]()
+    def write(self, data: memoryview, offset: int, chunk: int | None = None) -> list[int]:
+        """Write in pieces, and sync where much has been written; return the checksums of chunks of `chunk` bytes."""
+        sums: list[int] = []
         for start in range(0, len(data), PIECE):
             piece = data[start : start + PIECE]
-            sums += checksums(piece, chunk)
-            self.write(piece, tensor.offset + start)
+            sums += checksums(piece, chunk) if chunk else []
+            write_all(self._disk, self._descriptor, piece, offset + start)
+            self._unsynced += len(piece)
+            if self._unsynced >= UNSYNCED:
+                self.sync()
+            self._pause()
         return sums
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write, and sync where much has been written since the last time."""
-        write_all(self._disk, self._descriptor, data, offset)
-        self._unsynced += len(data)
-        if self._unsynced >= UNSYNCED:
-            self.sync()
-        self._pause()
 
     def sync(self) -> None:
         """Return when all of it is on disk."""
         self._disk.sync(self._descriptor)
         self._unsynced = 0
 
-    def close(self) -> None:
-        """Close it."""
-        self._disk.close(self._descriptor)
+
+def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> None:
+    """Save the blocks of every leaf, each worker its own, as a checkpoint that any number of workers can read.
+
+    `dj.checkpoint.restore(path, specs)` reads it, on any other partition too. Complete or not there at all: it gets
+    its name, `path/step-0000000100`, once all of it is on disk, and whatever happens before leaves the checkpoints
+    of other steps, and an earlier one of the same step, as they are.
+
+    **Arguments:**
+
+    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made where it is missing.
+      All workers must see it: the file system is a shared one, where they are on several hosts.
+    - `tree`: this worker's pytree of blocks: parameters, an optimiser's state, running statistics, random keys (also
+      typed ones), numbers. Arrays of float16 to float64, bfloat16, complex64 and complex128, integers and booleans;
+      zero-volume arrays where this worker holds nothing.
+    - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`: of a random key it is that of the
+      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves out what is there. Of copies the first
+      is written, and they must be equal.
+    - `step`: 0 or more. A step that was saved before is replaced, once the new one is complete.
+
+    Collective over all workers of the world.
+
+    **Raises,** on all workers: `PlanError` where a block does not have the shape that its spec says, or the workers'
+    trees differ; `InvalidArgumentError` where a leaf has no spec, or a spec no leaf; `CheckpointError` where any of
+    them can't write (the disk is full, say), or another job has removed what is being written.
+
+    >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs = {"w": dj.TensorSpec((3,), P), "step": dj.TensorSpec((), P, replicated=True)}
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     save(path, {"w": jnp.arange(3.0), "step": 7}, specs, step=7)
+    ...     dj.checkpoint.restore(path, specs)["w"].tolist()
+    [0.0, 1.0, 2.0]
+    """
+    world = world_of_specs(specs)
+    finish(world, begin(path, step, tree, specs, world))
+
+
+def finish(world: World, writing: Writing) -> None:
+    """Write this worker's part of a checkpoint, and complete it. Collective in the world."""
+    label = f"the writing of the checkpoint of step {writing.step}"
+    try:
+        together(world, label, writing.write, lambda _: writing.complete())
+    except Exception as error:
+        if world.rank == 0:
+            writing.abandon()
+        raise not_saved(writing.step, error) from error
+
+
+def not_saved(step: int, error: Exception) -> Exception:
+    """Return the error that says that a checkpoint could not be written because of `error`."""
+    text = f"The checkpoint of step {step} could not be saved; those before it are as they were. {error}"
+    return type(error)(text) if isinstance(error, DistDLError) else error
+
+
+def world_of_specs(specs: Any) -> World:
+    """Return the world of the partitions of a pytree of specs.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` where one is no spec, or there is none.
+    """
+    partitions = {
+        f"the partition of specs{jax.tree_util.keystr(path)}": spec.partition
+        for path, spec in specs_by_path(specs).items()
+        if spec is not None
+    }
+    if not partitions:
+        raise InvalidArgumentError(f"`specs` (={specs!r}) must hold a TensorSpec at least.")
+    check_partitions(**partitions)
+    world: World = next(iter(partitions.values())).world
+    return world
 
 
 class Writing:
     """A checkpoint that this worker takes part in writing; made by `begin`."""
 
-    def __init__(self, world: World, plan: Plan, own: Sequence[Own], placeholders: Placeholders) -> None:
+    def __init__(self, world: World, plan: Plan, own: Sequence[OwnBlock], placeholders: Placeholders) -> None:
         self._world, self._plan, self._own = world, plan, list(own)
         self._placeholders = placeholders
         self.disk = disk.get()
@@ -109,7 +177,7 @@ class Writing:
 
     @property
     def step(self) -> int:
-        """Which step it is of."""
+        """The step of the checkpoint."""
         return self._plan.step
 
     def write(self, pause: Pause) -> None:
@@ -124,29 +192,31 @@ class Writing:
             note["placeholders"] = list(self._placeholders.items())
             name = os.path.join(self._folder, worker_note(self._world.rank))
             write_file(self.disk, name + ".part", json.dumps(note).encode())
-            self.disk.rename(name + ".part", name)  # who looks for it finds all of it
+            self.disk.rename(name + ".part", name)  # so that a reader finds all of it
 
     def _write_file(self, name: str, pause: Pause) -> dict[str, Any]:
         shapes = [box_shape(own.box) for own in self._own]
         names = [self._plan.leaves[own.leaf][0] for own in self._own]
         steps = [chunk_of(shape, own.itemsize) for own, shape in zip(self._own, shapes, strict=True)]
         counts = [chunks(own.nbytes, step) for own, step in zip(self._own, steps, strict=True)]
-        contents = {its: (own.form.dtype, shape) for its, own, shape in zip(names, self._own, shapes, strict=True)}
+        contents = {leaf: (own.form.dtype, shape) for leaf, own, shape in zip(names, self._own, shapes, strict=True)}
         head, tensors, size = laid_out(contents | {CHECKSUMS: ("uint32", (sum(counts),))})
         blocks = []
-        file = _Unfinished(self.disk, os.path.join(self._folder, name), size, pause)
+        descriptor = self.disk.create(os.path.join(self._folder, name))
         try:
+            self.disk.reserve(descriptor, size)
+            file = UnfinishedFile(self.disk, descriptor, pause)
             file.write(memoryview(head), 0)
             sums_at = tensors[CHECKSUMS].offset
-            for its, own, step, count in zip(names, self._own, steps, counts, strict=True):
-                sums = bytes_of(np.array(file.write_block(own.block(), tensors[its], step), "<u4"))
+            for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
+                sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
                 file.write(sums, sums_at)
-                block = Block(own.box, name, tensors[its].offset, step, Checksums(sums_at, crc32(sums)))
-                blocks.append({"leaf": own.leaf, **said_of(block)})
+                block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
+                blocks.append({"leaf": own.leaf, **block_to_json(block)})
                 sums_at += 4 * count
             file.sync()
         finally:
-            file.close()
+            self.disk.close(descriptor)
         return {"file": name, "bytes": size, "blocks": blocks}
 
     def _missing_notes(self) -> list[int]:
@@ -155,7 +225,7 @@ class Writing:
         return [worker for worker in range(self._world.size) if worker_note(worker) not in names]
 
     def complete(self) -> None:
-        """Make a complete checkpoint of what all workers have written; the first worker does that."""
+        """Make a complete checkpoint of what all workers have written, on the first worker."""
         with written_in(self._folder):
             manifest = self._manifest()
             for worker in range(self._world.size):
@@ -172,28 +242,28 @@ class Writing:
         placeholders: list[dict[int, tuple[int, ...]]] = [{} for _ in leaves]
         for worker in range(self._world.size):
             with open(os.path.join(self._folder, worker_note(worker)), "rb") as note:
-                said = json.load(note)
-            for leaf, shape in said["placeholders"]:
+                report = json.load(note)
+            for leaf, shape in report["placeholders"]:
                 placeholders[leaf][worker] = tuple(shape)
-            if said["file"] is None:
+            if report["file"] is None:
                 continue
-            files[said["file"]] = said["bytes"]
-            for each in said["blocks"]:
-                blocks[each.pop("leaf")].append(block_of(each))
-            if (found := os.stat(os.path.join(self._folder, said["file"])).st_size) != said["bytes"]:
-                raise CheckpointError(f"{said['file']} should have {said['bytes']} bytes, and has {found}.")
+            files[report["file"]] = report["bytes"]
+            for each in report["blocks"]:
+                blocks[each.pop("leaf")].append(block_from_json(each))
+            if (found := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
+                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, and has {found}.")
         return Manifest(
             self.step,
             files,
             tuple(
-                Leaf(path, form, tuple(its), shapes)
-                for (path, form), its, shapes in zip(leaves, blocks, placeholders, strict=True)
+                Leaf(path, form, tuple(of_leaf), shapes)
+                for (path, form), of_leaf, shapes in zip(leaves, blocks, placeholders, strict=True)
             ),
             self._world.size,
         )
 
     def wait_for_all(self, cancelled: Event) -> bool:
-        """Wait until all workers' files are on disk; False where that is no longer waited for."""
+        """Wait until all workers' files are on disk; return False where the wait was cancelled."""
         pause = 0.002
         while self._missing_notes():
             if cancelled.wait(pause):
@@ -202,7 +272,7 @@ class Writing:
         return True
 
     def abandon(self) -> None:
-        """Remove what there is of it, where that can be done."""
+        """Remove the folder, where that can be done."""
         with suppress(OSError):
             self.disk.remove_folder(self._folder)
 
@@ -210,10 +280,10 @@ class Writing:
 def begin(
     path: Any, step: Any, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
 ) -> Writing:
-    """The beginning of a checkpoint: what it is to hold, and its folder. Collective in the world.
+    """Begin a checkpoint: agree on its contents, and make its folder. Collective in the world.
 
-    `copied`: this worker's blocks are copied to the host, so that what happens to its arrays from then on does not
-    matter. `tidy`: what killed jobs have left in `path` is removed.
+    With `copied`, blocks are copied to the host, so that the arrays may change or go. With `tidy`, leftovers of killed
+    jobs in `path` are removed.
     """
 
     def arguments() -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.data.order import Order, Place
-from distdl_jax.data.reading import ArrayReader, BatchReader, RowReader, SampleReader
+from distdl_jax.data.reading import ArrayReader, BatchReader, Order, Place, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition
 from distdl_jax.spec_trees import specs_by_path
@@ -20,7 +19,7 @@ from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import check_key, checked_boolean, checked_integer
 
 _Read = Generator[tuple[Any, Place]]
-"""What reads batches: each with the place after it."""
+"""A reader of batches, each with the place after it."""
 
 
 def batches(
@@ -35,7 +34,7 @@ def batches(
     prefetch: int = 2,
     state: Mapping[str, Any] | None = None,
 ) -> Batches:
-    """An iterator over batches of samples: this worker's blocks of them, as JAX arrays.
+    """Return an iterator over batches of samples: this worker's blocks of them, as JAX arrays.
 
     **Arguments:**
 
@@ -66,7 +65,7 @@ def batches(
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` where the arguments don't fit.
 
     >>> import distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> [batch.tolist() for batch in batches(np.arange(10).reshape(5, 2), dj.TensorSpec((2,), P), 2)]
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
     """
@@ -109,12 +108,12 @@ class Batches:
 
     @property
     def state(self) -> dict[str, int]:
-        """Where it is: the next batch, whatever has been read ahead."""
+        """The place of the next batch, whatever has been read ahead."""
         return self._place._asdict()
 
     @staticmethod
     def state_spec(P: Partition) -> dict[str, TensorSpec]:
-        """The specs of `state`, for checkpoints of the workers of `P`."""
+        """Return the specs of `state`, for checkpoints of the workers of `P`."""
         return {name: TensorSpec((), P, replicated=True) for name in Place._fields}
 
     def __iter__(self) -> Batches:
@@ -125,7 +124,7 @@ class Batches:
         return jax.tree.map(jax.device_put, batch)
 
     def close(self) -> None:
-        """End it, and its thread."""
+        """End the iterator, and its thread."""
         if self._ahead is not None:
             self._ahead.close()
         else:
@@ -143,7 +142,7 @@ class Batches:
 
 
 def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None) -> _Read:
-    """The batches in this order, each with the place after it."""
+    """Yield the batches in this order, each with the place after it."""
     while epochs is None or place.epoch < epochs:
         rows = order.epoch(place.epoch)
         for number in range(place.batch, order.batches):
@@ -153,7 +152,7 @@ def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None) 
 
 
 def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Read:
-    """The batches that the source makes, each with the place after it."""
+    """Yield the batches that the source makes, each with the place after it."""
     while epochs is None or place.epoch < epochs:
         number = -1
         for number, batch in enumerate(reader.all_batches()):
@@ -165,7 +164,10 @@ def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Rea
 
 
 class _Ahead:
-    """A thread that reads ahead. What goes wrong in it is raised where its batch is asked for."""
+    """A daemon thread that reads ahead, so that a source that blocks does not keep the program from ending.
+
+    An error in it is raised where its batch is asked for.
+    """
 
     def __init__(self, read: Iterator[Any], count: int) -> None:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(count)
@@ -175,7 +177,7 @@ class _Ahead:
         threading.Thread(target=_fill_queue, args=work, name="batches read ahead", daemon=True).start()
 
     def next(self) -> Any:
-        """The next one."""
+        """Return the next batch."""
         if self._closed.is_set():
             raise StopIteration
         kind, value = self._end or self._queue.get()
@@ -191,11 +193,11 @@ class _Ahead:
         self._closed.set()
 
 
-def _fill_queue(read: Iterator[Any], its: queue.Queue[tuple[str, Any]], closed: threading.Event) -> None:
+def _fill_queue(read: Iterator[Any], batches: queue.Queue[tuple[str, Any]], closed: threading.Event) -> None:
     def put(what: tuple[str, Any]) -> None:
         while not closed.is_set():
             try:
-                its.put(what, timeout=0.1)
+                batches.put(what, timeout=0.1)
                 return
             except queue.Full:
                 pass
@@ -234,10 +236,11 @@ def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowRea
         arrays = structure.flatten_up_to(source)
     except ValueError:
         arrays = []
+    of_batches = structure, specs, halos, batch_size
     if arrays and all(isinstance(array, str | os.PathLike) or hasattr(array, "shape") for array in arrays):
-        return ArrayReader(structure, specs, halos, batch_size, arrays)
+        return ArrayReader(*of_batches, arrays=arrays)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return SampleReader(structure, specs, halos, batch_size, source)
+        return SampleReader(*of_batches, source=source)
     if isinstance(source, Iterable):
-        return BatchReader(structure, specs, halos, batch_size, source)
+        return BatchReader(*of_batches, source=source)
     raise InvalidTypeError(f"`source` (={source!r}) must be arrays like `spec`, a data set, or an iterable.")

@@ -1,24 +1,75 @@
-"""This worker's blocks of batches, from each kind of source."""
+"""This worker's blocks of batches, from each kind of source, and the order of the samples.
+
+The order depends on a key, an epoch and the number of samples alone, so it is the same on every worker.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from distdl_jax.data.order import runs_of
-from distdl_jax.data.sources import check_array, open_array, read, with_halo
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.formats.arrays import check_array, open_array, read, with_halo
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import is_numeric
+
+
+class Place(NamedTuple):
+    """The place of a run through the data: its epoch, and the next batch of it."""
+
+    epoch: int
+    batch: int
+
+
+class Order(NamedTuple):
+    """The order of `n` samples, in batches of `size`.
+
+    - `words`: the random key's 32-bit words; None for the order of the samples themselves.
+    - `drop_last`: whether an epoch ends before a batch that would be smaller.
+
+    >>> order = Order(5, 2, None, False)
+    >>> order.batches, order.rows(Place(0, 2)).tolist(), order.after(Place(0, 2))
+    (3, [4], Place(epoch=1, batch=0))
+    """
+
+    n: int
+    size: int
+    words: Sequence[int] | None
+    drop_last: bool
+
+    @property
+    def batches(self) -> int:
+        """The number of batches in an epoch."""
+        return self.n // self.size if self.drop_last else -(-self.n // self.size)
+
+    def epoch(self, epoch: int) -> np.ndarray[Any, Any]:
+        """Return the numbers of all samples in the order of an epoch.
+
+        Sorted by the raw numbers of a Philox generator, which numpy promises never to change.
+        """
+        if self.words is None:
+            return np.arange(self.n)
+        words = [*self.words, 0, 0, 0, 0][:4]
+        key = [words[0] | words[1] << 32, words[2] | words[3] << 32]
+        generator = np.random.Philox(counter=[0, 0, 0, epoch], key=np.array(key, np.uint64))
+        return np.argsort(generator.random_raw(self.n), kind="stable")
+
+    def rows(self, place: Place) -> np.ndarray[Any, Any]:
+        """Return the samples of one batch."""
+        return self.epoch(place.epoch)[place.batch * self.size : (place.batch + 1) * self.size]
+
+    def after(self, place: Place) -> Place:
+        """Return the place after a batch."""
+        return Place(place.epoch, place.batch + 1) if place.batch + 1 < self.batches else Place(place.epoch + 1, 0)
 
 
 class Reader:
-    """What batches come from: their structure, and for each of their tensors the spec and the halo."""
+    """The source of batches: their structure, and for each of their tensors the spec and the halo."""
 
     def __init__(
         self, structure: Any, specs: Sequence[TensorSpec], halos: Sequence[Any], batch_size: int | None
@@ -26,8 +77,8 @@ class Reader:
         self._structure, self._specs, self._halos, self._batch_size = structure, specs, halos, batch_size
 
     def _part(self, n: int, shape: Sequence[int], m: int) -> tuple[Box | None, tuple[int, ...]]:
-        """The box, with its halo, that this worker has of tensor `n` of a batch of `m` samples of `shape`; and the
-        shape of its placeholder, where it has none."""
+        """Return this worker's box, with its halo, of tensor `n` of a batch of `m` samples of `shape`, or None; and the
+        shape of its placeholder."""
         spec, halo = self._specs[n], self._halos[n]
         whole = (m, *shape)
         if len(spec.global_shape) == len(whole):
@@ -36,15 +87,15 @@ class Reader:
                 raise InvalidArgumentError(
                     f"`spec` says {spec.global_shape[0]} samples in a batch, but `batch_size` is {self._batch_size}."
                 )
-            its = TensorSpec(whole, spec.partition, spec.replicated)
-            return None if its.box is None else with_halo(its.box, halo, whole), its.zero_volume_shape
+            batch = TensorSpec(whole, spec.partition, spec.replicated)
+            return None if batch.box is None else with_halo(batch.box, halo, whole), batch.zero_volume_shape
         _check_shape(n, spec, spec.global_shape, shape)
         if spec.box is None:
             return None, (m, 0)
         return ((0, m), *with_halo(spec.box, halo, shape)), (m, 0)
 
     def _cut(self, n: int, batch: Any) -> np.ndarray[Any, Any]:
-        """This worker's block of a tensor of a whole batch."""
+        """Return this worker's block of a tensor of a whole batch."""
         batch = np.asarray(batch)
         box, nothing = self._part(n, batch.shape[1:], len(batch))
         if box is None:
@@ -69,29 +120,28 @@ def _check_shape(n: int, spec: TensorSpec, expected: Sequence[int], shape: Seque
 
 
 class RowReader(Reader, ABC):
-    """A source of `samples` samples, any of which a batch can be made of."""
+    """A source of `samples` samples, any of which may be in a batch."""
 
     samples: int
 
     @abstractmethod
     def batch(self, rows: np.ndarray[Any, Any]) -> Any:
-        """This worker's blocks of the batch of these samples."""
+        """Return this worker's blocks of the batch of these samples."""
 
 
 class ArrayReader(RowReader):
-    """From arrays with a sample in each row: only this worker's boxes are read."""
+    """Arrays with a sample in each row, of which only this worker's boxes are read."""
 
-    def __init__(
-        self, structure: Any, specs: Sequence[TensorSpec], halos: Sequence[Any], batch_size: int | None, arrays: Any
-    ) -> None:
-        super().__init__(structure, specs, halos, batch_size)
+    def __init__(self, *of_batches: Any, arrays: Sequence[Any]) -> None:
+        super().__init__(*of_batches)
         self._arrays = [open_array(array) if isinstance(array, str | os.PathLike) else array for array in arrays]
         for n, array in enumerate(self._arrays):
             check_array("source", array)
-            _check_dtype(array.dtype)
+            if not is_numeric(array.dtype):
+                raise InvalidTypeError(f"`source` must hold numbers, but has an array of dtype {array.dtype}.")
             if not array.shape:
                 raise InvalidArgumentError("`source` has an array without dimensions; it must have samples in rows.")
-            self._part(n, array.shape[1:], batch_size or 1)
+            self._part(n, array.shape[1:], self._batch_size or 1)
         lengths = {array.shape[0] for array in self._arrays}
         if len(lengths) > 1:
             raise InvalidArgumentError(
@@ -115,23 +165,11 @@ class ArrayReader(RowReader):
         return block
 
 
-def _check_dtype(dtype: Any) -> None:
-    """Refuse what JAX has no arrays of."""
-    try:
-        is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    except TypeError:  # another library's dtype
-        is_number = False
-    if not is_number:
-        raise InvalidTypeError(f"`source` must hold numbers, but has an array of dtype {dtype}.")
-
-
 class SampleReader(RowReader):
-    """From a data set of samples: they are loaded whole, and cut."""
+    """A data set of samples, which are loaded whole and cut."""
 
-    def __init__(
-        self, structure: Any, specs: Sequence[TensorSpec], halos: Sequence[Any], batch_size: int | None, source: Any
-    ) -> None:
-        super().__init__(structure, specs, halos, batch_size)
+    def __init__(self, *of_batches: Any, source: Any) -> None:
+        super().__init__(*of_batches)
         self._source = source
         self.samples = len(source)
 
@@ -156,16 +194,29 @@ def _stacked(rows: np.ndarray[Any, Any], samples: Sequence[np.ndarray[Any, Any]]
 
 
 class BatchReader(Reader):
-    """From an iterable over batches: they are made whole, and cut."""
+    """An iterable over batches, which are made whole and cut."""
 
-    def __init__(
-        self, structure: Any, specs: Sequence[TensorSpec], halos: Sequence[Any], batch_size: int | None, source: Any
-    ) -> None:
-        super().__init__(structure, specs, halos, batch_size)
+    def __init__(self, *of_batches: Any, source: Any) -> None:
+        super().__init__(*of_batches)
         self._source = source
 
     def all_batches(self) -> Iterator[Any]:
-        """This worker's blocks of all batches that the source makes."""
+        """Yield this worker's blocks of all batches that the source makes."""
         for batch in self._source:
             leaves = self._leaves(batch, "A batch of `source`")
             yield self._structure.unflatten([self._cut(n, leaf) for n, leaf in enumerate(leaves)])
+
+
+def runs_of(rows: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, slice]]:
+    """Yield the runs of consecutive numbers among the rows: first, last + 1, and their slice of the sorted rows.
+
+    >>> list(runs_of(np.array([7, 2, 3])))
+    [(2, 4, slice(0, 2, None)), (7, 8, slice(2, 3, None))]
+    """
+    ascending = np.sort(rows)
+    ends = [*(np.flatnonzero(np.diff(ascending) != 1) + 1).tolist(), len(ascending)]
+    begin = 0
+    for end in ends:
+        if end > begin:
+            yield int(ascending[begin]), int(ascending[end - 1]) + 1, slice(begin, end)
+        begin = end

@@ -1,47 +1,64 @@
-"""What a layer is: the contract that all layers satisfy, and that a layer of one's own has to.
+"""The contract that every layer satisfies, and the base classes of this library's layers.
 
     params = layer.init(key)  # this worker's blocks of the parameters
-    specs = layer.param_specs()  # a pytree like them: whose blocks of what they are
+    specs = layer.param_specs()  # a pytree like them: the global shape and the partition of each parameter
     plan = layer.plan(x)  # from the shapes and dtypes of all workers' x to those of all workers' y
     y = layer(params, x)  # this worker's block of the output
 
-A layer is an immutable, hashable value. It holds partitions and numbers, no arrays.
+A layer is an immutable, hashable value. It holds partitions and numbers, no arrays. A layer of the library says, beyond
+the contract, its `input_partition` and `output_partition`.
+
+To write a layer here: derive from `PartitionedLayer` (from `ParameterFreeLayer` where there is nothing to train), say
+`param_specs` and `init`, and plan in `_plan` how x moves, what each worker computes, and how y moves. The base class
+exchanges shapes while a program is traced, checks parameters, and runs the plan.
 """
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from dataclasses import fields
-from typing import Any, Protocol, TypeGuard, overload, runtime_checkable
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeGuard, overload, runtime_checkable
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.layer.output_specs import output_spec, partition_of_output
+from distdl_jax.layer.output_specs import spec_of_blocks
+from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partition import Partition
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.validation import check_key
+from distdl_jax.world import Workers
 
 
 @runtime_checkable
 class Layer(Protocol):
-    """The contract of a layer."""
+    """The contract of a layer.
+
+    A layer that leaves its output on another partition than its input may have the attributes `input_partition` and
+    `output_partition`, for networks around it.
+    """
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
-        """This worker's blocks of the initial parameters, zero-volume where it holds none.
+        """Return this worker's blocks of the initial parameters, zero-volume where it holds none.
 
         `key` is a JAX random key, the same on every worker. The global values are the same for one key whatever the
         partition. A layer without parameters has `{}`.
         """
 
     def param_specs(self) -> Any:
-        """The global shape and the partition of each parameter: a pytree like the parameters, of `TensorSpec`."""
+        """Return the global shape and the partition of each parameter: a pytree of `TensorSpec`."""
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """What the layer makes of what its workers hold: without a message, and the same on every worker.
+        """Plan what becomes of the workers' blocks: without a message, and the same on every worker.
 
         `x` has the shapes and dtypes of the blocks by world rank, of the layer's workers or of more, and `params` those
         of their parameters (default: as `param_specs` says, in x's dtype). The plan's `outputs` are what the layer's
@@ -49,7 +66,7 @@ class Layer(Protocol):
         """
 
     def __call__(self, params: Any, x: Array) -> Array:
-        """This worker's block of the output, from its blocks of the parameters and of the input.
+        """Return this worker's block of the output, from its blocks of the parameters and of the input.
 
         Collective among the workers of the layer's partitions. A worker outside them gets its `x` back.
         """
@@ -63,10 +80,10 @@ class StatefulLayer(Layer, Protocol):
     """
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> Any:
-        """This worker's part of the initial state: a pytree, zero-volume where it holds none."""
+        """Return this worker's part of the initial state: a pytree, zero-volume where it holds none."""
 
     def state_specs(self) -> Any:
-        """The global shape and the partition of each part of the state: a pytree like it, of `TensorSpec`."""
+        """Return the global shape and the partition of each part of the state: a pytree like it, of `TensorSpec`."""
 
 
 @runtime_checkable
@@ -79,17 +96,20 @@ class RandomLayer(Layer, Protocol):
 
 
 def keeps_state(layer: Any) -> TypeGuard[StatefulLayer]:
-    """Whether a layer is a `StatefulLayer`; one around another, which has the attributes of that, is if that is."""
+    """Say whether a layer is a `StatefulLayer`, as a wrapper is around one."""
+    # `isinstance` does not see what a wrapper looks up in its layer.
     return isinstance(layer, Layer) and hasattr(layer, "init_state") and hasattr(layer, "state_specs")
 
 
 def draws_numbers(layer: Any) -> TypeGuard[RandomLayer]:
-    """Whether a layer is a `RandomLayer` that draws random numbers; as `keeps_state`."""
+    """Say whether a layer is a `RandomLayer` that draws random numbers."""
     return isinstance(layer, Layer) and getattr(layer, "draws", False) is True
 
 
-def applied(layer: Layer, params: Any, x: Array, state: Any, training: bool, key: Array | None) -> tuple[Array, Any]:
-    """The output of any layer, and its state afterwards: None where `state` is."""
+def apply_layer(
+    layer: Layer, params: Any, x: Array, state: Any, training: bool, key: Array | None
+) -> tuple[Array, Any]:
+    """Return the output of any layer, and its state afterwards: None where `state` is."""
     options: dict[str, Any] = {}
     if draws_numbers(layer):
         options |= {"key": key, "training": training}
@@ -99,17 +119,184 @@ def applied(layer: Layer, params: Any, x: Array, state: Any, training: bool, key
     return (y, state) if options.get("state") is None else y
 
 
-class ParameterFreeLayer(Static):
+class Ends(NamedTuple):
+    """The partitions that a layer certainly takes its input from, and leaves its output on; None where that is open."""
+
+    P_x: Partition | None = None
+    P_y: Partition | None = None
+
+
+def ends_of(layer: Any) -> Ends:
+    """Return what is certain of a layer's partitions: nothing of functions, and of layers from elsewhere."""
+    return layer._ends if isinstance(layer, BaseLayer) else Ends()
+
+
+class BaseLayer(Static):
+    """The base of all layers and networks of this library."""
+
+    @property
+    @abstractmethod
+    def input_partition(self) -> Partition | None:
+        """The partition of the input. None for a network of functions alone."""
+
+    @property
+    @abstractmethod
+    def output_partition(self) -> Partition | None:
+        """The partition of the output. None for a network of functions alone."""
+
+    @property
+    def _ends(self) -> Ends:
+        return Ends(self.input_partition, self.output_partition)
+
+    @property
+    def takes_indices(self) -> bool:
+        """Whether the input holds integers and nothing else."""
+        return False
+
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        """The dimensions of the output's partition along which workers hold copies."""
+        return ()
+
+    @abstractmethod
+    def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
+        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """Return the `TensorSpec` of the output, from that of the input; nothing moves.
+
+        **Raises:** `InvalidArgumentError` where `x_spec` is not on the partition of the input, `PlanError` where x does
+        not fit, or no spec describes the output's blocks.
+        """
+        check_spec(x_spec, "x_spec")
+        P_x = self._expected_partition or x_spec.partition
+        if x_spec.replicated or (x_spec.partition.ranks, x_spec.partition.shape) != (P_x.ranks, P_x.shape):
+            raise InvalidArgumentError(
+                f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {P_x.describe()}, and without copies."
+            )
+        dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # shapes don't depend on it
+        x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
+        return spec_of_blocks(repr(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
+
+    @property
+    def _expected_partition(self) -> Partition | None:
+        """The partition that x has to be on; None where the first layer of a network says so."""
+        return None
+
+
+class PartitionedLayer(BaseLayer):
+    """The base of layers of one movement, one local computation and one movement, from P_x to P_y (default: P_x)."""
+
+    P_x: Partition
+
+    @property
+    def input_partition(self) -> Partition:
+        """The partition of the input, P_x."""
+        return self.P_x
+
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output: P_y where the layer has one, else P_x."""
+        return self.P_x
+
+    @property
+    def _expected_partition(self) -> Partition:
+        return self.input_partition
+
+    @property
+    def _ends(self) -> Ends:
+        return Ends(self.input_partition, None if self._copied else self.output_partition)
+
+    @cached_property
+    def _team(self) -> Workers:
+        """The world ranks of the workers that take part, ascending."""
+        return tuple(sorted({*self.input_partition.ranks, *self.output_partition.ranks}))
+
+    @abstractmethod
+    def param_specs(self) -> Any:
+        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
+
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Any:
+        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
+
+        **Arguments:**
+
+        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
+        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
+
+        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
+        have.
+
+        **Raises:** `PlanError` where x or a parameter does not fit.
+        """
+        return self._plan(*self._checked(x, params))
+
+    def _checked(
+        self, x: ShapeDtypes, params: ParamShapeDtypes | None
+    ) -> tuple[dict[int, ShapeDtype], ParamShapeDtypes]:
+        """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
+        x, specs = taking_part(x, self._team), self.param_specs()
+        if params is None:
+            params = spec_shapes(specs, self._team, self._param_dtype(x))
+        check_params(params, specs)
+        return x, params
+
+    def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
+        """Return the dtype of parameters that nobody gives, beside an input of these shapes and dtypes."""
+        return x[self.input_partition.ranks[0]].dtype
+
+    @abstractmethod
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> Any:
+        """Plan from what `_checked` returns."""
+
+    def __call__(self, params: Any, x: Array) -> Array:
+        """Apply the layer.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block on the partition of the input, perhaps empty; elsewhere a zero-volume array.
+
+        **Returns:** this worker's block on the partition of the output; elsewhere a zero-volume array. Workers outside
+        all partitions of the layer get `x`.
+
+        **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
+        """
+        if self.input_partition.world.rank not in self._team:
+            return x
+        with jax.named_scope(type(self).__name__):
+            params = unboxed(params)
+            return self._run(self._agree_on_plan(params, x), params, x)
+
+    apply = __call__
+
+    def _agree_on_plan(self, params: Any, x: Array) -> Any:
+        """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
+        x_shapes, shapes, _ = self._agree_on_shapes(params, x)
+        return self.plan(x_shapes, shapes)
+
+    def _agree_on_shapes(self, params: Any, x: Array, *choose: Any) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
+        """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""
+        world = self.input_partition.world
+        return agree_on_shapes(world, self._team, describe(self), self.param_specs(), params, x, *choose)
+
+    def _run(self, plan: Any, params: Any, x: Array) -> Array:
+        """Return this worker's block of the output, by `plan`."""
+        y: Array = plan.run(self.input_partition.world, params, x)
+        return y
+
+
+class ParameterFreeLayer(PartitionedLayer):
     """The base of layers without parameters: called with the input alone, or with `{}` in front like the others."""
 
-    __slots__ = ()
-
     def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
-        """No parameters: the empty dictionary."""
+        """Return the empty dictionary: there are no parameters."""
+        if key is not None:
+            check_key("key", key)
         return {}
 
     def param_specs(self) -> dict[str, Any]:
-        """No parameters: the empty dictionary."""
+        """Return the empty dictionary: there are no parameters."""
         return {}
 
     @overload
@@ -117,7 +304,7 @@ class ParameterFreeLayer(Static):
     @overload
     def __call__(self, params: dict[str, Array], x: Array, /) -> Array: ...
     def __call__(self, *args: Any) -> Array:
-        """This worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
+        """Return this worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
         if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
             raise InvalidArgumentError(
                 f"`params` (={args[0]!r}) must be {{}}: {type(self).__name__} has no parameters. Give it the input "
@@ -128,34 +315,21 @@ class ParameterFreeLayer(Static):
         return self._apply(args[-1])
 
     def apply(self, params: dict[str, Array], x: Array) -> Array:
-        """The layer with its (empty) parameters in front, like the layers that have some."""
+        """Apply the layer with its (empty) parameters in front, like the layers that have some."""
         return self(params, x)
 
-    @abstractmethod
-    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
-        """What the layer makes of what its workers hold; see `Layer.plan`."""
-
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, from that of the input; nothing moves.
-
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on the layer's P_x, `PlanError` where x does not fit,
-        or no spec describes the output's blocks.
-        """
-        check_spec(x_spec, "x_spec")
-        return output_spec(self, x_spec, partition_of_output((self,), x_spec.partition), self._copied)
-
-    @property
-    def _copied(self) -> tuple[int, ...]:
-        """The dimensions of the output's partition along which workers hold copies."""
-        return ()
-
-    @abstractmethod
     def _apply(self, x: Array) -> Array:
-        """This worker's block of the output."""
+        """Return this worker's block of the output."""
+        return super().__call__({}, x)
+
+    def _run(self, plan: Any, params: Any, x: Array) -> Array:
+        y: Array = plan.run(self.input_partition.world, x)
+        return y
 
 
-def purpose_of(layer: Any) -> str:
-    """A layer, a dataclass, in words that are the same on every worker."""
+def describe(layer: Any) -> str:
+    """Describe a layer, a dataclass, in words that are the same on every worker."""
     values = ((field.name, getattr(layer, field.name)) for field in fields(layer))
     shown = (f"{name}={value.describe() if isinstance(value, Partition) else repr(value)}" for name, value in values)
-    return f"{type(layer).__name__}({', '.join(shown)})"
+    # The address of a function differs between workers.
+    return re.sub(" at 0x[0-9a-f]+", "", f"{type(layer).__name__}({', '.join(shown)})")

@@ -20,10 +20,11 @@ from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
-from distdl_jax.primitives.replication import plan_broadcast
+from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
@@ -81,7 +82,7 @@ class ParameterPartitions:
         return np.moveaxis(np.arange(self.work.size).reshape(shape), 0, 2).reshape(p_out, p_in, -1)
 
     def _partition(self, ranks: np.ndarray, shape: list[int]) -> Partition:
-        return self.work.create_partition_inclusive(ranks.ravel().tolist()).create_cartesian_topology_partition(shape)
+        return self.work.grid(shape, ranks.ravel().tolist())
 
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
         """How the parameters get to the workers of `work`, from what all workers of the layer hold of them.
@@ -237,6 +238,19 @@ def _argument(name: str, specs: Specs) -> str:
         return f'params["{name}"]'
     of, *entry = name.split(".", 1)
     return f'{of}["{entry[0]}"]' if entry else name
+
+
+def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, ReplicatedPlan]:
+    """Plan the use of parameters of which workers hold copies, as `specs` say: their gradients are summed."""
+    return {
+        name: plan_replicated(
+            {worker: shapes[name] for worker, shapes in params.items()},
+            spec.partition,
+            spec.replicated,
+            f'params["{name}"]',
+        )
+        for name, spec in specs.items()
+    }
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:

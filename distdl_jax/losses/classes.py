@@ -21,9 +21,10 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.argmax import argmax_of
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_integer, is_real
 
@@ -44,7 +45,7 @@ class LossOverClasses(Loss):
         """The workers that hold the first of the classes."""
         P = self.P_x
         ranks = [rank for rank in range(P.size) if index_of(rank, P.shape)[1] == 0]
-        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition((P.shape[0], 1, *P.shape[2:]))
+        return P.grid((P.shape[0], 1, *P.shape[2:]), ranks)
 
     @property
     def _rank(self) -> int:
@@ -110,7 +111,7 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     worker of P_x, where blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> round(float(DistributedCrossEntropyLoss(P)(jnp.zeros((5, 4)), jnp.arange(5) % 4)), 4)
     1.3863
 
@@ -234,7 +235,7 @@ class DistributedAccuracy(LossOverClasses):
     labels. It has no derivative.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(DistributedAccuracy(P)(jnp.eye(4), jnp.array([0, 1, 2, 0])))
     0.75
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.layer import describe
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -108,7 +107,7 @@ class Loss(Static):
 
     def _exchanged(self, prediction: Array, target: Array) -> Pair:
         """Exchange the shapes and dtypes of all workers of P_x."""
-        purpose = re.sub(" at 0x[0-9a-f]+", "", purpose_of(self))  # a function's address differs between workers
+        purpose = describe(self)
         arrays = {"prediction": prediction, "target": target}
         shapes = exchange_named_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), purpose, arrays)
         predictions, targets = ({worker: each[name] for worker, each in shapes.items()} for name in arrays)
@@ -183,7 +182,7 @@ class DistributedMSELoss(Loss):
     """The squared error (x - t)^2: `DistributedLoss`, PyTorch's MSELoss.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(DistributedMSELoss(P)(jnp.ones((2, 3)), jnp.zeros((2, 3))))
     1.0
     """

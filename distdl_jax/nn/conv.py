@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
-from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
 from distdl_jax.kernels.conv_algorithms import Forms
 from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
 from distdl_jax.kernels.convolution import Choose, LocalConvolution, in_equal_forms
 from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.output_specs import output_spec
-from distdl_jax.layer.parameters import (
-    ParameterPartitions,
-    Params,
-    ParamShapeDtypes,
-    agree_on_shapes,
-    check_params,
-    spec_shapes,
-    unboxed,
-)
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
+from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
 from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.primitives.broadcast import plan_broadcast
+from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import Padding, Sizes, is_integer
 
 
 @dataclass(frozen=True, init=False)
-class DistributedConv(Static):
+class DistributedConv(WeightedLayer):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
     Forward and gradients are block for block those of the sequential layer, for every argument that is accepted.
@@ -151,9 +137,19 @@ class DistributedConv(Static):
     def _partitions(self) -> ConvPartitions:
         return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
 
-    @cached_property
-    def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._partitions.work, self.sharded)
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output: P_y where it is given, else P_x."""
+        return self.P_y or self.P_x
+
+    @property
+    def _work(self) -> Partition:
+        return self._partitions.work
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @property
     def _windows(self) -> WindowSpec:
@@ -164,97 +160,33 @@ class DistributedConv(Static):
         """The algorithm that the partitions ask for."""
         return self._partitions.kind
 
-    def init(
-        self,
-        key: Array,
-        dtype: DTypeLike = jnp.float32,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ) -> Params:
-        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
+    def _agree_on_plan(self, params: Params, x: Array) -> ProductPlan:
+        # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
+        choose = partial(self._choose_here, self.P_x.world.may_measure)
+        x_shapes, shapes, algorithms = self._agree_on_shapes(params, x, choose)
+        return self.plan(x_shapes, shapes, chosen_unseen if algorithms is None else lambda _: algorithms)
 
-        **Arguments:**
-
-        - `key`: a JAX random key, the same on every worker.
-        - `dtype`: of the parameters.
-        - `weight_init`, `bias_init`: functions of (key, global shape, dtype) like those of `jax.nn.initializers`; the
-          weight is n_co x n_ci/groups x kernel, so pass `in_axis=1, out_axis=0` to those that count fans. Default:
-          uniform in ±1/sqrt(fan_in) with fan_in = n_ci/groups * prod(kernel), as in PyTorch.
-
-        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
-        """
-        default = UniformFanIn(self.in_channels // self.groups * math.prod(self.kernel_size))
-        initializers = {"weight": weight_init or default, "bias": bias_init or default}
-        return initialize_params(self.param_specs(), key, dtype, initializers)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: a pytree like the parameters."""
-        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        specs = {"weight": TensorSpec(shape, self._parameters.weight)}
-        if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._parameters.bias)
-        return specs
-
-    def __call__(self, params: Params, x: Array) -> Array:
-        """Apply the layer.
-
-        **Arguments:**
-
-        - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x; a zero-volume array elsewhere.
-
-        **Returns:** this worker's block on P_y (P_x where P_y is not given); elsewhere a zero-volume array.
-        """
-        world, team = self.P_x.world, self._partitions.team
-        if world.rank not in team:
-            return x
-        with jax.named_scope(type(self).__name__):
-            params = unboxed(params)
-            # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
-            choose = partial(self._forms_here, world.may_measure)
-            of_x, held, forms = agree_on_shapes(world, team, repr(self), self.param_specs(), params, x, choose)
-            plan = self.plan(of_x, held, chosen_unseen if forms is None else lambda _: forms)
-            return plan.run(world, params, x)
-
-    apply = __call__
-
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, on P_y (P_x where that is not given), from that of the input; nothing moves.
-
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
-        """
-        return output_spec(self, x_spec, self.P_y or self.P_x)
-
-    def _forms_here(self, may_measure: bool, x: ShapeDtypes, params: ParamShapeDtypes) -> Forms | None:
-        """The forms in which all workers compute, by what is known of this one's machine; None where x does not fit."""
+    def _choose_here(self, may_measure: bool, x: ShapeDtypes, params: ParamShapeDtypes) -> Forms | None:
+        """Choose the algorithms for all workers, by what is known of this machine; None where x does not fit."""
         try:
             plan = self.plan(x, params, partial(chosen_here, may_measure=may_measure))
         except DistDLError:
-            return None  # which all workers find
+            return None  # all workers will raise it
         kinds = (LocalConvolution, LocalTransposedConvolution)
         return next((local.forms for local in plan.local.values() if isinstance(local, kinds)), None)
 
     def plan(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
     ) -> ProductPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
-        **Arguments:**
-
-        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
-        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
-        - `choose`: the forms in which all workers compute, from what the one computes that has most to compute.
-
-        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
-        have.
-
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        Arguments, result and errors are as in `DistributedLinear.plan`. `choose` returns the algorithms for all
+        workers, from the local convolution of the worker that has most to compute.
         """
-        parts, specs = self._partitions, self.param_specs()
-        x = taking_part(x, parts.team)
-        params = spec_shapes(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
-        check_params(params, specs)
+        return self._plan(*self._checked(x, params), choose)
+
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes, choose: Choose = chosen_unseen) -> ProductPlan:
+        parts = self._partitions
         fetch = plan_windows(x, self.P_x, self._windows)
         self._check_channels(fetch.movement.halos.owned)
         fetched = fetch.after(x)
@@ -268,16 +200,16 @@ class DistributedConv(Static):
         return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 
     def _check_channels(self, owned: ProductGrid) -> None:
-        held = tuple(stop - start for start, stop in owned.ranges[1])
+        found = tuple(stop - start for start, stop in owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
-        if held != expected:
+        if found != expected:
             raise PlanError(
-                f"`x` has {held} channels on the workers along the channels, but {self.in_channels} channels balanced "
+                f"`x` has {found} channels on the workers along the channels, but {self.in_channels} channels balanced "
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
 
     def _local(self, fetch: WindowsPlan) -> dict[int, LocalConvolution]:
-        """The product of each worker that convolves."""
+        """Return the product of each worker that convolves."""
         work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
         rows = balanced_sizes(self.out_channels, p_co)
         columns = balanced_sizes(self.in_channels // self.groups, p_ci)
@@ -297,7 +229,7 @@ class DistributedConv(Static):
         return local
 
     def _own_groups(self, i: int, j: int) -> tuple[Range, int]:
-        """Which channels of its copy of x the worker at (i, j) along the channels reads, and their number of groups."""
+        """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
         p_co, p_x = self._partitions.channels[0], self.P_x.shape[1]
         if self.groups == 1:
             return (0, balanced_sizes(self.in_channels, p_x)[j]), 1

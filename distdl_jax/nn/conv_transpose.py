@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jax import Array
-from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.kernels.algorithm_choice import chosen_unseen
 from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
 from distdl_jax.kernels.convolution import Choose, in_equal_forms
 from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.parameters import ParameterPartitions, Params, ParamShapeDtypes, check_params, spec_shapes
+from distdl_jax.layer.parameters import ParameterPartitions, ParamShapeDtypes
 from distdl_jax.nn.conv import DistributedConv
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
 from distdl_jax.plans.halos import Halos
 from distdl_jax.primitives.block_checks import owned_grid
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import Padding, Sizes, is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
@@ -110,48 +106,19 @@ class DistributedConvTranspose(DistributedConv):
             )
         vars(self).update(output_padding=tuple(map(int, given)))
 
-    def init(
-        self,
-        key: Array,
-        dtype: DTypeLike = np.float32,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ) -> Params:
-        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
-
-        As in the convolutions; the weight is n_ci x n_co/groups x kernel. Default: uniform in ±1/sqrt(fan) with
-        fan = n_co/groups * prod(kernel), as in PyTorch.
-        """
-        default = UniformFanIn(self.out_channels // self.groups * math.prod(self.kernel_size))
-        initializers = {"weight": weight_init or default, "bias": bias_init or default}
-        return initialize_params(self.param_specs(), key, dtype, initializers)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: a pytree like the parameters."""
-        shape = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
-        specs = {"weight": TensorSpec(shape, self._parameters.weight)}
-        if self.bias:
-            specs["bias"] = TensorSpec((self.out_channels,), self._parameters.bias)
-        return specs
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @cached_property
     def _parameters(self) -> ParameterPartitions:
         # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def plan(
-        self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
-    ) -> ProductPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
-
-        Arguments and errors as in the convolutions. `choose` is asked for the forms of the ordinary convolution that it
-        is; where a dimension has a stride and a dilation, it has nothing to choose from.
-        """
-        parts, specs = self._partitions, self.param_specs()
-        x = taking_part(x, parts.team)
-        params = spec_shapes(specs, parts.team, x[self.P_x.ranks[0]].dtype) if params is None else params
-        check_params(params, specs)
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes, choose: Choose = chosen_unseen) -> ProductPlan:
+        # The algorithms are those of the ordinary convolution that it is; with stride and dilation there is no choice.
+        parts = self._partitions
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
         outputs, inputs = self._ranges(owned)
@@ -162,13 +129,13 @@ class DistributedConvTranspose(DistributedConv):
         local = self._transposed(outputs, inputs)
         copies = to_work.after(fetched)
         parts_of_y = products(copies, of_params, local)
-        if all(its.is_by_phases for its in local.values()):
+        if all(product.is_by_phases for product in local.values()):
             local = in_equal_forms(local, copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
         return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
-        """Per feature dimension and worker along it: the outputs that it computes, and the inputs that they read."""
+        """Return, per feature dimension and worker along it, the ranges of its outputs and of the inputs they read."""
         outputs, inputs = [], []
         along = zip(self.kernel_size, self.stride, self.dilation, self.padding, self.output_padding, strict=True)
         for d, (k, s, dilation, (low, high), extra) in enumerate(along):
@@ -187,7 +154,7 @@ class DistributedConvTranspose(DistributedConv):
         return tuple(outputs), tuple(inputs)
 
     def _transposed(self, outputs: Ranges, inputs: Ranges) -> dict[int, LocalTransposedConvolution]:
-        """The product of each worker that multiplies."""
+        """Return the product of each worker that multiplies."""
         work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
         local = {}
         for rank, worker in enumerate(work.ranks):

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
-from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved, taking_part
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved
 from distdl_jax.random import standard_uniform
 from distdl_jax.validation import check_key, checked_boolean, is_real
 
@@ -42,7 +41,7 @@ class Dropout(ParameterFreeLayer):
     key in training; `PlanError`, on every worker of P_x, where x holds integers.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> float(Dropout(P, 0.5)(jax.numpy.ones((40, 50)), key=jax.random.key(0)).max())
     2.0
 
@@ -65,12 +64,11 @@ class Dropout(ParameterFreeLayer):
         """Whether it draws random numbers in training."""
         return self.p > 0
 
-    def plan(self, x: ShapeDtypes, params: object = None) -> Plan:
-        """What the layer makes of what the workers of P_x hold: shapes and dtypes stay."""
-        return Unmoved(taking_part(x, self.P_x.ranks))
+    def _plan(self, x: ShapeDtypes, params: object) -> Plan:
+        return Unmoved(x)
 
     def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
-        """This worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
+        """Return this worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
         x = super().__call__(*args)
         training = checked_boolean("training", training)
         if not training or not self.draws:
@@ -81,11 +79,10 @@ class Dropout(ParameterFreeLayer):
         if self.P_x.rank is None:
             return x
         with jax.named_scope("Dropout"):
-            team = tuple(sorted(self.P_x.ranks))
-            held = exchange_shapes(self.P_x.world, team, purpose_of(self), x)
-            if not jnp.issubdtype(dtype := common_dtype("x", held, self.P_x.ranks), jnp.inexact):
+            blocks, _, _ = self._agree_on_shapes({}, x)
+            if not jnp.issubdtype(dtype := common_dtype("x", blocks, self.P_x.ranks), jnp.inexact):
                 raise PlanError(f"`x` must hold floating-point numbers, but is {dtype}.")
-            grid = owned_grid("x", self.P_x, held)
+            grid = owned_grid("x", self.P_x, blocks)
             shape, box = grid.extent, grid.box(self.P_x.rank)
             if self.channels:
                 rest = len(shape) - 2

@@ -13,15 +13,15 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.matmul_plan import ProductPlan
-from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.nn import conv
+from distdl_jax.nn.network import params_of_part
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.spectral import spectral_conv
 from distdl_jax.spectral.spectral_conv import SpectralPlan
-from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
@@ -41,13 +41,13 @@ class FNOBlockPlan(Plan):
         return self.spectral.workers
 
     def output(self, worker: int) -> ShapeDtype:
-        held = self.spectral.output(worker)
-        other = self.pointwise.output(worker) if worker in self.pointwise.workers else held
-        return ShapeDtype(held.shape, jnp.promote_types(held.dtype, other.dtype))
+        y = self.spectral.output(worker)
+        other = self.pointwise.output(worker) if worker in self.pointwise.workers else y
+        return ShapeDtype(y.shape, jnp.promote_types(y.dtype, other.dtype))
 
 
 @dataclass(frozen=True, init=False)
-class DistributedFNOBlock(Static):
+class DistributedFNOBlock(PartitionedLayer):
     """A layer of a Fourier neural operator: activation(spectral convolution of x + linear map of x's channels).
 
     x is n_b x n_in x features on P_x, 1 to 3 feature dimensions, of which batch and features may be split, in balanced
@@ -62,7 +62,7 @@ class DistributedFNOBlock(Static):
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or channels are split.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> block = DistributedFNOBlock(P, in_channels=2, out_channels=3, modes=2)
     >>> block(block.init(jax.random.key(0)), jax.numpy.ones((5, 2, 8))).shape
     (5, 3, 8)
@@ -108,33 +108,22 @@ class DistributedFNOBlock(Static):
         }
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """This worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
+        """Return this worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
         check_key("key", key)
         layers = self._layers
         return {name: layers[name].init(k, dtype) for name, k in zip(layers, jax.random.split(key), strict=True)}
 
     def param_specs(self) -> dict[str, dict[str, TensorSpec]]:
-        """The global shape and the partition of each parameter."""
+        """Return the global shape and the partition of each parameter."""
         return {name: layer.param_specs() for name, layer in self._layers.items()}
 
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, on P_x, from that of the input; nothing moves.
-
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
-        """
-        return output_spec(self, x_spec, self.P_x)
-
     def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> FNOBlockPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
         **Raises:** `PlanError` where x or a parameter does not fit.
         """
-
-        def planned(name: str) -> Any:
-            its = None if params is None else {worker: held[name] for worker, held in params.items()}
-            return self._layers[name].plan(x, its)
-
-        plan = FNOBlockPlan(planned("spectral"), planned("pointwise"))
+        plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._layers.items()}
+        plan = FNOBlockPlan(**plans)
         for worker in self.P_x.ranks:
             shape, other = plan.spectral.output(worker).shape, plan.pointwise.output(worker).shape
             if shape != other:

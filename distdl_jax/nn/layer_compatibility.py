@@ -1,7 +1,7 @@
-"""Whether layers that follow each other fit: where one leaves its output, and where the next takes its input from.
+"""Check of layers that follow each other: the partition of an output against the partition of the next input.
 
-Only what is known for sure is refused: of this library's layers, and of the functions of `jax.nn`, which leave blocks
-where they are. Any other function may turn dimensions, or move data itself.
+Only what is certain is refused: between layers of this library, and functions of `jax.nn`, which leave blocks where
+they are. Any other function may turn dimensions, or move data itself.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from typing import Any, NamedTuple
 import jax
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.output_specs import partition_of_output
+from distdl_jax.layer.layer import Ends, ends_of
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import shape_text
 
 
-class Ends(NamedTuple):
-    """Where layers take their input from, and where they leave their output; None where that is not known."""
-
-    P_x: Partition | None = None
-    P_y: Partition | None = None
-
-
 class Seam(NamedTuple):
-    """Where a layer's input comes from: the one before leaves it on `P_y`, and layer `place` takes it from `P_x`."""
+    """The place in front of a layer: the layer before leaves its output on `P_y`, layer `place` takes it from `P_x`."""
 
     place: int
     layer: Any
@@ -42,24 +35,14 @@ class Seam(NamedTuple):
         return set(self.P_y.ranks) - set(self.P_x.ranks)
 
 
-def partition_of_input(layers: Sequence[Any]) -> Partition | None:
-    """The P_x of the first layer that has one."""
-    for layer in layers:
-        inner = getattr(layer, "layers", None)
-        P = partition_of_input(inner) if inner else getattr(layer, "P_x", None)
-        if P is not None:
-            return P
-    return None
-
-
 def in_equal_blocks(P: Partition, other: Partition) -> bool:
-    """Whether each worker has the same block of a tensor on both; dimensions that are not cut may be missing."""
+    """Say whether each worker has the same block of a tensor on both; dimensions that are not cut may be missing."""
     alike = P.shape == other.shape if P.dim == other.dim else _cut(P) == _cut(other)
     return P.ranks == other.ranks and alike
 
 
 def rearranged(P: Partition, other: Partition) -> bool:
-    """Whether both are of the same workers, but these have other blocks there."""
+    """Say whether both have the same workers, but these have other blocks."""
     are_grids = isinstance(P, CartesianPartition) and isinstance(other, CartesianPartition)
     alike = are_grids and P.dim == other.dim and set(P.ranks) == set(other.ranks)
     return alike and not in_equal_blocks(P, other)
@@ -70,7 +53,7 @@ def _cut(P: Partition) -> tuple[int, ...]:
 
 
 def seams(layers: Sequence[Callable[..., Any]]) -> list[Seam | None]:
-    """For each layer, between what is known of it and of the one before it; None where that is not enough."""
+    """Return the seam in front of each layer; None where too little is certain of the two layers."""
     found: list[Seam | None] = []
     before: Partition | None = None
     for place, layer in enumerate(layers):
@@ -84,30 +67,21 @@ def seams(layers: Sequence[Callable[..., Any]]) -> list[Seam | None]:
     return found
 
 
-def ends_of(layer: Any) -> Ends:
-    """Those of a layer, or of the layers within it."""
-    if not type(layer).__module__.startswith("distdl_jax."):
-        return Ends()
-    if hasattr(layer, "shortcut"):  # two ways beside each other
-        ways = [ends_of(its) for its in layer.layers]
-        return Ends(*(next((its[end] for its in ways if its[end] is not None), None) for end in (0, 1)))
-    if (inner := getattr(layer, "layers", None)) is not None:
-        known = [ends_of(its) for its in inner if not _stays(its)]
-        return Ends(known[0].P_x, known[-1].P_y) if known else Ends()
-    if (P_x := getattr(layer, "P_x", None)) is None:
-        return Ends()
-    return Ends(P_x, None if _makes_copies(layer) else partition_of_output((layer,), P_x))
+def ends_of_chain(layers: Sequence[Any]) -> Ends:
+    """Return what is certain of the partitions of layers that follow each other."""
+    known = [ends_of(layer) for layer in layers if not _stays(layer)]
+    return Ends(known[0].P_x, known[-1].P_y) if known else Ends()
 
 
 def check_arrangement(layers: Sequence[Callable[..., Any]]) -> None:
-    """Refuse layers one of which takes the blocks of the one before it for others, of the same workers."""
+    """Refuse a layer that takes its input from the workers of the layer before it, but in other blocks."""
     for seam in seams(layers):
         if seam is not None and rearranged(seam.P_y, seam.P_x):
             raise InvalidArgumentError(f"{seam}: a `Repartition` between them moves it.")
 
 
 def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
-    """Refuse a layer that would leave out what the one before it has left on some of the workers that hold `shapes`."""
+    """Refuse a layer that would leave out the block of a worker; `shapes` are the blocks' shapes, by world rank."""
     for worker in sorted(seam.left_out & shapes.keys()):
         if 0 not in (shape := tuple(shapes[worker])):
             raise PlanError(
@@ -117,13 +91,5 @@ def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
 
 
 def _stays(layer: Any) -> bool:
-    """Whether it is known to leave blocks as they are."""
+    """Say whether a function is known to leave blocks as they are."""
     return getattr(jax.nn, getattr(layer, "__name__", ""), None) is layer
-
-
-def _makes_copies(layer: Any) -> bool:
-    """Whether it leaves the same on several workers, one of which may do for what follows."""
-    try:
-        return bool(getattr(layer, "_copied", ()))
-    except PlanError:  # of a broadcast that transposes, which no spec describes
-        return True

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.layer.parameters import (
-    ParameterPartitions,
-    Params,
     ParamShapeDtypes,
-    agree_on_shapes,
-    check_params,
-    spec_shapes,
-    unboxed,
 )
+from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.primitives.broadcast import plan_broadcast
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers
 
@@ -41,25 +30,25 @@ from distdl_jax.world import Workers
 class LocalAffine:
     """The product of this worker's copy of x with its block of the weight.
 
-    - `weight_shape`: that of the block.
-    - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
+    - `weight_shape`: the shape of the block.
+    - `adds_bias`: whether the bias is added here; one worker of those whose products are summed adds it.
     """
 
     weight_shape: tuple[int, ...]
     adds_bias: bool
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the product, from that of the copy of x."""
+        """Return the shape of the product, from that of the copy of x."""
         return *x[:-1], self.weight_shape[0]
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """The product of x and weight, which have one dtype."""
+        """Multiply x and weight, which have one dtype."""
         y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
         return y if bias is None else y + bias
 
 
 @dataclass(frozen=True)
-class DistributedLinear(Static):
+class DistributedLinear(WeightedLayer):
     r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
 
     The blocks of x go down the columns of P_W, each worker multiplies with its block of W, and the products are
@@ -102,7 +91,7 @@ class DistributedLinear(Static):
     partitions don't fit each other.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = DistributedLinear(P, P, P, in_features=3, out_features=2)
     >>> params = layer.init(jax.random.key(0))
     >>> layer(params, jax.numpy.ones((5, 3))).shape
@@ -147,7 +136,7 @@ class DistributedLinear(Static):
             )
 
     def _together(self, name: str) -> Workers:
-        """The workers that P_x or P_y must have, in their order, where they are as many as multiply; else none."""
+        """Return the workers that P_x or P_y must have, in this order, if as many as multiply; else none."""
         p_n, p_fo, p_fi = self._work.shape
         P, across, along = (self.P_x, p_fo, p_fi) if name == "P_x" else (self.P_y, p_fi, p_fo)
         if across == 1 or P.dim < 3 or P.shape != (p_n, *(1,) * (P.dim - 3), across, along):
@@ -155,99 +144,19 @@ class DistributedLinear(Static):
         order = np.reshape(self._work.ranks, self._work.shape)
         return tuple((order if name == "P_x" else order.transpose(0, 2, 1)).ravel().tolist())
 
-    def init(
-        self,
-        key: Array,
-        dtype: DTypeLike = jnp.float32,
-        *,
-        weight_init: Initializer | None = None,
-        bias_init: Initializer | None = None,
-    ) -> Params:
-        """This worker's block of the initial parameters; the same global values for one key whatever the partition.
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output, P_y."""
+        return self.P_y
 
-        **Arguments:**
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.out_features, self.in_features)} | ({"bias": (self.out_features,)} if self.bias else {})
 
-        - `key`: a JAX random key, the same on every worker.
-        - `dtype`: of the parameters.
-        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like those of `jax.nn.initializers`. They see
-          the global shape: n_out x n_in in PyTorch's layout, so pass `in_axis=-1, out_axis=-2` to those that count
-          fans. Default: uniform in ±1/sqrt(n_in), as in PyTorch.
-
-        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
-        """
-        default = UniformFanIn(self.in_features)
-        initializers = {"weight": weight_init or default, "bias": bias_init or default}
-        return initialize_params(self.param_specs(), key, dtype, initializers)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: a pytree like the parameters."""
-        specs = {"weight": TensorSpec((self.out_features, self.in_features), self._parameters.weight)}
-        if self.bias:
-            specs["bias"] = TensorSpec((self.out_features,), self._parameters.bias)
-        return specs
-
-    @cached_property
-    def _work(self) -> Partition:
-        """The workers that multiply, P_n x P_fo x P_fi."""
-        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
-
-    @cached_property
-    def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._work, self.sharded)
-
-    def __call__(self, params: Params, x: Array) -> Array:
-        """Apply the layer.
-
-        **Arguments:**
-
-        - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x, n_b/P_n x ... x n_in/P_fi; a zero-volume array elsewhere.
-
-        **Returns:** this worker's block on P_y, n_b/P_n x ... x n_out/P_fo; elsewhere a zero-volume array.
-
-        **Raises:** `PlanError`, on every worker of the layer, where a block of x does not have its share of the
-        features, or a parameter its shape.
-        """
-        world, team = self.P_W.world, self._team
-        if world.rank not in team:
-            return x
-        with jax.named_scope("DistributedLinear"):
-            params = unboxed(params)
-            plan = self.plan(*agree_on_shapes(world, team, repr(self), self.param_specs(), params, x)[:2])
-            return plan.run(world, params, x)
-
-    apply = __call__
-
-    @cached_property
-    def _team(self) -> Workers:
-        return tuple(sorted({*self.P_W.ranks, *self.P_x.ranks, *self.P_y.ranks}))
-
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, on P_y, from that of the input; nothing moves.
-
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
-        """
-        return output_spec(self, x_spec, self.P_y)
-
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> ProductPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
-
-        **Arguments:**
-
-        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
-        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
-
-        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
-        have.
-
-        **Raises:** `PlanError` where x or a parameter does not fit.
-        """
-        specs, work = self.param_specs(), self._work
-        p_n, p_fo, p_fi = work.shape
-        x = taking_part(x, self._team)
-        params = spec_shapes(specs, self._team, x[self.P_x.ranks[0]].dtype) if params is None else params
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
         self._check_blocks(x)
-        check_params(params, specs)
+        work = self._work
+        p_n, p_fo, p_fi = work.shape
         to_work: MovementPlan
         if not self._together("P_x"):
             to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), work)
@@ -267,7 +176,7 @@ class DistributedLinear(Static):
         return ProductPlan(to_work, of_params, parts_of_y, to_y, local)
 
     def _local(self) -> dict[int, LocalAffine]:
-        """The product of each worker that multiplies."""
+        """Return the product of each worker that multiplies."""
         _, p_fo, p_fi = self._work.shape
         rows, columns = balanced_sizes(self.out_features, p_fo), balanced_sizes(self.in_features, p_fi)
         indices = (index_of(rank, self._work.shape) for rank in range(self._work.size))

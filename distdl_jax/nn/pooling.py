@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.kernels.pooling import largest, total
 from distdl_jax.layer.layer import ParameterFreeLayer
@@ -23,7 +21,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import Padding, Sizes, per_feature
 from distdl_jax.world import Workers
@@ -55,7 +53,7 @@ class PoolingPlan(Plan):
         return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
 
     def padding(self, worker: int) -> Pairs:
-        """What is to be put around what `worker` gets, per feature dimension."""
+        """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""
         return self.fetch.padding(self.fetch.index(worker))
 
 
@@ -117,37 +115,24 @@ class DistributedPool(ParameterFreeLayer):
     def _windows(self) -> WindowSpec:
         return WindowSpec(self.kernel_size, self.stride, self._dilation, self.padding)
 
-    def _apply(self, x: Array) -> Array:
-        """This worker's block of the output, from its block on P_x; outside P_x, `x`."""
-        if self.P_x.rank is None:
-            return x
-        with jax.named_scope(type(self).__name__):
-            purpose = f"{type(self).__name__} on {self.P_x.describe()}, kernel {self.kernel_size}"
-            world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
-            plan = self.plan(exchange_shapes(world, team, purpose, x))
-            block, output = plan.fetch.run(world, x), plan.output(world.rank)
-            if output.size == 0:
-                return tie(jnp.zeros(output.shape, output.dtype), block)
-            return self._pool(block, replace(self._windows, padding=plan.padding(world.rank))).astype(output.dtype)
-
-    def plan(self, x: ShapeDtypes, params: object = None) -> PoolingPlan:
-        """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
-
-        `x` are the shapes and dtypes of the blocks, by world rank, of the workers of P_x or of more. The plan's
-        `outputs` are what those of P_x hold afterwards; all others keep what they have.
-
-        **Raises:** `PlanError` where x doesn't fit.
-        """
-        fetch = plan_windows(taking_part(x, self.P_x.ranks), self.P_x, self._windows)
+    def _plan(self, x: ShapeDtypes, params: object) -> PoolingPlan:
+        fetch = plan_windows(x, self.P_x, self._windows)
         return PoolingPlan(fetch, self._dtype(fetch.movement.dtype))
 
+    def _run(self, plan: PoolingPlan, params: object, x: Array) -> Array:
+        world = self.P_x.world
+        block, output = plan.fetch.run(world, x), plan.output(world.rank)
+        if output.size == 0:
+            return tie(jnp.zeros(output.shape, output.dtype), block)
+        return self._pool(block, replace(self._windows, padding=plan.padding(world.rank))).astype(output.dtype)
+
     def _dtype(self, dtype: np.dtype) -> np.dtype:
-        """The dtype of the output, from that of x."""
+        """Return the dtype of the output, from the dtype of x."""
         return dtype
 
     @abstractmethod
     def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        """What the windows give over the block `x`; their padding is that of the block."""
+        """Pool the block `x`; the windows have the padding of this block."""
 
 
 @dataclass(frozen=True, init=False)
@@ -208,7 +193,7 @@ class DistributedAvgPool(DistributedPool):
         return sums / self._entries(x.shape[2:], windows.padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
-        """How many entries of each window over a block with the features' `shape` are not `padding`."""
+        """Count the entries of each window, over a block with the features' `shape`, that are not `padding`."""
         counts = np.ones((1,) * (self.dims + 2))
         for d, (n, (low, high)) in enumerate(zip(shape, padding, strict=True)):
             inside = np.pad(np.ones(n), (low, high))

@@ -1,31 +1,26 @@
-"""A way round layers: their output and their input, added."""
+"""The block of residual networks: the output of layers and their input, added."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
 
 from distdl_jax.agreement.shapes import exchange_named_shapes, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.layer.layer import Layer, applied, draws_numbers, keeps_state
-from distdl_jax.layer.output_specs import output_spec, partition_of_output
-from distdl_jax.layer.parameters import unboxed
-from distdl_jax.nn.layer_compatibility import ends_of, in_equal_blocks, partition_of_input, rearranged
+from distdl_jax.layer.layer import Ends, Layer, ends_of
+from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
+from distdl_jax.nn.network import Network, RunPart, first_partition, last_partition, params_of_part
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.tracing.tie import tie
-from distdl_jax.validation import check_key, checked_boolean
 from distdl_jax.world import Workers
 
 WAYS = ("body", "shortcut")
@@ -34,22 +29,22 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResidualPlan(Plan):
-    """The plans of the two ways, None where the shortcut is x as it is, and what all workers `hold` in the end."""
+    """The plans of the two ways, None where the shortcut is x as it is, and all workers' blocks of the sum."""
 
     body: Plan
     shortcut: Plan | None
-    hold: ShapeDtypes = field(hash=False)
+    blocks: ShapeDtypes = field(hash=False)
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self.hold))
+        return tuple(sorted(self.blocks))
 
     def output(self, worker: int) -> ShapeDtype:
-        return self.hold[worker]
+        return self.blocks[worker]
 
 
 @dataclass(frozen=True)
-class Residual(Static):
+class Residual(Network):
     """y = body(x) + shortcut(x): the block of residual networks. Nothing moves but what the two move.
 
     Both have to leave their output in the same blocks on the same workers. The parameters, and the state, are a
@@ -69,7 +64,7 @@ class Residual(Static):
     where the outputs have different shapes.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> block = Residual(dj.nn.Sequential(dj.nn.DistributedLinear(P, P, P, 3, 3), jax.nn.relu))
     >>> block(block.init(jax.random.key(0)), jax.numpy.ones((5, 3))).shape
     (5, 3)
@@ -87,16 +82,15 @@ class Residual(Static):
                     f"`{name}` (={layer!r}) must be a layer{', or None' * (name != 'body')}; functions go into an "
                     "nn.Sequential."
                 )
-        if (P_x := self._P_x) is None:
+        if (P_x := self.input_partition) is None:
             return  # nothing but functions
-        ways = (self.body, self.shortcut)
-        taken = [its for layer in self.layers if (its := ends_of(layer).P_x) is not None]
-        if len(taken) > 1 and rearranged(*taken):
+        inputs = [P for layer in self.layers if (P := ends_of(layer).P_x) is not None]
+        if len(inputs) > 1 and rearranged(*inputs):
             raise InvalidArgumentError(
-                f"`body` takes its input from {taken[0].describe()}, but `shortcut` from {taken[1].describe()}: both "
+                f"`body` takes its input from {inputs[0].describe()}, but `shortcut` from {inputs[1].describe()}: both "
                 "must take it from the same workers, in the same blocks."
             )
-        P, other = (P_x if layer is None else partition_of_output((layer,), P_x) for layer in ways)
+        P, other = (last_partition((layer,)) or P_x for layer in (self.body, self.shortcut))
         if not in_equal_blocks(P, other):
             raise InvalidArgumentError(
                 f"`body` leaves its output on {P.describe()}, but `shortcut` on {other.describe()}: both must leave it "
@@ -108,107 +102,47 @@ class Residual(Static):
         """The body, and the shortcut where there is one."""
         return (self.body,) if self.shortcut is None else (self.body, self.shortcut)
 
-    @cached_property
-    def _P_x(self) -> Partition | None:
-        return partition_of_input(self.layers)
-
-    @cached_property
-    def _P_y(self) -> Partition | None:
-        return partition_of_output(self.layers[::-1], self._P_x) if self._P_x else None
-
-    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """This worker's blocks of the initial parameters; each of the two has a key of its own, split off `key`."""
-        check_key("key", key)
-        pairs = zip(self._ways(), jax.random.split(key), strict=False)
-        return {name: {} if layer is None else layer.init(k, dtype) for (name, layer), k in pairs}
-
-    def param_specs(self) -> Params:
-        """The global shape and the partition of each parameter: a dictionary like the parameters."""
-        return {name: {} if layer is None else layer.param_specs() for name, layer in self._ways()}
-
-    def init_state(self, dtype: DTypeLike = jnp.float32) -> Params:
-        """This worker's part of the initial state: {"body", "shortcut"}, {} for what has none."""
-        return {name: layer.init_state(dtype) if keeps_state(layer) else {} for name, layer in self._ways()}
-
-    def state_specs(self) -> Params:
-        """The global shape and the partition of each part of the state: a dictionary like the state."""
-        return {name: layer.state_specs() if keeps_state(layer) else {} for name, layer in self._ways()}
+    @property
+    def input_partition(self) -> Partition | None:
+        """The partition of the input, the body's; None where there are only functions."""
+        return first_partition(self.layers)
 
     @property
-    def draws(self) -> bool:
-        """Whether one of the two draws random numbers in training, and needs a `key`."""
-        return any(draws_numbers(layer) for layer in self.layers)
+    def output_partition(self) -> Partition | None:
+        """The partition of the output, the body's; None where there are only functions."""
+        return last_partition((self.body,)) or last_partition((self.shortcut,)) or self.input_partition
+
+    @property
+    def _ends(self) -> Ends:
+        ways = [ends_of(layer) for layer in self.layers]
+        return Ends(*(next((ends[k] for ends in ways if ends[k] is not None), None) for k in (0, 1)))
+
+    @property
+    def _parts(self) -> tuple[tuple[str, Any], ...]:
+        return tuple(zip(WAYS, (self.body, self.shortcut), strict=True))
+
+    def _pack(self, entries: Iterable[Any]) -> Params:
+        return dict(zip(WAYS, entries, strict=True))
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> ResidualPlan:
-        """What the block makes of what all workers hold: without a message, and the same on every worker.
+        """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
 
         **Raises:** `PlanError` where x or a parameter does not fit, or the two outputs have different shapes.
         """
-        plans = {
-            name: layer.plan(x, None if params is None else {worker: its[name] for worker, its in params.items()})
-            for name, layer in self._ways()
-            if layer is not None
-        }
+        plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._parts if layer is not None}
         y, other = (plans[name].after(x) if name in plans else dict(x) for name in WAYS)
-        added = self._P_y.ranks if self._P_y else tuple(x)
+        added = tuple(x) if self.output_partition is None else self.output_partition.ranks
         _check_shapes({worker: (y[worker], other[worker]) for worker in added})
         dtypes = {worker: np.dtype(jnp.promote_types(y[worker].dtype, other[worker].dtype)) for worker in added}
-        hold = {worker: ShapeDtype(its.shape, dtypes.get(worker, its.dtype)) for worker, its in y.items()}
-        return ResidualPlan(plans["body"], plans.get("shortcut"), hold)
+        blocks = {worker: ShapeDtype(of_y.shape, dtypes.get(worker, of_y.dtype)) for worker, of_y in y.items()}
+        return ResidualPlan(plans["body"], plans.get("shortcut"), blocks)
 
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, from that of the input; nothing moves.
-
-        **Raises:** `PlanError` where x does not fit, or no spec describes the output.
-        """
-        check_spec(x_spec, "x_spec")
-        return output_spec(self, x_spec, self._P_y or x_spec.partition)
-
-    @overload
-    def __call__(
-        self, params: Params, x: Array, *, state: None = None, training: bool = True, key: Array | None = None
-    ) -> Array: ...
-    @overload
-    def __call__(
-        self, params: Params, x: Array, *, state: Params, training: bool = True, key: Array | None = None
-    ) -> tuple[Array, Params]: ...
-    def __call__(
-        self,
-        params: Params,
-        x: Array,
-        *,
-        state: Params | None = None,
-        training: bool = True,
-        key: Array | None = None,
-    ) -> Any:
-        """The sum of the two, from this worker's blocks of the parameters and of the input.
-
-        **Arguments:** as those of `nn.Sequential`.
-
-        **Returns:** this worker's block of the output, and with `state` the new state; elsewhere a zero-volume array.
-
-        **Raises:** `InvalidTypeError` where `training` is not True or False; `PlanError`, on every worker of the
-        output's partition, where the two have different shapes.
-        """
-        training = checked_boolean("training", training)
-        params = unboxed(params)
-        keys = (None, None) if key is None else tuple(jax.random.split(key))
-        new = dict(state or {})
+    def _forward(self, run: RunPart, x: Array) -> Array:
         with jax.named_scope("Residual"):
-            ys = []
-            for (name, layer), its_key in zip(self._ways(), keys, strict=True):
-                its_state = None if state is None else state[name]
-                y, new[name] = (
-                    (x, {}) if layer is None else applied(layer, params[name], x, its_state, training, its_key)
-                )
-                ys.append(y)
-            y = self._sum(*ys)
-        return y if state is None else (y, new)
-
-    apply = __call__
+            return self._sum(*(x if layer is None else run(name, layer, x) for name, layer in self._parts))
 
     def _sum(self, y: Array, other: Array) -> Array:
-        P = self._P_y
+        P = self.output_partition
         if P is not None and P.rank is None:
             return tie(y, other)
         names = "body(x)", "shortcut(x)"
@@ -221,12 +155,9 @@ class Residual(Static):
             _check_shapes({worker: (its[names[0]], its[names[1]]) for worker, its in shapes.items()})
         return y + other
 
-    def _ways(self) -> tuple[tuple[str, Any], ...]:
-        return tuple(zip(WAYS, (self.body, self.shortcut), strict=True))
 
-
-def _check_shapes(held: Mapping[int, tuple[ShapeDtype, ShapeDtype]]) -> None:
-    for worker, (y, other) in sorted(held.items()):
+def _check_shapes(outputs: Mapping[int, tuple[ShapeDtype, ShapeDtype]]) -> None:
+    for worker, (y, other) in sorted(outputs.items()):
         if y.shape != other.shape:
             raise PlanError(
                 f"On worker {worker}: the outputs of `body` ({shape_text(y.shape)}) and `shortcut` "

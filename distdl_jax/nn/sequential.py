@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
@@ -14,16 +14,13 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.layer.layer import Layer, applied, draws_numbers, keeps_state
-from distdl_jax.layer.output_specs import output_spec, partition_of_output
-from distdl_jax.layer.parameters import unboxed
-from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, seams
-from distdl_jax.nn.summary import layer_table
+from distdl_jax.layer.layer import Ends, Layer
+from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
+from distdl_jax.nn.network import Network, RunPart, first_partition, last_partition, params_of_part
+from distdl_jax.nn.summary import network_table
+from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec, check_spec
-from distdl_jax.validation import check_key, checked_boolean
 from distdl_jax.world import Workers
 
 Params = tuple[Any, ...]
@@ -45,7 +42,7 @@ class FunctionPlan(Plan):
 
     @cached_property
     def _of_input(self) -> dict[ShapeDtype, ShapeDtype]:
-        """Worked out once for each shape and dtype, of which many workers share one."""
+        """The output for each shape and dtype of an input, of which many workers share one."""
         found = {}
         for x in set(self.inputs.values()):
             y = jax.eval_shape(self.function, jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -55,20 +52,20 @@ class FunctionPlan(Plan):
 
 @dataclass(frozen=True)
 class SequentialPlan(Plan):
-    """The plans of layers, one after the other, and what all workers `hold` in the end."""
+    """The plans of layers, one after the other, and all workers' blocks after the last, by world rank."""
 
     plans: tuple[Plan, ...]
-    hold: ShapeDtypes = field(hash=False)
+    blocks: ShapeDtypes = field(hash=False)
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self.hold))
+        return tuple(sorted(self.blocks))
 
     def output(self, worker: int) -> ShapeDtype:
-        return self.hold[worker]
+        return self.blocks[worker]
 
 
-class Sequential(Static):
+class Sequential(Network):
     """A network whose layers are applied one after the other.
 
     **Arguments:**
@@ -88,7 +85,7 @@ class Sequential(Static):
     same workers that are arranged in other ways.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> linear = dj.nn.DistributedLinear
     >>> network = Sequential(linear(P, P, P, 3, 4), jax.nn.relu, linear(P, P, P, 4, 2))
     >>> params = network.init(jax.random.key(0))
@@ -115,32 +112,29 @@ class Sequential(Static):
         """The layers and functions, in order."""
         return self._layers
 
-    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """This worker's blocks of the initial parameters: for each layer a key of its own, split off `key`."""
-        check_key("key", key)
-        keys = jax.random.split(key, max(len(self._layers), 1))
-        pairs = zip(self._layers, keys[: len(self._layers)], strict=True)
-        return tuple(layer.init(key, dtype) if isinstance(layer, Layer) else {} for layer, key in pairs)
-
-    def param_specs(self) -> Params:
-        """The global shape and the partition of each parameter: a tuple like the parameters."""
-        return tuple(layer.param_specs() if isinstance(layer, Layer) else {} for layer in self._layers)
-
-    def init_state(self, dtype: DTypeLike = jnp.float32) -> Params:
-        """This worker's part of the initial state: a tuple with an entry for each layer, `{}` for what has none."""
-        return tuple(layer.init_state(dtype) if keeps_state(layer) else {} for layer in self._layers)
-
-    def state_specs(self) -> Params:
-        """The global shape and the partition of each part of the state: a tuple like the state."""
-        return tuple(layer.state_specs() if keeps_state(layer) else {} for layer in self._layers)
+    @property
+    def input_partition(self) -> Partition | None:
+        """The partition of the first layer's input; None where there are only functions."""
+        return first_partition(self._layers)
 
     @property
-    def draws(self) -> bool:
-        """Whether a layer draws random numbers in training, and needs a `key`."""
-        return any(draws_numbers(layer) for layer in self._layers)
+    def output_partition(self) -> Partition | None:
+        """The partition of the last layer's output; None where there are only functions."""
+        return last_partition(self._layers)
+
+    @property
+    def _ends(self) -> Ends:
+        return ends_of_chain(self._layers)
+
+    @property
+    def _parts(self) -> Sequence[tuple[int, Any]]:
+        return tuple(enumerate(self._layers))
+
+    def _pack(self, entries: Iterable[Any]) -> Params:
+        return tuple(entries)
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SequentialPlan:
-        """What the layers make, one after the other, of what all workers hold; nothing moves.
+        """Plan what becomes of all workers' blocks, layer after layer; nothing moves.
 
         **Arguments:**
 
@@ -152,90 +146,40 @@ class Sequential(Static):
         **Raises:** `PlanError` where x or a parameter does not fit, or a layer would leave out a block.
 
         >>> import jax, numpy, distdl_jax as dj
-        >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+        >>> P = dj.Partition().grid([1, 1])
         >>> network = Sequential(dj.nn.Repartition(P, P), jax.nn.relu)
         >>> network.plan({0: dj.ShapeDtype((4, 3), numpy.dtype("float32"))}).outputs
         {0: float32[4, 3]}
         """
         plans: list[Plan] = []
-        for place, (layer, seam) in enumerate(zip(self._layers, seams(self._layers), strict=True)):
+        for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
-                check_taken(seam, {worker: held.shape for worker, held in x.items()})
-            its_params = None if params is None else {worker: params[worker][place] for worker in params}
-            plans.append(layer.plan(x, its_params) if isinstance(layer, Layer) else FunctionPlan(layer, x))
+                check_taken(seam, {worker: block.shape for worker, block in x.items()})
+            is_layer = isinstance(layer, Layer)
+            plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else FunctionPlan(layer, x))
             x = plans[-1].after(x)
         return SequentialPlan(tuple(plans), x)
 
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the last layer's output, from that of the first one's input; nothing moves.
-
-        **Raises:** `PlanError` where x does not fit a layer, or no spec describes the output.
-        """
-        check_spec(x_spec, "x_spec")
-        return output_spec(self, x_spec, partition_of_output(self._layers, x_spec.partition))
-
-    @overload
-    def __call__(
-        self, params: Params, x: Array, *, state: None = None, training: bool = True, key: Array | None = None
-    ) -> Array: ...
-    @overload
-    def __call__(
-        self, params: Params, x: Array, *, state: Params, training: bool = True, key: Array | None = None
-    ) -> tuple[Array, Params]: ...
-    def __call__(
-        self,
-        params: Params,
-        x: Array,
-        *,
-        state: Params | None = None,
-        training: bool = True,
-        key: Array | None = None,
-    ) -> Any:
-        """The output of the last layer, from this worker's blocks of the parameters and of the input.
-
-        **Arguments:**
-
-        - `params`, `x`: this worker's parameters, and its block of the input.
-        - `state`: from `init_state`, or the last call, for the layers that have one. With it the result is a pair, of
-          the output and the new state.
-        - `training`: whether layers that tell training from evaluation are in training.
-        - `key`: a JAX random key, the same on every worker, for the layers that draw random numbers in training; each
-          gets one of its own, split off it.
-
-        **Raises:** `InvalidTypeError` where `training` is not True or False; `InvalidArgumentError` where `params` or
-        `state` has not an entry for each layer; `PlanError`, on this worker, where a layer would leave out its block.
-        """
-        training = checked_boolean("training", training)
-        params = unboxed(params)
-        self._check_entries("params", params)
-        keys = [None] * len(self._layers) if key is None else list(jax.random.split(key, max(len(self._layers), 1)))
-        states = [None] * len(self._layers) if state is None else list(self._check_entries("state", state))
-        each = zip(self._layers, params, seams(self._layers), strict=True)
-        for place, (layer, its_params, seam) in enumerate(each):
+    def _forward(self, run: RunPart, x: Array) -> Array:
+        for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
                 check_taken(seam, {seam.P_x.world.rank: jnp.shape(x)})
-            if isinstance(layer, Layer):
-                x, states[place] = applied(layer, its_params, x, states[place], training, keys[place])
-            else:
-                x = layer(x)
-        return x if state is None else (x, tuple(states))
+            x = run(place, layer, x) if isinstance(layer, Layer) else layer(x)
+        return x
 
-    def _check_entries(self, name: str, entries: Any) -> Any:
+    def _check_entries(self, name: str, entries: Any) -> None:
         if len(entries) != len(self._layers):
             raise InvalidArgumentError(
                 f"`{name}` has {len(entries)} entries, but there are {len(self._layers)} layers; each has one, {{}} "
                 f"where it has no {'parameters' if name == 'params' else name}."
             )
-        return entries
-
-    apply = __call__
 
     def table(self, dtype: DTypeLike = jnp.float32) -> str:
-        """The layers, their partitions, how many parameters they have, and how many bytes of them each worker holds.
+        """Return a table of the layers: their partitions, numbers of parameters, and bytes of them per worker.
 
         `dtype` is that of the parameters.
         """
-        return layer_table(self._layers, np.dtype(dtype))
+        return network_table(self._layers, np.dtype(dtype))
 
     def __str__(self) -> str:
         return self.table()

@@ -1,4 +1,4 @@
-"""A network as a table: its layers, where they are, and what they hold."""
+"""A network as a table: its layers, their partitions, and their parameters."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _TITLES = ("", "layer", "partitions", "parameters", "bytes per worker")
 _NUMBERS = (0, 3, 4)  # columns that are set flush right
 
 
-def layer_table(layers: Iterable[Callable[..., Any]], dtype: np.dtype) -> str:
-    """A line for each layer, those of networks within it too, and one for all of them.
+def network_table(layers: Iterable[Callable[..., Any]], dtype: np.dtype) -> str:
+    """Return a line for each layer, also of networks within a network, and one for all of them.
 
-    Bytes are those of parameters of `dtype`: the least and the most that a worker holds, of the workers in any of the
-    layers' partitions.
+    Bytes count parameters of `dtype`: the least and the most that a worker holds, of the workers in any of the layers'
+    partitions.
     """
     listed = list(_listed(layers, ""))
     specs = [_specs_of(layer) for _, layer in listed]
     workers = sorted({worker for _, layer in listed for P in _partitions_of(layer).values() for worker in P.ranks})
     rows: list[Sequence[str]] = [_TITLES]
-    for (place, layer), its_specs in zip(listed, specs, strict=True):
+    for (place, layer), layer_specs in zip(listed, specs, strict=True):
         placed = ", ".join(f"{name} {P.describe()}" for name, P in _partitions_of(layer).items())
-        rows.append((place, _name(layer), placed, *_amounts(its_specs, workers, dtype)))
-    rows.append(("", "all", "", *_amounts([spec for its_specs in specs for spec in its_specs], workers, dtype)))
+        rows.append((place, _name(layer), placed, *_amounts(layer_specs, workers, dtype)))
+    rows.append(("", "all", "", *_amounts([spec for layer_specs in specs for spec in layer_specs], workers, dtype)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
 
@@ -64,16 +64,16 @@ def _specs_of(layer: Callable[..., Any]) -> list[TensorSpec]:
 
 
 def _partitions_of(layer: Callable[..., Any]) -> dict[str, Partition]:
-    """The partitions that a layer was made with, by the names of its arguments."""
+    """Return the partitions that a layer was made with, by the names of its arguments."""
     attributes = getattr(layer, "__dict__", {})
     return {name: P for name, P in attributes.items() if isinstance(P, Partition) and name.startswith("P_")}
 
 
 def _amounts(specs: Sequence[TensorSpec], workers: Sequence[int], dtype: np.dtype) -> tuple[str, str]:
-    held = dict.fromkeys(workers, 0)
+    bytes_of = dict.fromkeys(workers, 0)
     for spec in specs:
         for worker, shape in spec.block_shapes.items():
-            held[worker] = held.get(worker, 0) + math.prod(shape) * dtype.itemsize
-    least, most = min(held.values(), default=0), max(held.values(), default=0)
+            bytes_of[worker] = bytes_of.get(worker, 0) + math.prod(shape) * dtype.itemsize
+    least, most = min(bytes_of.values(), default=0), max(bytes_of.values(), default=0)
     shown = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     return f"{sum(math.prod(spec.global_shape) for spec in specs):,}", shown

@@ -1,4 +1,4 @@
-"""Layers around a layer: what is worked out again on the way back, and in which precision."""
+"""Layers around a layer: recomputation in the backward pass, and another precision."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.layer.layer import Layer
+from distdl_jax.layer.layer import BaseLayer, Ends, Layer, ends_of
 from distdl_jax.layer.parameters import unboxed
+from distdl_jax.nn.network import first_partition, last_partition
+from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.static import Static
+from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_boolean, checked_dtype
 
 
-class _Around(Static):
-    """The base of layers around `layer`, whose parameters, state and partitions are those of that."""
+class _Wrapper(BaseLayer):
+    """The base of layers around `layer`, which has the parameters, the state and the partitions."""
 
     layer: Layer
 
@@ -31,22 +33,47 @@ class _Around(Static):
             raise InvalidTypeError(f"`layer` (={self.layer!r}) must be a layer.")
 
     def __getattr__(self, name: str) -> Any:
-        # What not every layer has: partitions, a state, random numbers, a cache.
+        # Attributes that only some layers have: a state, random numbers, a cache.
         if name.startswith("__") or name == "layer":
             raise AttributeError(name)
         return getattr(self.layer, name)
 
+    @property
+    def input_partition(self) -> Partition | None:
+        """The partition of the input, the layer's."""
+        return first_partition((self.layer,))
+
+    @property
+    def output_partition(self) -> Partition | None:
+        """The partition of the output, the layer's."""
+        return last_partition((self.layer,))
+
+    @property
+    def _ends(self) -> Ends:
+        return ends_of(self.layer)
+
+    @property
+    def takes_indices(self) -> bool:
+        """Whether the input holds integers: the layer's does."""
+        return isinstance(self.layer, BaseLayer) and self.layer.takes_indices
+
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
-        """This worker's blocks of the initial parameters, the layer's own."""
+        """Return this worker's blocks of the layer's initial parameters."""
         return self.layer.init(key, dtype)
 
     def param_specs(self) -> Any:
-        """The global shape and the partition of each parameter: those of the layer's."""
+        """Return the global shape and the partition of each parameter of the layer."""
         return self.layer.param_specs()
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """Return the `TensorSpec` of the layer's output, from that of the input; nothing moves."""
+        if not isinstance(self.layer, BaseLayer):
+            return super().output_spec(x_spec)
+        return self.layer.output_spec(x_spec)
 
 
 @dataclass(frozen=True)
-class Remat(_Around):
+class Remat(_Wrapper):
     """A layer that keeps nothing but its input for the way back, where it is worked out again: `jax.checkpoint`.
 
     Movements in it run again, too, on every worker, unless `policy` saves them. Values and gradients are those of the
@@ -61,7 +88,7 @@ class Remat(_Around):
     **Raises:** `InvalidTypeError` for what is no layer, or a policy that can't be called.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = Remat(dj.nn.DistributedLinear(P, P, P, 3, 2), jax.checkpoint_policies.dots_saveable)
     >>> layer(layer.init(jax.random.key(0)), jax.numpy.ones((5, 3))).shape
     (5, 2)
@@ -78,15 +105,15 @@ class Remat(_Around):
             raise InvalidTypeError(f"`policy` (={self.policy!r}) must be one of jax.checkpoint_policies, or None.")
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """What the layer makes of what its workers hold; see `Layer.plan`."""
+        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
         return self.layer.plan(x, params)
 
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
-        """This worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
+        """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
         if "training" in options:
             options["training"] = checked_boolean("training", options["training"])
-        arrays = {n: its for n, its in options.items() if n != "training" and not isinstance(its, bool | None)}
-        rest = {name: its for name, its in options.items() if name not in arrays}
+        rest = {name: value for name, value in options.items() if name == "training" or isinstance(value, bool | None)}
+        arrays = {name: value for name, value in options.items() if name not in rest}
 
         def apply(params: Any, x: Array, arrays: dict[str, Any]) -> Any:
             return self.layer(params, x, **arrays, **rest)
@@ -97,7 +124,7 @@ class Remat(_Around):
 
 
 @dataclass(frozen=True)
-class Precision(_Around):
+class Precision(_Wrapper):
     """A layer whose arithmetic, and whose movements, are in another precision than its parameters.
 
     Floating parameters and inputs are rounded to `compute` first, and the output is brought to `output`. So are the
@@ -113,7 +140,7 @@ class Precision(_Around):
     **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no layer, or no floating dtype.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = Precision(dj.nn.DistributedLinear(P, P, P, 3, 2), "bfloat16", output="bfloat16")
     >>> params = layer.init(jax.random.key(0))
     >>> str(params["weight"].dtype), str(layer(params, jax.numpy.ones((5, 3))).dtype)
@@ -137,13 +164,13 @@ class Precision(_Around):
                 vars(self)[name] = np.dtype(dtype)
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """What the layer makes of what its workers hold; see `Layer.plan`."""
+        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
         inside = self.layer.plan(self._narrow(x), None if params is None else self._narrow(params))
-        kept = {worker: self._widened(its.dtype, x[worker].dtype) for worker, its in inside.outputs.items()}
-        return _Rounded(inside, kept)
+        dtypes = {worker: self._widened(y.dtype, x[worker].dtype) for worker, y in inside.outputs.items()}
+        return _Rounded(inside, dtypes)
 
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
-        """This worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
+        """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
 
         def rounded(x: Any) -> Any:
             return x.astype(self.compute) if jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -156,16 +183,15 @@ class Precision(_Around):
     apply = __call__
 
     def _widened(self, dtype: Any, of_x: Any) -> Any:
-        """The dtype of the output, where it is `dtype` inside."""
+        """Return the dtype of the output, where it is `dtype` inside."""
         wanted = of_x if self.output is None and jnp.issubdtype(of_x, jnp.floating) else self.output or dtype
         return wanted if jnp.issubdtype(dtype, jnp.floating) else dtype
 
-    def _narrow(self, held: Any) -> Any:
-        def narrow(its: ShapeDtype) -> ShapeDtype:
-            floating = jnp.issubdtype(its.dtype, jnp.floating)
-            return ShapeDtype(its.shape, np.dtype(self.compute)) if floating else its
+    def _narrow(self, tree: Any) -> Any:
+        def narrow(x: ShapeDtype) -> ShapeDtype:
+            return ShapeDtype(x.shape, np.dtype(self.compute)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-        return jax.tree.map(narrow, held, is_leaf=lambda its: isinstance(its, ShapeDtype))
+        return jax.tree.map(narrow, tree, is_leaf=lambda x: isinstance(x, ShapeDtype))
 
 
 @dataclass(frozen=True)

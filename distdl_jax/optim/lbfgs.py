@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.optim.global_reductions import Whole, check_params
 from distdl_jax.optim.line_search import check_search, line_search
-from distdl_jax.optim.optional import optax_for
+from distdl_jax.optim.norms import Whole, check_params, optax_for
 from distdl_jax.partition import Partition
-from distdl_jax.validation import check_number, checked_boolean, checked_integer
+from distdl_jax.validation import check_number, checked_boolean, checked_integer, is_traced
 
 if TYPE_CHECKING:
     import optax
@@ -30,7 +28,7 @@ def lbfgs(
     *,
     partition: Partition | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.lbfgs` of whole tensors, with a line search on the sum of the workers' losses.
+    """Return `optax.lbfgs` of whole tensors, with a line search on the sum of the workers' losses.
 
     **Arguments:**
 
@@ -67,14 +65,14 @@ def _check_rate(learning_rate: Any) -> None:
             f"`learning_rate` (={learning_rate!r}) must be a real number, a scalar array of one, or a function of the "
             "number of steps; or None."
         ) from None
-    if not isinstance(learning_rate, Tracer) and bool(learning_rate != learning_rate):
+    if not is_traced(learning_rate) and bool(learning_rate != learning_rate):
         raise InvalidArgumentError(f"`learning_rate` (={learning_rate!r}) must not be NaN.")
 
 
 def scale_by_lbfgs(
     specs: Any, memory_size: int = 10, scale_init_precond: bool = True, *, partition: Partition | None = None
 ) -> optax.GradientTransformation:
-    """`optax.scale_by_lbfgs` of whole tensors: this worker's blocks of the quasi-Newton direction.
+    """Return `optax.scale_by_lbfgs` of whole tensors: this worker's blocks of the quasi-Newton direction.
 
     **Arguments:** as in `lbfgs`.
 
@@ -107,16 +105,18 @@ def scale_by_lbfgs(
         turned = jax.tree.map(jnp.subtract, updates, state.updates)
         curvature = whole.inner(turned, moved)
         weight = jnp.where(curvature == 0, 0, 1 / curvature)
-        # Differences mean something from the second step on.
-        begun = state.count > 0
-        moved, turned, weight = jax.tree.map(lambda x: jnp.where(begun, x, jnp.zeros_like(x)), (moved, turned, weight))
+        # There are differences from the second step on.
+        is_later = state.count > 0
+        moved, turned, weight = jax.tree.map(
+            lambda x: jnp.where(is_later, x, jnp.zeros_like(x)), (moved, turned, weight)
+        )
         last = (state.count - 1) % memory_size
         memory = jax.tree.map(
             lambda all_of, one: _stored(all_of, one, last),
             (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),
             (moved, turned, weight),
         )
-        scale = _initial_scale(whole, updates, moved, turned, begun) if scale_init_precond else jnp.ones(())
+        scale = _initial_scale(whole, updates, moved, turned, is_later) if scale_init_precond else jnp.ones(())
         direction = _preconditioned(whole, updates, memory, scale, state.count % memory_size)
         count = state.count + (state.count < jnp.iinfo(state.count.dtype).max)
         return direction, optax.ScaleByLBFGSState(count, params, updates, *memory)
@@ -125,20 +125,20 @@ def scale_by_lbfgs(
 
 
 def _stored(memory: Array, one: Array, place: Array) -> Array:
-    """The memory with one of its entries replaced; without indexing, of which JAX makes a constant in empty arrays."""
+    """Replace an entry of the memory; not by indexing, which JAX makes a constant of in empty arrays."""
     chosen = (jnp.arange(memory.shape[0]) == place).reshape(-1, *(1,) * one.ndim)
     return jnp.where(chosen, one.astype(memory.dtype), memory)
 
 
-def _initial_scale(whole: Whole, updates: Any, moved: Any, turned: Any, begun: Array) -> Array:
-    """What the identity is scaled by, from which the inverse Hessian is built up: at first, to a step of length 1."""
+def _initial_scale(whole: Whole, updates: Any, moved: Any, turned: Any, is_later: Array) -> Array:
+    """Return the scale of the identity from which the inverse Hessian is built up; at first, for a step of length 1."""
     numerator, denominator = whole.inner(turned, moved), whole.inner(turned, turned)
     later = jnp.where(denominator > 0, numerator / denominator, 1)
-    return jnp.where(begun, later, jnp.minimum(1, 1 / lax.stop_gradient(whole.norm(updates))))
+    return jnp.where(is_later, later, jnp.minimum(1, 1 / lax.stop_gradient(whole.norm(updates))))
 
 
 def _preconditioned(whole: Whole, updates: Any, memory: Any, scale: Array, first: Array) -> Any:
-    """The updates times the approximate inverse Hessian: the two loops, over the memory from `first` on."""
+    """Return the updates times the approximate inverse Hessian: the two loops, over the memory from `first` on."""
     size = memory[2].shape[0]
     order = (first + jnp.arange(size)) % size
     entries = jax.tree.map(lambda x: jnp.take(x, order, axis=0), memory)

@@ -1,35 +1,38 @@
 """optax's line searches on the sum of the workers' losses.
 
-A line search looks at one number, how far to go, and at two that depend on it: the value there, and the slope. So
-optax's own searches on that one number, the same on every worker, while value and slope come from all of them.
+A line search looks at one number, the distance, and at two that depend on it: the value there, and the slope. So
+optax's searches run on the distance, the same on every worker, with the value and slope of the whole loss.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from distdl_jax.autodiff.gradients import summed, value_and_grad
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.optim.global_reductions import Whole, check_params
-from distdl_jax.optim.optional import optax_for
-from distdl_jax.optim.synced_loops import in_step
+from distdl_jax.optim.norms import Whole, check_params, optax_for
 from distdl_jax.partition import Partition
+from distdl_jax.primitives import all_sum_reduce
 
 if TYPE_CHECKING:
     import optax
 
 
+_LOOPS_AND_BRANCHES = ("while", "scan", "cond")
+
+
 def line_search(
     search: optax.GradientTransformationExtraArgs, specs: Any, *, partition: Partition | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """A line search of optax's on the whole loss: `search` sees the sum over workers, and whole inner products.
+    """Return one of optax's line searches on the whole loss, with inner products of whole tensors.
 
     **Arguments:**
 
@@ -50,13 +53,13 @@ def line_search(
     whole = Whole("line_search", specs, partition)
 
     def start(params: Any) -> tuple[Array, Any]:
-        """The one number, and what goes along unsearched, with no scalar in it: the gradient is kept in its place."""
+        """Return the distance, and zeros that have the place of the gradient in the state, without scalars."""
         dtypes = whole.dtypes(params)
         dtype = jnp.finfo(dtypes[0]).dtype if dtypes else jnp.result_type(float)
         return jnp.zeros((), dtype), jax.tree.map(lambda x: jnp.zeros(x.size, x.dtype), params)
 
     def with_gradient(state: Any, grad: Callable[[], Any]) -> Any:
-        """The state with another gradient in it, where it keeps one."""
+        """Return the state with another gradient in it, where it keeps one."""
         return state if state.grad is None else state._replace(grad=grad())
 
     def init(params: Any) -> Any:
@@ -90,7 +93,7 @@ def line_search(
                 **rest,
             )
 
-        _, found = in_step(searched, whole.workers)(updates, state, params, value, grad)
+        _, found = with_synced_loops(searched, whole.workers)(updates, state, params, value, grad)
         found = with_gradient(found, lambda: _restored(found.grad[0], found.grad[1], params))
         scaled = jax.tree.map(lambda u: (found.learning_rate * u).astype(u.dtype), updates)
         return scaled, found
@@ -99,7 +102,7 @@ def line_search(
 
 
 def check_search(name: str, search: Any) -> None:
-    """Refuse what is none of optax's line searches: those keep how far they went, and perhaps a gradient."""
+    """Refuse a value that is none of optax's line searches, by their state."""
     state = None
     if isinstance(search, optax_for("line_search").GradientTransformationExtraArgs):
         state = jax.eval_shape(search.init, (jnp.zeros(()), {}))
@@ -112,7 +115,7 @@ def check_search(name: str, search: Any) -> None:
 def value_and_grad_from_state(
     value_fn: Callable[..., Array], *, partition: Partition | None = None
 ) -> Callable[..., tuple[Array, Any]]:
-    """`optax.value_and_grad_from_state` of the sum of the workers' losses: what a line search found, if it is there.
+    """Return `optax.value_and_grad_from_state` of the sum of the workers' losses: what a line search found, if there.
 
     **Arguments:**
 
@@ -127,7 +130,7 @@ def value_and_grad_from_state(
     optax_for("value_and_grad_from_state")
 
     def value_and_gradient(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Array, Any]:
-        found = [its for its in jax.tree.leaves(state, is_leaf=_of_search) if _of_search(its)]
+        found = [each for each in jax.tree.leaves(state, is_leaf=_is_search) if _is_search(each)]
         if len(found) != 1 or found[0].value is None or found[0].grad is None:
             raise InvalidArgumentError(
                 "`state` must hold a value and a gradient, of one line search: the state of a zoom line search does, "
@@ -145,15 +148,15 @@ def value_and_grad_from_state(
     return value_and_gradient
 
 
-def _of_search(state: Any) -> bool:
-    """Whether it is the state of a line search of optax's: parameters may have the names of its entries."""
+def _is_search(state: Any) -> bool:
+    """Return whether a subtree is the state of one of optax's line searches, and no dict of such names."""
     return isinstance(state, tuple) and {"learning_rate", "value", "grad"} <= set(getattr(state, "_fields", ()))
 
 
 def _along(
     loss: Callable[[Any], Array], whole: Whole, params: Any, updates: Any, partition: Partition | None
 ) -> Callable[[Any], Array]:
-    """The whole loss as a function of how far to go along `updates`; its derivative is the slope."""
+    """Return the whole loss as a function of the distance along `updates`; its derivative is the slope."""
 
     def at(distance: Array) -> Any:
         return jax.tree.map(lambda p, u: (p + distance * u).astype(p.dtype), params, updates)
@@ -175,12 +178,71 @@ def _along(
 
 
 def _restored(slope: Array, gradient: Any, params: Any) -> Any:
-    """The gradient in the shapes of the parameters; what was no number, and so left out, is none again."""
+    """Return the gradient in the shapes of the parameters, NaN where it was not finite and so left out."""
     good = jnp.isfinite(slope)
     return jax.tree.map(lambda g, x: jnp.where(good, g, jnp.nan).astype(g.dtype).reshape(x.shape), gradient, params)
 
 
 def _finite(slope: Array, gradient: Any) -> tuple[Array, Any]:
-    """The two, flat, with zeros for a gradient that is no number somewhere: on all workers, since the slope says so."""
+    """Return the slope and the flat gradient, which is 0 on all workers where the slope is not finite."""
     good = jnp.isfinite(slope)
     return slope, jax.tree.map(lambda g: jnp.where(good, jnp.ravel(g), 0).astype(g.dtype), gradient)
+
+
+def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[..., Any]:
+    """Return `fun` with while loops whose carried scalars are the first worker's after each pass.
+
+    Results of equal operations on equal numbers may differ between workers in the last bit, since XLA compiles each
+    worker's program for itself. One worker would then leave the loop, and the others wait for it.
+    """
+
+    def synced(*args: Any) -> Any:
+        program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        results = _Evaluation(workers).run(program.jaxpr, program.consts, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return synced
+
+
+class _Evaluation:
+    """An evaluation of a traced program with such loops."""
+
+    def __init__(self, workers: Partition) -> None:
+        self._workers = workers
+
+    def run(self, program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
+        for equation in program.eqns:
+            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
+            values.update(zip(equation.outvars, self._equation(equation, operands), strict=True))
+        return [v.val if isinstance(v, Literal) else values[v] for v in program.outvars]
+
+    def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name, params = equation.primitive.name, equation.params
+        if name == "while":
+            return self._loop(params, operands)
+        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        if isinstance(inner, ClosedJaxpr) and name not in _LOOPS_AND_BRANCHES:
+            return self.run(inner.jaxpr, inner.consts, operands)
+        results = equation.primitive.bind(*operands, **params)
+        return results if equation.primitive.multiple_results else [results]
+
+    def _loop(self, params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_condition, of_body, carried = operands[:first], operands[first:second], operands[second:]
+        condition, body = jaxpr_as_fun(params["cond_jaxpr"]), jaxpr_as_fun(params["body_jaxpr"])
+        return lax.while_loop(
+            lambda carried: condition(*of_condition, *carried)[0],
+            lambda carried: self._synced(body(*of_body, *carried)),
+            self._synced(carried),
+        )
+
+    def _synced(self, carried: Sequence[Any]) -> list[Array]:
+        """Return the carried values with the first worker's scalars, in one message."""
+        arrays = [jnp.asarray(x) for x in carried]
+        scalars = [x for x in arrays if x.ndim == 0]
+        if self._workers.size < 2 or not self._workers.active or not scalars:
+            return arrays
+        own = jnp.stack([x.astype(float) for x in scalars])
+        first = iter(all_sum_reduce(jnp.where(self._workers.rank == 0, own, 0), self._workers, axes_keep=()))
+        return [next(first).astype(x.dtype) if x.ndim == 0 else x for x in arrays]

@@ -1,9 +1,12 @@
-"""Norms of whole tensors, and the transformations of optax that are made of them."""
+"""Sums and norms of whole tensors, from blocks, and the transformations of optax that are made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +14,12 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.optim.global_reductions import Whole, check_params, square_root, squares, widened
-from distdl_jax.optim.optional import optax_for
-from distdl_jax.partition import Partition
+from distdl_jax.agreement.agree import agree
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives import all_sum_reduce
+from distdl_jax.primitives.collectives import accumulation_dtype
+from distdl_jax.spec_trees import check_shape, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import check_not_negative, checked_integers
 
@@ -23,8 +27,138 @@ if TYPE_CHECKING:
     import optax
 
 
+def optax_for(name: str) -> ModuleType:
+    """Return the module optax, for `dj.optim.<name>`."""
+    try:
+        import optax
+    except ImportError:
+        raise SetupError(
+            f"dj.optim.{name} needs optax, which is not installed: pip install optax, or distdl_jax[optim]."
+        ) from None
+    return optax
+
+
+class Block(NamedTuple):
+    """A leaf of a pytree of blocks: its path, this worker's block, and the spec of the whole tensor."""
+
+    path: str
+    block: Array
+    spec: TensorSpec
+
+
+class Whole:
+    """The whole tensors whose blocks on this worker are in pytrees.
+
+    - `label`: the name of the caller in errors and reports.
+    - `specs`: a pytree of `TensorSpec`.
+    - `partition`: the workers that call it, at least those of all specs. Default: all of the world.
+    """
+
+    def __init__(self, label: str, specs: Any, partition: Partition | None) -> None:
+        specs_by_path(specs)
+        check_workers("partition", partition)
+        self._label = label
+        self._specs = specs
+        self._partition = partition
+
+    @property
+    def workers(self) -> Partition:
+        """The workers that sum, and get the sums."""
+        return Partition() if self._partition is None else self._partition
+
+    def leaves(self, tree: Any) -> list[Block]:
+        """Return the leaves of a pytree of blocks; those that optax masks are left out."""
+        masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
+        found = []
+        for path, value, spec in leaves_with_specs(tree, self._specs, masked=masked):
+            if spec is None:
+                raise InvalidTypeError(
+                    f"`specs` must have a TensorSpec for each leaf of the tree, but has None at {path or 'its top'}."
+                )
+            found.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
+        return found
+
+    def dtypes(self, *trees: Any) -> list[np.dtype]:
+        """Check `trees` on all workers, and return the dtype of each leaf of the first of them, as its owner has it.
+
+        **Raises,** on all workers: `PlanError` where one worker's leaf does not have the shape that its spec says.
+        """
+
+        def check() -> list[np.dtype]:
+            for tree in trees:
+                for path, block, spec in self.leaves(tree):
+                    if spec.box is not None:
+                        check_shape(f"tree{path}", jnp.shape(block), spec, spec.local_shape)
+            return [np.dtype(jnp.result_type(block)) for _, block, _ in self.leaves(trees[0])]
+
+        workers = self.workers
+        specs = [spec for spec in jax.tree.leaves(self._specs) if isinstance(spec, TensorSpec)]
+        if missing := {worker for spec in specs for worker in spec.partition.ranks} - set(workers.ranks):
+            raise InvalidArgumentError(
+                f"`partition` ({workers.describe()}) must hold the workers of all specs, but lacks {min(missing)}."
+            )
+        if not workers.active:
+            return check()
+        dtypes = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", check)
+        owners = [spec.partition.ranks[0] for _, _, spec in self.leaves(trees[0])]
+        return [dtypes[owner][number] for number, owner in enumerate(owners)]
+
+    def sums(self, of_block: Callable[..., Array], *trees: Any) -> list[Array]:
+        """Return for each leaf the sum of `of_block` over all blocks of the tensor; one message for all.
+
+        `of_block` gets a block of each of `trees`, half precisions in float32, and returns real numbers in one shape
+        for all leaves, 0 for an empty block.
+        """
+        dtypes = [accumulation_dtype(_real(dtype)) for dtype in self.dtypes(*trees)]
+        if not dtypes:
+            return []
+        parts = []
+        for of_leaf in zip(*map(self.leaves, trees), strict=True):
+            counted = of_leaf[0].spec.counts
+            blocks = (leaf.block if counted else jnp.zeros(0, leaf.block.dtype) for leaf in of_leaf)
+            parts.append(of_block(*map(widened, blocks)).astype(jnp.result_type(*dtypes)))
+        return list(all_sum_reduce(jnp.stack(parts), self.workers, axes_keep=()))
+
+    def inner(self, x: Any, y: Any) -> Array:
+        """Return the real part of the inner product of two pytrees: the sum of conj(x) y over all elements."""
+        numbers = self.sums(lambda a, b: jnp.sum(jnp.real(jnp.conj(a) * b)), x, y)
+        return functools.reduce(jnp.add, numbers, jnp.zeros(()))
+
+    def norm(self, tree: Any) -> Array:
+        """Return the Euclidean norm of a pytree."""
+        return square_root(functools.reduce(jnp.add, self.sums(squares, tree), jnp.zeros(())))
+
+
+def check_params(name: str, params: Any) -> None:
+    """Refuse None for the parameters of `dj.optim.<name>`."""
+    if params is None:
+        raise InvalidArgumentError(f"`params` (=None) must be this worker's parameters: {name} compares with them.")
+
+
+def widened(block: Any) -> Array:
+    """Return a block in the dtype in which it is summed."""
+    block = jnp.asarray(block)
+    return block.astype(accumulation_dtype(np.dtype(block.dtype)))
+
+
+def squares(x: Array, axis: Sequence[int] | None = None) -> Array:
+    """Return the sum of |x|^2 along `axis`, whose dimensions are kept; a scalar, of all, where `axis` is None."""
+    absolute = jnp.real(x * jnp.conj(x)) if jnp.iscomplexobj(x) else x * x
+    return jnp.sum(absolute, axis=axis, keepdims=axis is not None)
+
+
+def square_root(x: Array) -> Array:
+    """Return the root, whose derivative at 0 is 0; at NaN it is NaN."""
+    at_zero = x == 0
+    return jnp.where(at_zero, 0, jnp.sqrt(jnp.where(at_zero, 1, x)))
+
+
+def _real(dtype: np.dtype) -> np.dtype:
+    return np.dtype(jnp.finfo(dtype).dtype) if jnp.issubdtype(dtype, jnp.inexact) else np.dtype(jnp.result_type(float))
+
+
 def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) -> Array:
-    """The Euclidean norm of all whole tensors of a pytree together: `optax.global_norm` of what the blocks are part of.
+    """Return the Euclidean norm of all whole tensors of a pytree together: `optax.global_norm` of the global tree.
 
     **Arguments:**
 
@@ -40,7 +174,7 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
     where the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    >>> P = dj.Partition().grid([1])
     >>> float(global_norm({"bias": jnp.array([3.0, 4.0])}, {"bias": dj.TensorSpec((2,), P)}))
     5.0
     """
@@ -50,7 +184,7 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
 def clip_by_global_norm(
     max_norm: ArrayLike, specs: Any, *, partition: Partition | None = None
 ) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm` of whole tensors: updates are scaled down to a norm of `max_norm` where it is larger.
+    """Return `optax.clip_by_global_norm` of whole tensors, which scales updates down to a norm of `max_norm`.
 
     **Arguments:**
 
@@ -86,7 +220,7 @@ def adaptive_grad_clip(
     *,
     partition: Partition | None = None,
 ) -> optax.GradientTransformation:
-    """`optax.adaptive_grad_clip` of whole tensors: each unit's update is at most `clipping` times its parameters' norm.
+    """Return `optax.adaptive_grad_clip` of whole tensors: a unit's update is at most `clipping` times its norm.
 
     **Arguments:**
 
@@ -134,7 +268,7 @@ def scale_by_trust_ratio(
     *,
     partition: Partition | None = None,
 ) -> optax.GradientTransformation:
-    """`optax.scale_by_trust_ratio` of whole tensors, of which LAMB and LARS are made.
+    """Return `optax.scale_by_trust_ratio` of whole tensors, of which LAMB and LARS are made.
 
     Each tensor's update is scaled by `trust_coefficient` |parameter| / (|update| + `eps`), or by 1 where one of the
     norms is 0.
@@ -180,7 +314,7 @@ def scale_by_trust_ratio(
 
 
 def _unit_axes(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The dimensions of a tensor of `shape` that a unit extends along."""
+    """Return the dimensions of a tensor of `shape` that a unit extends along."""
     if axis is not None:
         if any(not -len(shape) <= a < len(shape) for a in axis):
             given = axis[0] if len(axis) == 1 else axis
@@ -197,7 +331,7 @@ def _unit_axes(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> tuple[in
 
 
 def _unit_norms(block: Array, spec: TensorSpec, axes: tuple[int, ...]) -> Array:
-    """The norm of the unit that each element belongs to, in the shape that broadcasts to the block's."""
+    """Return the norm of the unit that each element belongs to, in a shape that broadcasts to the block's."""
     if spec.box is None:
         return jnp.zeros(np.shape(block), jnp.result_type(float))
     cut = [d for d in range(spec.partition.dim) if d not in spec.replicated]  # in the order of the tensor's dimensions

@@ -22,9 +22,7 @@ from distdl_jax.validation import check_function, check_number, checked_integer,
 
 
 def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
-    """Whether all numbers in the pytrees of all workers are finite: no infinity, no NaN, on any of them.
-
-    What one worker decides by its own blocks, another may decide otherwise; this is the same on all.
+    """Return whether all numbers in the pytrees of all workers are finite; the same on every worker.
 
     **Arguments:**
 
@@ -40,9 +38,9 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
     check_workers("partition", partition)
     workers = Partition() if partition is None else partition
     inexact = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    mine = reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in inexact], jnp.asarray(True))
-    found = all_reduce(mine.astype(jnp.int32), workers, "min", axes_keep=())
-    return found.astype(bool) if workers.active else mine
+    own = reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in inexact], jnp.asarray(True))
+    found = all_reduce(own.astype(jnp.int32), workers, "min", axes_keep=())
+    return found.astype(bool) if workers.active else own
 
 
 @dataclass(frozen=True)
@@ -89,18 +87,18 @@ class LossScale(Static):
             raise InvalidArgumentError(f"`factor` (={self.factor!r}) must be a finite number above 1.")
 
     def init(self) -> dict[str, Array]:
-        """The state at first."""
+        """Return the first state."""
         return {"scale": jnp.asarray(self.initial, jnp.float32), "good_steps": jnp.asarray(0, jnp.int32)}
 
     def scaled(self, loss: Array | float, state: dict[str, Array]) -> Array:
-        """This worker's part of the loss, times the scale, in float32 at least; a worker without a part may give 0."""
+        """Return this worker's part of the loss times the scale, in float32 at least; workers without a part give 0."""
         if not hasattr(loss, "dtype"):
             check_number("loss", loss)
         wide = jnp.promote_types(getattr(loss, "dtype", jnp.float32), jnp.float32)
         return jnp.asarray(loss, wide) * state["scale"]
 
     def unscaled(self, gradient: Any, state: dict[str, Array]) -> tuple[Any, Array]:
-        """The gradient of the loss itself, half precisions in float32, and whether it is finite on all workers."""
+        """Return the gradient of the loss, half precisions in float32, and whether it is finite on all workers."""
 
         def divided(x: Array) -> Array:
             return x.astype(accumulation_dtype(x.dtype)) / state["scale"].astype(accumulation_dtype(x.dtype))
@@ -109,11 +107,11 @@ class LossScale(Static):
         return whole, all_finite(whole, partition=self.partition)
 
     def chosen(self, finite: Array, new: Any, old: Any) -> Any:
-        """`new`, parameters, an optimiser's state, where the gradient was finite, else `old`."""
+        """Return `new`, parameters or an optimiser's state, where the gradient was finite, else `old`."""
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     def next(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
-        """The state after a step; the scale stays between 1, or `initial` below that, and what float32 can hold."""
+        """Return the state after a step; the scale stays from 1, or `initial` below that, to the largest float32."""
         floor = min(1.0, self.initial)
         good = jnp.where(finite, state["good_steps"] + 1, 0)
         grown = jnp.where(good >= self.period, state["scale"] * self.factor, state["scale"])
@@ -123,7 +121,7 @@ class LossScale(Static):
 
 
 def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
-    """`value_and_grad(params, batch)` of many batches, one after the other, in the memory of one.
+    """Return `value_and_grad(params, batch)` of many batches, one after the other, in the memory of one.
 
     **Arguments:**
 
@@ -161,9 +159,9 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
 
         leaves = jax.tree.leaves(params)
         zeros = jax.tree.map(
-            lambda its: tie(jnp.zeros(its.shape, accumulation_dtype(its.dtype)), *map(jnp.asarray, leaves)), shapes
+            lambda like: tie(jnp.zeros(like.shape, accumulation_dtype(like.dtype)), *map(jnp.asarray, leaves)), shapes
         )
         sums, _ = lax.scan(added, zeros, batches)
-        return jax.tree.map(lambda total, its: (total / count).astype(its.dtype), sums, shapes)
+        return jax.tree.map(lambda total, like: (total / count).astype(like.dtype), sums, shapes)
 
     return of_many

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_team
@@ -18,18 +17,17 @@ from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers
 
 
 @dataclass(frozen=True)
 class GatherPlan(BoxPlan):
-    """Between blocks and the same with the whole extent in some dimensions: an all-gather, or back.
+    """An all-gather (`gathers`) from blocks to blocks with the whole extent along `axes`, or a reduce-scatter back.
 
-    - `blocks`: on P_x; where the sum is to be scattered, those that it is scattered to.
+    - `blocks`: the small blocks, on P_x: those to gather, or to scatter the sum to.
     - `axes`: the dimensions to gather, or to sum and to scatter, along.
-    - `gathers`: whether it is the all-gather.
     """
 
     blocks: ProductGrid
@@ -49,14 +47,11 @@ class GatherPlan(BoxPlan):
         return {}
 
     def team(self, worker: int) -> Workers:
-        ranks = self.blocks.ranks
-        return tuple(ranks[place] for place in self._team(self.blocks.cell_of[worker]))
-
-    def _team(self, cell: int) -> tuple[int, ...]:
-        return reduction_team(self.blocks.shape, self.axes, cell)
+        cells = reduction_team(self.blocks.shape, self.axes, self.blocks.cell_of[worker])
+        return tuple(self.blocks.ranks[cell] for cell in cells)
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
-        """A team at a time, with its own small grid."""
+        """Return the one exchange of `worker`; each team has its own small grid."""
         cell, team = self.blocks.cell_of[worker], self.team(worker)
         if team[0] not in self._exchanges:
             own, whole = [], []
@@ -75,7 +70,7 @@ class GatherPlan(BoxPlan):
 
 
 def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
-    """The plan of `all_gather`, from what the workers of P_x (and perhaps more) hold."""
+    """Plan `all_gather` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
     gathered = checked_axes("axes", axes, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     blocks = owned_grid("x", P_x, inputs)
@@ -83,7 +78,7 @@ def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Seque
 
 
 def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
-    """The plan of `reduce_scatter`, from what the workers of P_x (and perhaps more) hold."""
+    """Plan `reduce_scatter` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
     scattered = checked_axes("axes", axes, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     terms = owned_grid("x", P_x, inputs)
@@ -122,11 +117,8 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """
     check_partitions(P_x=P_x)
     gathered = checked_axes("axes", axes, P_x.shape)
-    if not P_x.active:
-        return x
-    purpose = f"all_gather along {gathered} on {P_x.describe()}"
-    shape_dtypes = exchange_shapes(P_x.world, P_x.ranks, purpose, x)
-    return plan_all_gather(shape_dtypes, P_x, gathered).run(P_x.world, x)
+    label = f"all_gather along {gathered} on {P_x.describe()}"
+    return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_all_gather, P_x=P_x, axes=gathered), x)
 
 
 def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
@@ -150,8 +142,5 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
     """
     check_partitions(P_x=P_x)
     scattered = checked_axes("axes", axes, P_x.shape)
-    if not P_x.active:
-        return x
-    purpose = f"reduce_scatter along {scattered} on {P_x.describe()}"
-    shape_dtypes = exchange_shapes(P_x.world, P_x.ranks, purpose, x)
-    return plan_reduce_scatter(shape_dtypes, P_x, scattered).run(P_x.world, x)
+    label = f"reduce_scatter along {scattered} on {P_x.describe()}"
+    return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_reduce_scatter, P_x=P_x, axes=scattered), x)

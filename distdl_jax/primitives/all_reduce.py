@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -12,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
@@ -22,7 +22,7 @@ from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, plan_all_sum_reduce
 from distdl_jax.primitives.block_checks import is_differentiable
 from distdl_jax.primitives.collectives import accumulation_dtype, allreduce_in_team
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run
 from distdl_jax.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
@@ -30,7 +30,7 @@ Operation = Literal["sum", "mean", "max", "min", "prod"]
 
 @dataclass(frozen=True)
 class Extremum:
-    """One worker's part of the largest (or smallest) of what `team` hold, element by element."""
+    """One worker's part of the largest (or smallest) of the blocks of `team`, element by element."""
 
     team: Workers
     differentiable: bool
@@ -47,22 +47,22 @@ class Extremum:
             order, back = _order(np.dtype(x.dtype), self.largest)
             return back(allreduce_in_team(world, self.team, order(x), "max"))
 
-    def kept(self, x: Array, y: Array) -> Array:
-        """Where this worker has the largest."""
+    def residual(self, x: Array, y: Array) -> Array:
+        """Return where this worker has the largest."""
         return x == y
 
-    def before_adjoint(self, kept: Array, dy: Array) -> Array:
-        """What is summed over the team: the cotangents, and how many workers share them, in one message."""
+    def before_adjoint(self, is_largest: Array, dy: Array) -> Array:
+        """Return the cotangents, and how many workers share them, to be summed over the team in one message."""
         wide = accumulation_dtype(np.dtype(dy.dtype))
-        return jnp.stack([dy.astype(wide), kept.astype(wide)])
+        return jnp.stack([dy.astype(wide), is_largest.astype(wide)])
 
-    def after_adjoint(self, kept: Array, sums: Array, dtype: np.dtype) -> Array:
-        """This worker's share of the sum: as JAX's own maximum, also where a NaN has none."""
-        return (sums[0] * kept / sums[1]).astype(dtype)
+    def after_adjoint(self, is_largest: Array, sums: Array, dtype: np.dtype) -> Array:
+        """Return this worker's share of the sum: as JAX's own maximum, also where a NaN has none."""
+        return (sums[0] * is_largest / sums[1]).astype(dtype)
 
 
 def _order(dtype: np.dtype, largest: bool) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    """From values to integers (or booleans) whose maximum is the extremum's, and back. A NaN is above everything."""
+    """Return the maps from values to integers (or booleans) in their order, and back. A NaN is above everything."""
     if not is_differentiable(dtype):
         # `~` turns the order around, and overflows nowhere.
         return (jnp.asarray, jnp.asarray) if largest else (jnp.bitwise_not, jnp.bitwise_not)
@@ -84,15 +84,15 @@ def _order(dtype: np.dtype, largest: bool) -> tuple[Callable[[Array], Array], Ca
 
 @dataclass(frozen=True)
 class ExtremumPlan(AllSumPlan):
-    """The largest, or the smallest, of what each of `teams` holds."""
+    """The largest, or the smallest, of the blocks of each of `teams`."""
 
     largest: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for worker, held in self.inputs.items():
-            if jnp.issubdtype(held.dtype, jnp.complexfloating):
-                raise PlanError(f"On worker {worker}: `x` is {held}, but complex numbers have no largest or smallest.")
+        for worker, block in self.inputs.items():
+            if jnp.issubdtype(block.dtype, jnp.complexfloating):
+                raise PlanError(f"On worker {worker}: `x` is {block}, but complex numbers have no largest or smallest.")
 
     def part(self, worker: int) -> Extremum | None:  # type: ignore[override]
         part = super().part(worker)
@@ -100,7 +100,7 @@ class ExtremumPlan(AllSumPlan):
 
 
 @dataclass(frozen=True)
-class _FurtherPlan(Plan):
+class _ComputingPlan(Plan):
     """A reduction that computes before or after it moves; `sums` says who reduces what."""
 
     sums: AllSumPlan
@@ -111,40 +111,40 @@ class _FurtherPlan(Plan):
 
     @abstractmethod
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
+        """Return this worker's block afterwards, given its block `x`."""
 
 
 @dataclass(frozen=True)
-class MeanPlan(_FurtherPlan):
-    """The mean of what each team holds, summed in at least float32; of integers and booleans, in JAX's float."""
+class MeanPlan(_ComputingPlan):
+    """The mean of each team's blocks, summed in at least float32; of integers and booleans, in JAX's float."""
 
     def output(self, worker: int) -> ShapeDtype:
-        held = self.sums.inputs[worker]
-        return ShapeDtype(held.shape, np.dtype(jnp.result_type(held.dtype, float)))
+        block = self.sums.inputs[worker]
+        return ShapeDtype(block.shape, np.dtype(jnp.result_type(block.dtype, float)))
 
     def run(self, world: World, x: Array) -> Array:
         if world.rank not in self.workers:
             return x
         dtype = self.output(world.rank).dtype
         wide = accumulation_dtype(dtype)
-        held = {worker: ShapeDtype(held.shape, wide) for worker, held in self.sums.inputs.items()}
-        total = AllSumPlan(self.sums.teams, held).run(world, x.astype(wide))
+        inputs = {worker: ShapeDtype(block.shape, wide) for worker, block in self.sums.inputs.items()}
+        total = AllSumPlan(self.sums.teams, inputs).run(world, x.astype(wide))
         return (total / len(self.sums.team_of[world.rank])).astype(dtype)
 
 
 @dataclass(frozen=True)
-class ProductPlan(_FurtherPlan):
-    """The product of what each team holds, of all of its subtensors side by side: its derivative is exact at 0, too."""
+class ProductPlan(_ComputingPlan):
+    """The product of each team's blocks, computed from all of them side by side: its derivative is exact at 0, too."""
 
     def output(self, worker: int) -> ShapeDtype:
         return self.sums.inputs[worker]
 
     def gathered(self, worker: int) -> GatherPlan:
-        """How the worker's team brings its subtensors, as rows, together on all of its workers."""
-        team, held = self.sums.team_of[worker], self.sums.inputs[worker]
-        rows = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, held.size),)))
-        row = ShapeDtype((1, held.size), held.dtype)
-        return GatherPlan("all_reduce", dict.fromkeys(team, row), held.dtype, rows, (0,), gathers=True)
+        """Plan the all-gather of the subtensors of the worker's team, as rows."""
+        team, block = self.sums.team_of[worker], self.sums.inputs[worker]
+        rows = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, block.size),)))
+        row = ShapeDtype((1, block.size), block.dtype)
+        return GatherPlan("all_reduce", dict.fromkeys(team, row), block.dtype, rows, (0,), gathers=True)
 
     def run(self, world: World, x: Array) -> Array:
         if world.rank not in self.workers or len(self.sums.team_of[world.rank]) == 1:
@@ -155,14 +155,16 @@ class ProductPlan(_FurtherPlan):
 
 
 def _product(rows: Array) -> Array:
-    """The product of the rows; of complex ones in real arithmetic, since `jax.checkpoint` can't save those."""
+    """Return the product of the rows; of complex ones in real arithmetic, since `jax.checkpoint` can't save those."""
     if not jnp.issubdtype(rows.dtype, jnp.complexfloating):
         return jnp.prod(rows, axis=0)
+    if rows.size == 0:
+        return rows[0]
     real, imag = rows.real, rows.imag
-    while (n := len(real)) > 1:  # pair by pair
+    while (n := len(real)) > 1:  # pair by pair, and an odd row as it is
         (a, c), (b, d) = (jnp.split(part[: n - n % 2], 2) for part in (real, imag))
-        left = (part[n - n % 2 :] for part in (real, imag))
-        real, imag = map(jnp.concatenate, zip((a * c - b * d, a * d + b * c), left, strict=True))
+        products, last = (a * c - b * d, a * d + b * c), (real[-1:], imag[-1:])
+        real, imag = map(jnp.concatenate, zip(products, last, strict=True)) if n % 2 else products
     return lax.complex(real[0], imag[0])
 
 
@@ -173,7 +175,7 @@ def plan_all_reduce(
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
 ) -> Any:
-    """The plan of `all_reduce`, from what the workers of P_x hold, or those of some of its teams; it is theirs."""
+    """Plan `all_reduce` from the shapes and dtypes on the workers of P_x, or on those of some of its teams."""
     _check_op(op)
     sums = plan_all_sum_reduce(shape_dtypes, P_x, _axes(P_x, axes_reduce, axes_keep))
     if op in ("max", "min"):
@@ -219,12 +221,9 @@ def all_reduce(
     check_partitions(P_x=P_x)
     _check_op(op)
     axes = _axes(P_x, axes_reduce, axes_keep)
-    if not P_x.active:
-        return x
     team = P_x.create_allreduction_partition(axes)
-    purpose = f"all_reduce ({op}) on {P_x.describe()}"
-    shape_dtypes = exchange_shapes(P_x.world, team.ranks, purpose, x)
-    return plan_all_reduce(shape_dtypes, P_x, op, axes).run(P_x.world, x)
+    plan = partial(plan_all_reduce, P_x=P_x, op=op, axes_reduce=axes)
+    return plan_and_run(P_x.world, team.ranks, f"all_reduce ({op}) on {P_x.describe()}", plan, x)
 
 
 def all_max(
@@ -233,7 +232,7 @@ def all_max(
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
 ) -> Array:
-    """The largest of the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
+    """Return the largest of the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
 
     It is `all_reduce` with "max". The subgradient is that of `jnp.max`: workers that tie share the cotangent equally.
     A softmax over features that are split, say, subtracts it, without a derivative: `jax.lax.stop_gradient`.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable
 from distdl_jax.primitives.collectives import allreduce_in_team
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.world import Workers, World
 
 
@@ -39,7 +38,7 @@ class AllSum:
 
 @dataclass(frozen=True)
 class AllSumPlan(MovementPlan):
-    """An all-sum-reduction: `teams` are the world ranks that are summed over, `inputs` what their workers hold."""
+    """An all-sum-reduction over each of `teams` of world ranks; `inputs` are the shapes and dtypes of their blocks."""
 
     teams: tuple[Workers, ...]
     inputs: ShapeDtypes = field(hash=False)
@@ -72,15 +71,13 @@ def plan_all_sum_reduce(
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
 ) -> AllSumPlan:
-    """The plan of `all_sum_reduce`, from what the workers of P_x hold, or those of some of its teams; it is theirs."""
+    """Plan `all_sum_reduce` from the shapes and dtypes on the workers of P_x, or on those of some of its teams."""
     teams = teams_of(P_x, reduction_axes(P_x.shape, axes_reduce, axes_keep), shape_dtypes)
-    return AllSumPlan(
-        teams, {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
-    )
+    return AllSumPlan(teams, taking_part(shape_dtypes, *teams))
 
 
 def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple[Workers, ...]:
-    """The teams along `axes`, by world rank, that have a worker of which it is known what it holds."""
+    """Return the teams along `axes`, by world rank, that have a worker of `known`."""
     teams: dict[int, Workers] = {}
     for rank, worker in enumerate(P_x.ranks):
         if worker in known and worker not in teams:
@@ -119,6 +116,5 @@ def all_sum_reduce(
     team = P_x.create_allreduction_partition(axes_reduce, axes_keep)
     if team.size <= 1:
         return x
-    purpose = f"all_sum_reduce on {P_x.describe()}"
-    shape_dtypes = exchange_shapes(P_x.world, team.ranks, purpose, x)
-    return plan_all_sum_reduce(shape_dtypes, P_x, axes_reduce, axes_keep).run(P_x.world, x)
+    plan = partial(plan_all_sum_reduce, P_x=P_x, axes_reduce=axes_reduce, axes_keep=axes_keep)
+    return plan_and_run(P_x.world, team.ranks, f"all_sum_reduce on {P_x.describe()}", plan, x)

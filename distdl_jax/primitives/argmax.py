@@ -1,4 +1,4 @@
-"""Where the largest element is, along a dimension that is split."""
+"""Argmax along a dimension that is split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distdl_jax.validation import checked_axis
 
 
 def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
-    """The index, in the whole tensor, of the largest element along `axis`: `jnp.argmax` of a split tensor.
+    """Return the index, in the whole tensor, of the largest element along `axis`: `jnp.argmax` of a split tensor.
 
     **Arguments:**
 
@@ -39,28 +39,28 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     if not P_x.active:
         return x
     team = tuple(sorted(P_x.ranks))
-    held = exchange_shapes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", x)
-    common_dtype("x", held, P_x.ranks)
-    return argmax_of(x, P_x, owned_grid("x", P_x, held), axis)
+    shape_dtypes = exchange_shapes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", x)
+    common_dtype("x", shape_dtypes, P_x.ranks)
+    return argmax_of(x, P_x, owned_grid("x", P_x, shape_dtypes), axis)
 
 
 def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
-    """`argmax`, where the blocks of all workers, `grid`, are known."""
+    """Return `argmax`, given the blocks of all workers, `grid`."""
     if grid.extent[axis] == 0:
         raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {axis}, to have a largest.")
     assert P_x.rank is not None
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
     mine = materialize(jnp.max(x, axis, initial=_lowest(x.dtype)))  # what is sent is compared with the answer
-    held = _lines(P_x, grid, axis, mine.dtype)
-    largest = plan_all_reduce(held, P_x, "max", axis).run(P_x.world, mine)
+    lines = _lines(P_x, grid, axis, mine.dtype)
+    largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, mine)
     if start == stop:
         place = jnp.full(mine.shape, none)
     else:
         attained = (mine == largest) | (mine != mine)
         place = jnp.where(attained, jnp.argmax(x, axis).astype(np.int32) + np.int32(start), none)
-    held = _lines(P_x, grid, axis, np.dtype(np.int32))
-    first: Array = plan_all_reduce(held, P_x, "min", axis).run(P_x.world, place)
+    lines = _lines(P_x, grid, axis, np.dtype(np.int32))
+    first: Array = plan_all_reduce(lines, P_x, "min", axis).run(P_x.world, place)
     return first
 
 
@@ -71,7 +71,7 @@ def _lowest(dtype: np.dtype) -> float | bool:
 
 
 def _lines(P_x: Partition, grid: ProductGrid, axis: int, dtype: np.dtype) -> ShapeDtypes:
-    """What all workers hold of one number for each line along `axis`."""
+    """Return the shape and dtype on each worker of one number for each line along `axis`."""
     shapes = {}
     for worker in P_x.ranks:
         box = grid.box(grid.cell_of[worker])

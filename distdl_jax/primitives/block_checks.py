@@ -1,4 +1,4 @@
-"""What all workers of an operation hold, looked at together; refuses what does not fit, in the same words on all."""
+"""Checks of the blocks of all workers of an operation; what does not fit is refused in the same words on all."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ import numpy as np
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import ProductGrid, index_of, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 
 
 @lru_cache(maxsize=64)
 def is_differentiable(dtype: np.dtype) -> bool:
-    """Whether data of `dtype` has derivatives: floating and complex."""
+    """Say whether data of `dtype` has derivatives: floating and complex."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
-    """What all of `shape_dtypes` (by world rank) are; an error that lists them where they differ."""
+    """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them where they differ."""
     found = set(shape_dtypes.values())
     if len(found) > 1:
-        listed = ", ".join(f"{held} on worker {worker}" for worker, held in sorted(shape_dtypes.items()))
+        listed = ", ".join(f"{block} on worker {worker}" for worker, block in sorted(shape_dtypes.items()))
         raise PlanError(f"`{name}` must have the same shape and dtype on all workers that {who}, but is {listed}.")
     return found.pop()
 
 
 def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Sequence[int]) -> np.dtype:
-    """The dtype of the data that `owners` (world ranks) hold; refuses placeholders of another kind elsewhere."""
+    """Return the dtype of the blocks of `owners` (world ranks); refuse placeholders of another kind elsewhere."""
     dtype = shape_dtypes[owners[0]].dtype
     if any(shape_dtypes[worker].dtype != dtype for worker in owners):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
         raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
-    checked_kinds(name, shape_dtypes, dtype)
+    check_kinds(name, shape_dtypes, dtype)
     return dtype
 
 
-def checked_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dtype) -> None:
-    """Refuse a placeholder that carries no derivative where the data does, or the other way: JAX would differentiate
-    on some workers only, and the job would hang."""
+def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dtype) -> None:
+    """Refuse a placeholder that carries no derivative where the data does, or the other way.
+
+    JAX would differentiate on some workers only, and the job would hang.
+    """
     inexact = is_differentiable(dtype)
-    for worker, held in sorted(shape_dtypes.items()):
-        if is_differentiable(held.dtype) != inexact:
+    for worker, block in sorted(shape_dtypes.items()):
+        if is_differentiable(block.dtype) != inexact:
             raise PlanError(
-                f"`{name}` is {held} on worker {worker}, but the data is {dtype}: on the workers that hold no "
+                f"`{name}` is {block} on worker {worker}, but the data is {dtype}: on the workers that hold no "
                 "part of it, pass a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
             )
 
 
 def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> ProductGrid:
-    """The grid of the blocks that the workers of `P` hold, balanced or not, from what they hold by world rank."""
+    """Return the grid of the blocks on `P`, balanced or not, from their shapes by world rank."""
 
     def listed() -> str:
         return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
@@ -75,6 +77,15 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
     return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
 
 
+def block_or_placeholder(
+    grid: ProductGrid, worker: int, before: ShapeDtype, dtype: np.dtype, preserve_batch: bool = True
+) -> ShapeDtype:
+    """Return the shape and dtype of the block of `worker` in `grid`; outside it, of the placeholder for its block."""
+    if (cell := grid.cell_of.get(worker)) is not None:
+        return ShapeDtype(box_shape(grid.box(cell)), dtype)
+    return ShapeDtype(zero_volume_shape(before.shape, preserve_batch), dtype)
+
+
 def zero_volume_shape(shape: tuple[int, ...], preserve_batch: bool) -> tuple[int, ...]:
-    """The shape of the placeholder for a subtensor of `shape`: empty, with the batch dimension kept if wanted."""
+    """Return the shape of the placeholder for a block of `shape`: empty, with its batch dimension where preserved."""
     return (shape[0], 0) if preserve_batch and shape else (0,)

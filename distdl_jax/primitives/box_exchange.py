@@ -1,25 +1,22 @@
-"""What repartition, halo exchange and the gathering primitives share: a chain of exchanges as one movement."""
+"""A chain of exchanges as one movement: the shared part of repartition, halo exchange, all-gather and reshape."""
 
 from __future__ import annotations
 
-import zlib
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import is_differentiable
-from distdl_jax.primitives.channel import Channel
+from distdl_jax.primitives.channel import Channel, tag_of, tied_zeros
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.packing import exchange
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
-from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
 
 
@@ -30,8 +27,8 @@ class BoxMovement:
     - `name`: of the primitive, for profiles and for the messages' tag.
     - `team`: the world ranks that take part.
     - `steps`: the exchanges, in order; each takes the block that the one before left.
-    - `source`, `target`: what this worker holds before and after, zero-volume where it owns or needs nothing.
-    - `dtype`: of the data, in which messages travel; a placeholder may be of another one.
+    - `source`, `target`: this worker's block before and after, zero-volume where it owns or needs nothing.
+    - `dtype`: of the data, in which messages travel; a placeholder may have another one.
     - `copies`: whether several workers may get the same element. Then the adjoint adds.
     - `adds`: whether elements may be sums of several. Then everything moves in the dtype of sums, on all workers: one
       that has nothing to add itself cannot know that its partner has.
@@ -64,21 +61,21 @@ class BoxMovement:
 
     @property
     def is_identity(self) -> bool:
-        """Whether this worker keeps what it has and sends nothing; then the adjoint is the identity too."""
+        """Whether this worker keeps its block and sends nothing; then the adjoint is the identity too."""
         return self.source == self.target and all(step.is_identity for step in self.steps)
 
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope(self.name):
-            channel = Channel(world.transport, x, zlib.crc32(repr((self.name, self.team)).encode()) % 32768)
+            channel = Channel(world.transport, x, tag_of(self.name, self.team))
             # Only a placeholder can have another dtype, also one of another kind, and of that nothing is sent.
-            y = x.astype(self.dtype) if x.size else tie(jnp.zeros(x.shape, self.dtype), x)
+            y = x.astype(self.dtype) if x.size else tied_zeros(ShapeDtype(x.shape, self.dtype), x)
             if self.adds:
                 y = y.astype(accumulation_dtype(self.dtype))
             for step in self.steps:
                 y = exchange(channel, step, y, self.lead)
             if y.size == 0:
                 # This worker needs nothing, so its placeholder stands for the block.
-                y = tie(jnp.zeros(self.target.shape, self.target.dtype), x)
+                y = tied_zeros(self.target, x)
             return channel.finish(y.astype(self.target.dtype))
 
 
@@ -87,7 +84,7 @@ class BoxPlan(MovementPlan):
     """A chain of exchanges between all workers that take part.
 
     - `name`: of the primitive.
-    - `inputs`: what each of the workers holds.
+    - `inputs`: the shapes and dtypes of the workers' blocks.
     - `dtype`: of the data.
     """
 
@@ -110,12 +107,12 @@ class BoxPlan(MovementPlan):
         return False
 
     def team(self, worker: int) -> Workers:
-        """The world ranks of the workers that the exchanges of `worker` are between, in one order for all of them."""
+        """Return the world ranks that the exchanges of `worker` are between, in one order for all of them."""
         return self.workers
 
     @abstractmethod
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
-        """The exchanges of `worker`, in order."""
+        """Return the exchanges of `worker`, in order."""
 
     def part(self, worker: int) -> BoxMovement | None:
         if worker not in self.inputs:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+
+import jax.numpy as jnp
 from jax import Array
 
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -45,6 +48,19 @@ class Channel:
         return received
 
     def finish(self, y: Array) -> Array:
-        """`y`, tied to every message that was sent; where that was not in exchange for another, it is sent first."""
+        """Return `y`, tied to every message sent, and after those that were sent without receiving another."""
         y = tie(y, *self._done)
         return self._transport.sent_first(y) if self._sends_alone else y
+
+
+def tag_of(*operation: object) -> int:
+    """Return the tag of an operation's messages: below 32768, the least upper bound on tags that MPI guarantees.
+
+    The repr of `operation` says which one it is, in the same words on all workers.
+    """
+    return zlib.crc32(repr(operation).encode()) % 32768
+
+
+def tied_zeros(shape_dtype: ShapeDtype, anchor: Array) -> Array:
+    """Return zeros that depend on `anchor`."""
+    return tie(jnp.zeros(shape_dtype.shape, shape_dtype.dtype), anchor)

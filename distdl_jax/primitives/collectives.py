@@ -12,20 +12,19 @@ from jax import Array
 
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
-from distdl_jax.primitives.channel import Channel
-from distdl_jax.tracing.tie import tie
+from distdl_jax.primitives.channel import Channel, tied_zeros
 from distdl_jax.world import Reduction, Workers, World
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which data of `dtype` is summed: float32 for the half precisions, else itself."""
+    """Return the dtype in which data of `dtype` is summed: float32 for the half precisions, else itself."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return np.dtype(np.float32)
     return np.dtype(dtype)
 
 
 def mean_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of means of data of `dtype`: of integers and booleans a floating one, as in `jnp.mean`; else itself."""
+    """Return the dtype of means of data of `dtype`: floating for integers and booleans, as in `jnp.mean`."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.dtype(dtype)
     return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
@@ -34,14 +33,11 @@ def mean_dtype(dtype: np.dtype) -> np.dtype:
 def broadcast_in_team(
     world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
 ) -> Array:
-    """The first worker's `x`, on every worker of `team`; the others pass None."""
-    if x is None and (shape_dtype.size == 0 or len(team) == 1):
-        return _zeros(shape_dtype, anchor)
+    """Return the first worker's `x` on every worker of `team`; the others pass None."""
     if shape_dtype.size == 0 or len(team) == 1:
-        assert x is not None
-        return x
+        return tied_zeros(shape_dtype, anchor) if x is None else x
     if len(team) > world.transport.largest_tree:
-        return world.transport.broadcast(_zeros(shape_dtype, anchor) if x is None else x, team)
+        return world.transport.broadcast(tied_zeros(shape_dtype, anchor) if x is None else x, team)
     channel = Channel(world.transport, anchor, tag)
     for action, partner in broadcast_steps(len(team), team.index(world.rank)):
         if action == "receive":
@@ -56,17 +52,17 @@ def broadcast_in_team(
 def reduce_in_team(
     world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
 ) -> Array:
-    """The sum of the workers' `x`, on the first worker of `team`; on the others something tied to it.
+    """Return the sum of the workers' `x` on the first worker of `team`; on the others something tied to it.
 
-    The first worker may pass None, and then adds nothing of its own. `shape_dtype` is that of `x`.
+    The first worker may pass None, and then adds nothing of its own. `shape_dtype` is the workers' in common.
     """
     wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
     if x is not None:
         x = x.astype(wide.dtype)
     if shape_dtype.size == 0 or len(team) == 1:
-        y = _zeros(wide, anchor) if x is None else x
+        y = tied_zeros(wide, anchor) if x is None else x
     elif len(team) > world.transport.largest_tree:
-        summable, op = _reducible(_zeros(wide, anchor) if x is None else x, "sum")
+        summable, op = _reducible(tied_zeros(wide, anchor) if x is None else x, "sum")
         y = world.transport.reduce(summable, team, op)
     else:
         y = _tree_reduce(world, team, x, anchor, wide, tag)
@@ -74,11 +70,11 @@ def reduce_in_team(
 
 
 def allreduce_in_team(world: World, team: Workers, x: Array, op: Reduction = "sum") -> Array:
-    """The sum, or maximum, of the workers' `x`, on every worker of `team` (the same order on all)."""
+    """Return the sum, or the maximum, of the workers' `x`, on every worker of `team` (the same order on all)."""
     if x.size == 0 or len(team) == 1:
         return x
-    reducible, its_op = _reducible(x.astype(accumulation_dtype(np.dtype(x.dtype))), op)
-    return world.transport.allreduce(reducible, team, its_op).astype(x.dtype)
+    reducible, op = _reducible(x.astype(accumulation_dtype(np.dtype(x.dtype))), op)
+    return world.transport.allreduce(reducible, team, op).astype(x.dtype)
 
 
 def _tree_reduce(
@@ -96,12 +92,8 @@ def _tree_reduce(
     return channel.finish(x)
 
 
-def _zeros(shape_dtype: ShapeDtype, anchor: Array) -> Array:
-    return tie(jnp.zeros(shape_dtype.shape, shape_dtype.dtype), anchor)
-
-
 def _reducible(x: Array, op: Reduction) -> tuple[Array, Reduction]:
-    """`x` in a dtype, and the operation, that every transport has: of booleans, sum and maximum are both "or"."""
+    """Return `x` in a dtype, and the operation, that every transport has: of booleans sum and maximum are "or"."""
     return (x.astype(jnp.uint8), "max") if x.dtype == jnp.bool_ else (x, op)
 
 

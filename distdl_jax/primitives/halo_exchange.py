@@ -26,7 +26,7 @@ Halo = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class RangesPlan(BoxPlan):
-    """The movement that gives each worker of a grid the ranges that `halos` says it needs."""
+    """A movement that gives each worker of a grid the ranges that `halos` says it needs."""
 
     halos: Halos
 
@@ -50,17 +50,17 @@ class RangesPlan(BoxPlan):
 
 
 def plan_ranges(name: str, shape_dtypes: ShapeDtypes, P_x: Partition, halos: Halos) -> RangesPlan:
-    """The plan by which each worker of P_x gets the ranges that `halos` says it needs."""
+    """Plan the movement that gives each worker of P_x the ranges that `halos` says it needs."""
     inputs = taking_part(shape_dtypes, P_x.ranks)
     return RangesPlan(name, inputs, common_dtype("x", inputs, P_x.ranks), halos)
 
 
 @dataclass(frozen=True)
 class HaloExchangePlan(Plan):
-    """A halo exchange: a movement, and of what it brings the part that a worker asked for.
+    """A halo exchange: a movement of the widest halos, of which each worker cuts out its own.
 
-    - `movement`: gives each worker the widest that a worker of the same index asked for.
-    - `halo`: what each worker asked for, by world rank.
+    - `movement`: gives each worker the widest halo that a worker of the same index asked for.
+    - `halo`: the halo that each worker asked for, by world rank.
     """
 
     movement: RangesPlan
@@ -76,7 +76,7 @@ class HaloExchangePlan(Plan):
         return ShapeDtype(shape, self.movement.dtype)
 
     def cut(self, worker: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where what `worker` asked for starts and stops in what the movement brings it."""
+        """Return where the block that `worker` asked for starts and stops in the one that the movement gives it."""
         halos = self.movement.halos
         cell = halos.owned.cell_of[worker]
         box = own_box(halos.owned, cell, self.halo[worker], halos.periodic)
@@ -85,7 +85,7 @@ class HaloExchangePlan(Plan):
         return starts, tuple(start + n for start, n in zip(starts, box_shape(box), strict=True))
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
+        """Return this worker's block afterwards, given its block `x`."""
         if world.rank not in self.halo:
             return x
         widest = self.movement.run(world, x)
@@ -96,7 +96,7 @@ class HaloExchangePlan(Plan):
 def plan_halo_exchange(
     shape_dtypes: ShapeDtypes, P_x: Partition, halo: Mapping[int, Halo], *, periodic: Sequence[bool] = ()
 ) -> HaloExchangePlan:
-    """The plan of `halo_exchange`, from what each worker of P_x holds, and the widths that it asks for."""
+    """Plan `halo_exchange` from the shape and dtype on each worker of P_x, and the widths that it asks for."""
     wraps = checked_periodic(periodic, P_x.dim)
     owned = owned_grid("x", P_x, shape_dtypes)
     try:
@@ -137,15 +137,14 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     if not P_x.active:
         checked_halo(halo, P_x.dim, or_none=True)
         return x
-    purpose = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
-    told = agree(P_x.world, P_x.ranks, purpose, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
-    shape_dtypes = {worker: held for worker, (held, _) in told.items()}
-    widths = {worker: asked for worker, (_, asked) in told.items()}
+    label = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
+    known = agree(P_x.world, P_x.ranks, label, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
+    shape_dtypes, widths = ({worker: pair[place] for worker, pair in known.items()} for place in (0, 1))
     return plan_halo_exchange(shape_dtypes, P_x, widths, periodic=wraps).run(P_x.world, x)
 
 
 def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
-    """`periodic` as one entry for each of `dim` dimensions; () means that none is."""
+    """Return `periodic` as one entry for each of `dim` dimensions; () means that none is."""
     wraps = checked_booleans("periodic", periodic) or (False,) * dim
     if len(wraps) != dim:
         raise InvalidArgumentError(f"`periodic` (={periodic!r}) must have {dim} entries, one per dimension.")

@@ -1,4 +1,4 @@
-"""Integers that say which class, row or place: in a dtype in which each of them can be compared with all others."""
+"""Integers that number classes, rows or places, in a dtype in which each can be compared with all others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jax import Array
 
 
 def as_indices(x: Array) -> Array:
-    """Integers or booleans in at least 32 bits, signed where they were narrower.
+    """Return integers or booleans in at least 32 bits, signed where they were narrower.
 
     JAX compares in the dtype of the array: of bytes, 256 would be 0, and -100 a class.
     """

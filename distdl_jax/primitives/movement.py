@@ -1,9 +1,8 @@
 """One differentiable function for every data movement.
 
-A movement is a linear map from what one worker holds to what it is to hold, that worker's part of a plan: a hashable
-value that knows how to run, its adjoint, and itself over a batch. `move` turns any of them into a JAX operation that
-takes jit, grad of any order in reverse mode, vmap, checkpoint and control flow. Source: Hewett and Grady (2020),
-arXiv:2006.03108, the primitives as linear operators.
+A movement is a linear map of all workers' blocks; each worker's part of it is a hashable value with `run`, `adjoint`
+and `batched`. `move` turns any of them into a JAX operation that takes jit, grad of any order in reverse mode, vmap,
+checkpoint and control flow. Source: Hewett and Grady (2020), arXiv:2006.03108, the primitives as linear operators.
 """
 
 from __future__ import annotations
@@ -41,29 +40,29 @@ class Movement(Protocol):
         """Whether the data has derivatives: floating or complex. The same on every worker."""
 
     def run(self, world: World, x: Array) -> Array:
-        """Carry it out over `world`: messages only, in the order of the plan, tied to `x` and to the result."""
+        """Run it over `world`: messages only, in the order of the plan, tied to `x` and to the result."""
 
     def adjoint(self) -> Movement:
-        """The movement F* with <F x, y> = <x, F* y>, summed over all workers."""
+        """Return the movement F* with <F x, y> = <x, F* y>, summed over all workers."""
 
     def batched(self, n: int) -> Movement:
-        """The same movement of `n` tensors, stacked in front."""
+        """Return the same movement of `n` tensors, stacked in front."""
 
 
 class NonlinearMovement(Movement, Protocol):
     """A movement that is not linear: its derivative depends on where it is taken.
 
-    Backward, its adjoint moves what `before_adjoint` makes of the cotangent, and `after_adjoint` has the last word.
+    Backward, its adjoint moves the result of `before_adjoint`, and `after_adjoint` makes the cotangent of it.
     """
 
-    def kept(self, x: Array, y: Array) -> Array:
-        """What the derivative needs of the input and the output: it is batched where x is."""
+    def residual(self, x: Array, y: Array) -> Array:
+        """Return the residual of the input and the output: it is batched where x is."""
 
-    def before_adjoint(self, kept: Array, dy: Array) -> Array:
-        """What is to move, from the cotangent of the output."""
+    def before_adjoint(self, residual: Array, dy: Array) -> Array:
+        """Return the array to move, from the cotangent of the output."""
 
-    def after_adjoint(self, kept: Array, moved: Array, dtype: np.dtype) -> Array:
-        """The cotangent of the input, of its `dtype`, from what has moved."""
+    def after_adjoint(self, residual: Array, moved: Array, dtype: np.dtype) -> Array:
+        """Return the cotangent of the input, of its `dtype`, from the moved array."""
 
 
 def _is_nonlinear(part: Movement) -> TypeGuard[NonlinearMovement]:
@@ -71,9 +70,9 @@ def _is_nonlinear(part: Movement) -> TypeGuard[NonlinearMovement]:
 
 
 to_be_transposed = jax.make_user_context(False)
-"""Whether the pullback that runs in this thread is to be transposed in its turn, for a derivative along a direction.
+"""Whether the pullback that runs in this thread is transposed in its turn, for a derivative along a direction.
 
-Then the adjoint of an adjoint is the movement itself. It makes a difference for `replicated` alone: there a share of a
+Then the adjoint of an adjoint is the movement itself. It makes a difference for `replicated` alone: there a partial
 gradient is summed over the copies, and a tangent is copied like its value.
 """
 
@@ -99,7 +98,7 @@ class _Pullback:
 
 
 def move(world: World, part: Movement, x: Array) -> Array:
-    """What this worker holds after the movement, given what it holds before."""
+    """Return this worker's block after the movement, given its block before."""
     if not part.differentiable:
         return _run(world, part, x)
     with movement_scope():
@@ -110,37 +109,37 @@ def move(world: World, part: Movement, x: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array | None]:
-    """What is held after the movement, an empty anchor of it (whoever uses that has the adjoint run), what it keeps.
+    """Return the block after the movement, an empty anchor of it, whose use has the adjoint run, and the residual.
 
     All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none. Complex
-    numbers come in two parts, for it can't save those.
+    numbers come in two parts, since it can't save those.
     """
     if _is_nonlinear(part):
-        # XLA might compute x again for what is kept, an ulp apart.
+        # XLA might compute x again for the residual, an ulp apart.
         x = materialize(x)
     y = _run(world, part, x)
-    kept = part.kept(x, y) if _is_nonlinear(part) else None
-    return _parts(y), tie(nothing(y.dtype), y), kept
+    residual = part.residual(x, y) if _is_nonlinear(part) else None
+    return _parts(y), tie(nothing(y.dtype), y), residual
 
 
 def _parts(y: Array) -> Parts:
-    """`y`, or its real and its imaginary part."""
+    """Return `y`, or its real and its imaginary part."""
     return (y.real, y.imag) if jnp.issubdtype(y.dtype, jnp.complexfloating) else (y,)
 
 
 def _joined(parts: Parts) -> Array:
-    """The way back."""
+    """Return the array of which `_parts` returned the parts."""
     return lax.complex(*parts) if len(parts) == 2 else parts[0]
 
 
 def _forward(
     world: World, part: Movement, x: Array
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
-    # Of `x` is kept that it is there: where it is batched or differentiated, so is what is kept. (An empty slice of `x`
+    # The residual depends on `x`: where `x` is batched or differentiated, so is the residual. (An empty slice of `x`
     # would not do: JAX makes a constant of it where `x` is empty.)
     trace_of_x = tie(nothing(x.dtype), x)
-    parts, anchor, kept = _move(world, part, x)
-    return (parts, anchor, kept), (trace_of_x, nothing(parts[0].dtype), kept)
+    parts, anchor, residual = _move(world, part, x)
+    return (parts, anchor, residual), (trace_of_x, nothing(parts[0].dtype), residual)
 
 
 def _backward(
@@ -148,16 +147,16 @@ def _backward(
 ) -> tuple[Array]:
     # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
     # The adjoint is differentiable in its turn, so that reverse over reverse works.
-    trace_of_x, like_y, kept = of_x
-    # JAX does not ask a derivative that a user wrote for cotangents of the value's dtype, but messages are in that.
-    real, *imaginary = (its.astype(like_y.dtype) for its in cotangents[0])
-    # JAX's cotangent of a complex number is the conjugate of those of its parts.
-    dy = tie(_joined((real, *(-its for its in imaginary))), cotangents[1], trace_of_x)
+    trace_of_x, like_y, residual = of_x
+    # A derivative that a user wrote may give cotangents of another dtype than the value's, in which messages are.
+    real, *imaginary = (cotangent.astype(like_y.dtype) for cotangent in cotangents[0])
+    # JAX's cotangent of a complex number is the conjugate of the number made of its parts' cotangents.
+    dy = tie(_joined((real, *(-cotangent for cotangent in imaginary))), cotangents[1], trace_of_x)
     if _is_nonlinear(part):
-        assert kept is not None
-        moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(kept, dy)))
+        assert residual is not None
+        moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(residual, dy)))
         note_anchor(anchor)
-        return (part.after_adjoint(kept, _joined(moved), dy.dtype),)
+        return (part.after_adjoint(residual, _joined(moved), dy.dtype),)
     adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
     dx, anchor, _ = _move(world, adjoint, reverse_only(dy))
     note_anchor(anchor)
@@ -168,7 +167,7 @@ _move.defvjp(_forward, _backward)
 
 
 def _run(world: World, part: Movement, x: Array) -> Array:
-    """The movement under jit, so that eager calls with an equal part don't compile again."""
+    """Run the movement under jit, so that eager calls with an equal part don't compile again."""
     run = _call if trace_context.calls_kept else _inlined
     with agreed_on_sizes(world, part, x):
         return run(world, part, x)

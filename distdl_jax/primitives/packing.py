@@ -17,7 +17,7 @@ from distdl_jax.tracing.tie import tie
 
 
 def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ...]) -> Array:
-    """This worker's output block of `plan`, given its input block `x`; both have the dimensions `lead` in front.
+    """Return this worker's output block of `plan`, given its input block `x`; both have the dimensions `lead` in front.
 
     Where pieces of the output overlap they are added; where no piece arrives it is zero.
     """
@@ -35,7 +35,7 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
         else:
             received = channel.sendrecv(packed, step.send.partner, coming, step.recv.partner)
         arrived.append((step.recv.pieces, received))
-    if any(len(pieces) > FEW for pieces in (plan.copies, *(its for its, _ in arrived))):
+    if any(len(pieces) > FEW for pieces in (plan.copies, *(pieces for pieces, _ in arrived))):
         if plan.copies:
             arrived.append((plan.copies, _packed(x, plan.copies, lead)))
         return _placed(plan, arrived, lead, dtype)
@@ -45,7 +45,7 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
 
 
 FEW = 32
-"""Where there are more pieces in one, they go element by element: a program with a slice of each is slow to compile."""
+"""More pieces than these go element by element, since a program with a slice of each is slow to compile."""
 
 
 def _whole(lead: tuple[int, ...]) -> tuple[slice, ...]:
@@ -57,7 +57,7 @@ def _cut(x: Array, piece: Piece, lead: tuple[int, ...]) -> Array:
 
 
 def _packed(x: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Array:
-    """Pieces one after the other, for each index of `lead`; one alone in its own shape."""
+    """Return pieces one after the other, for each index of `lead`; one alone in its own shape."""
     if len(pieces) == 1:
         return _cut(x, pieces[0], lead)
     if len(pieces) > FEW:
@@ -78,7 +78,7 @@ def _unpacked(packed: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> 
 
 
 def _places(boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> np.ndarray:
-    """The flat numbers, in a block of `shape`, of the elements of boxes (start, shape), one box after the other."""
+    """Return the flat numbers, in a block of `shape`, of the elements of boxes (start, shape), box after box."""
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     within: dict[tuple[int, ...], np.ndarray] = {}
     for _, lengths in boxes:
@@ -96,7 +96,7 @@ def _elements(x: Array, places: np.ndarray, lead: tuple[int, ...]) -> Array:
 def _placed(
     plan: ExchangePlan, arrived: Sequence[tuple[Sequence[Piece], Array]], lead: tuple[int, ...], dtype: np.dtype
 ) -> Array:
-    """As `_assembled`, of what came packed."""
+    """Return the output block from packed pieces, element by element."""
     flat = jnp.concatenate([packed.reshape(*lead, -1) for _, packed in arrived], axis=-1)
     places = _places([(piece.dest_start, piece.shape) for pieces, _ in arrived for piece in pieces], plan.out_shape)
     if plan.covers_output:
@@ -108,6 +108,7 @@ def _placed(
 
 
 def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return the output block from the pieces that arrived, piece by piece."""
     if plan.covers_output and arrived:
         return _joined(arrived, plan.out_shape, lead)
     wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
@@ -130,7 +131,7 @@ def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tup
 
 
 def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
-    """The blocks that tile `shape`, put side by side: the last dimensions first, in one pass for each that is cut."""
+    """Join the blocks that tile `shape`: the last dimensions first, in one pass for each that is cut."""
     blocks = {piece.dest_start: block for piece, block in arrived}
     for axis in reversed(range(len(shape))):
         lines: dict[tuple[int, ...], list[tuple[int, Array]]] = {}
@@ -145,10 +146,10 @@ def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tu
 
 
 def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
-    """`jnp.concatenate`; in other words where a block gets a few columns at its ends.
+    """Concatenate blocks, faster than `jnp.concatenate` where one block gets a few columns at its ends.
 
-    XLA's CPU compiler copies row by row along the last dimension. To choose, for each element, between the block and
-    the columns takes 0.3 to 0.7 of that for arrays of megabytes, as long as no more than two of them are moved to their
+    XLA's CPU compiler copies row by row along the last dimension. Selecting each element from the block or the columns
+    takes 0.3 to 0.7 of that time for arrays of megabytes, as long as no more than two of them are moved to their
     places; one column alone needs no moving.
     """
     if len(blocks) == 1:
@@ -172,9 +173,9 @@ def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
     column = lax.broadcasted_iota(jnp.int32, joined.shape, axis)
     for place, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         if place != widest and size:
-            its = blocks[place] if size == 1 else moved(place)
-            joined = jnp.where((column >= start) & (column < start + size), its, joined)
-    return lax.optimization_barrier(joined)  # else it is worked out again wherever it is read
+            columns = blocks[place] if size == 1 else moved(place)
+            joined = jnp.where((column >= start) & (column < start + size), columns, joined)
+    return lax.optimization_barrier(joined)  # else XLA computes it again wherever it is read
 
 
 def joined_slices(
@@ -188,12 +189,13 @@ def joined_slices(
     aborts, or says that a custom call has no registered implementation. The result depends on every array, also on
     those of which it has nothing, since the adjoint has to run on all workers.
     """
-    kept = [each for each in slices if each[1] < each[2]]
+    nonempty = [(x, start, stop) for x, start, stop in slices if start < stop]
     blocks = [
-        x if stop - start == x.shape[axis] else lax.slice_in_dim(x, start, stop, axis=axis) for x, start, stop in kept
+        x if stop - start == x.shape[axis] else lax.slice_in_dim(x, start, stop, axis=axis)
+        for x, start, stop in nonempty
     ]
     if not blocks:
         x = slices[0][0]
         blocks = [jnp.zeros((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)]
-    used = {id(x) for x, _, _ in kept}
+    used = {id(x) for x, _, _ in nonempty}
     return tie(blocks[0] if len(blocks) == 1 else join(blocks, axis), *(x for x, _, _ in slices if id(x) not in used))

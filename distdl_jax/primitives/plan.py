@@ -1,47 +1,48 @@
 """Plans: what all workers of an operation do, apart from doing it.
 
-A plan is made by a pure function of the shapes and dtypes that all workers hold: without a message, without tracing,
-and equal whichever worker makes it. So one process can make the plans of any number of workers; and whoever knows what
-all of them hold can make one plan after another without asking again.
+A plan is made by a pure function of the shapes and dtypes on all workers: without a message, without tracing, and equal
+whichever worker makes it. So one process can make the plans of any number of workers, and one plan after another.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from jax import Array
 
+from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.movement import Movement, move
 from distdl_jax.world import Workers, World
 
 ShapeDtypes = Mapping[int, ShapeDtype]
-"""What workers hold, by world rank."""
+"""The shapes and dtypes of workers' blocks, by world rank."""
 
 
 class Plan(ABC):
-    """What an operation makes of what its workers hold: an immutable value, the same on every worker."""
+    """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
 
     @property
     @abstractmethod
     def workers(self) -> Workers:
-        """The world ranks, ascending, of the workers that take part. All others keep what they have."""
+        """The world ranks, ascending, of the workers that take part. All others keep their blocks."""
 
     @abstractmethod
     def output(self, worker: int) -> ShapeDtype:
-        """What `worker`, one of `workers`, holds afterwards."""
+        """Return the shape and dtype of the block of `worker`, one of `workers`, afterwards."""
 
     @property
     def outputs(self) -> dict[int, ShapeDtype]:
-        """What each of `workers` holds afterwards, by world rank; worked out when it is asked for."""
+        """The shapes and dtypes of the blocks of `workers` afterwards, by world rank; computed when asked for."""
         return {worker: self.output(worker) for worker in self.workers}
 
     def after(self, shape_dtypes: ShapeDtypes) -> dict[int, ShapeDtype]:
-        """What all workers hold afterwards that held `shape_dtypes` before, also those that take no part."""
+        """Return the shapes and dtypes of all workers' blocks afterwards, given those before."""
         return {**shape_dtypes, **self.outputs}
 
 
@@ -50,17 +51,17 @@ class MovementPlan(Plan):
 
     @abstractmethod
     def part(self, worker: int) -> Movement | None:
-        """What `worker`, any worker of the world, does; None where it keeps what it has, and nobody waits for it."""
+        """Return the movement of any worker of the world; None where it keeps its block, and nobody waits for it."""
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
+        """Return this worker's block afterwards, given its block `x`."""
         part = self.part(world.rank)
         return x if part is None else move(world, part, x)
 
 
 @dataclass(frozen=True)
 class Unmoved(MovementPlan):
-    """The plan of an operation in which every worker keeps what it has, `inputs`."""
+    """The plan of an operation in which every worker keeps its block; `inputs` are their shapes and dtypes."""
 
     inputs: ShapeDtypes = field(hash=False)
 
@@ -76,10 +77,22 @@ class Unmoved(MovementPlan):
 
 
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> dict[int, ShapeDtype]:
-    """What the workers of `teams` hold, by world rank, ascending; `shape_dtypes` may speak of more workers."""
+    """Return the shapes and dtypes on the workers of `teams`, by world rank, ascending, from those on more workers."""
     workers = sorted({worker for team in teams for worker in team})
     if missing := [worker for worker in workers if worker not in shape_dtypes]:
         raise InvalidArgumentError(
             f"`x` must say what each worker that takes part holds, but says nothing of worker {missing[0]}."
         )
     return {worker: shape_dtypes[worker] for worker in workers}
+
+
+def plan_and_run(world: World, team: Workers, label: str, plan: Callable[[ShapeDtypes], Any], x: Array) -> Array:
+    """Return this worker's block after an operation of `team`, given its block `x`; other workers keep `x`.
+
+    The workers of the team exchange shapes and dtypes once, make the same plan of them, and run it. `label` says what
+    the operation is, in the same words on all workers.
+    """
+    if world.rank not in team:
+        return x
+    y: Array = plan(exchange_shapes(world, team, label, x)).run(world, x)
+    return y

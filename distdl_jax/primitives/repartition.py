@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_volume_shape
+from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_boolean
 
 
@@ -38,16 +38,13 @@ class RepartitionPlan(BoxPlan):
         return (self.exchange.plan(worker),)
 
     def output(self, worker: int) -> ShapeDtype:
-        needed = self.exchange.needed
-        if (cell := needed.cell_of.get(worker)) is not None:
-            return ShapeDtype(box_shape(needed.box(cell)), self.dtype)
-        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self.dtype)
+        return block_or_placeholder(self.exchange.needed, worker, self.inputs[worker], self.dtype, self.preserve_batch)
 
 
 def plan_repartition(
     shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True
 ) -> RepartitionPlan:
-    """The plan of `repartition`, from what the workers of both partitions (and perhaps more) hold."""
+    """Plan `repartition` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
     _check_dimensions(P_x, P_y)
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
     owned = owned_grid("x", P_x, inputs)
@@ -84,11 +81,9 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     preserve_batch = checked_boolean("preserve_batch", preserve_batch)
     _check_dimensions(P_x, P_y)
     team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    if P_x.world.rank not in team:
-        return x
-    purpose = f"repartition from {P_x.describe()} to {P_y.describe()}"
-    shape_dtypes = exchange_shapes(P_x.world, team, purpose, x)
-    return plan_repartition(shape_dtypes, P_x, P_y, preserve_batch=preserve_batch).run(P_x.world, x)
+    label = f"repartition from {P_x.describe()} to {P_y.describe()}"
+    plan = partial(plan_repartition, P_x=P_x, P_y=P_y, preserve_batch=preserve_batch)
+    return plan_and_run(P_x.world, team, label, plan, x)
 
 
 def _check_dimensions(P_x: Partition, P_y: Partition) -> None:

@@ -1,7 +1,6 @@
 """Replicated values: tensors of which every worker of a team holds a copy.
 
-A value that is replicated is one variable, which all of its holders read. So a gradient with respect to it is the sum
-of what they find, each with its own copy, and it is replicated in its turn.
+The gradient of a replicated value is the sum of the partial gradients on its workers, and is replicated in its turn.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from typing import Any
 import jax
 from jax import Array
 
-from distdl_jax.agreement.agree import agree
-from distdl_jax.agreement.shapes import shape_dtype_of
+from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
 from distdl_jax.primitives.block_checks import common_shape_dtype
-from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers, World
 
@@ -44,7 +42,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class ReplicatedPlan(AllSumPlan):
-    """A value that each of `teams` holds copies of: nothing moves but the gradient, which is summed over the team."""
+    """Copies of a value on each of `teams`: nothing moves but the gradient, which is summed over the team."""
 
     name: str = field(default="tree", compare=False)
 
@@ -60,14 +58,13 @@ class ReplicatedPlan(AllSumPlan):
 def plan_replicated(
     shape_dtypes: ShapeDtypes, P: Partition, axes: int | Sequence[int] | None = None, name: str = "tree"
 ) -> ReplicatedPlan:
-    """The plan of one leaf of `replicated`, from what the workers of P hold, or those of some of its teams."""
+    """Plan one leaf of `replicated` from the shapes and dtypes on the workers of P, or on some of its teams."""
     teams = teams_of(P, _along(P, axes), shape_dtypes)
-    inputs = {worker: shape_dtypes[worker] for worker in sorted(worker for team in teams for worker in team)}
-    return ReplicatedPlan(teams, inputs, name)
+    return ReplicatedPlan(teams, taking_part(shape_dtypes, *teams), name)
 
 
 def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:
-    """The same values, of which all workers of `P` hold copies: their gradient is the sum over the copies.
+    """Return values of which all workers of `P` hold copies: their gradient is the sum over the copies.
 
     A parameter that every worker uses with its own data, the scale of a normalisation, say, is one variable with many
     copies. JAX gives each worker the gradient of its own copy; what the optimiser needs is their sum, the same on all
@@ -104,19 +101,14 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     if team.size <= 1:
         return tree
     paths_and_leaves, structure = jax.tree.flatten_with_path(tree)
-    names = [f"tree{jax.tree_util.keystr(path)}" for path, leaf in paths_and_leaves if _is_array(leaf)]
-    arrays = [leaf for _, leaf in paths_and_leaves if _is_array(leaf)]
-
-    def mine() -> list[tuple[str, ShapeDtype]]:
-        return [(name, shape_dtype_of(name, x)) for name, x in zip(names, arrays, strict=True)]
-
-    told = agree(P.world, team.ranks, f"replicated on {P.describe()} along {along}", mine)
-    _check_names(told)
+    arrays = {f"tree{jax.tree_util.keystr(path)}": leaf for path, leaf in paths_and_leaves if _is_array(leaf)}
+    shapes = exchange_named_shapes(P.world, team.ranks, f"replicated on {P.describe()} along {along}", arrays)
+    _check_names(shapes)
     plans = [
-        plan_replicated({worker: held[n][1] for worker, held in told.items()}, P, along, name)
-        for n, name in enumerate(names)
+        plan_replicated({worker: of_worker[name] for worker, of_worker in shapes.items()}, P, along, name)
+        for name in arrays
     ]
-    copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays, strict=True)])
+    copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays.values(), strict=True)])
     return jax.tree.unflatten(structure, [next(copies) if _is_array(leaf) else leaf for _, leaf in paths_and_leaves])
 
 
@@ -128,15 +120,13 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _check_names(told: Mapping[int, list[tuple[str, ShapeDtype]]]) -> None:
+def _check_names(shapes: Mapping[int, Mapping[str, ShapeDtype]]) -> None:
     """Refuse trees that differ between the workers of a team."""
-    names = {worker: [name for name, _ in held] for worker, held in told.items()}
-    first = min(names)
-    for worker, its in names.items():
-        if its != names[first]:
-            different = sorted(set(its) ^ set(names[first]))[0]
-            holder = worker if different in its else first
+    first = min(shapes)
+    for worker, of_worker in shapes.items():
+        if different := sorted(of_worker.keys() ^ shapes[first].keys()):
+            holder = worker if different[0] in of_worker else first
             raise PlanError(
-                f"`tree` must have the same arrays on all workers that hold copies of it, but `{different}` is on "
+                f"`tree` must have the same arrays on all workers that hold copies of it, but `{different[0]}` is on "
                 f"worker {holder} and not on worker {worker + first - holder}."
             )

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid, zero_volume_shape
+from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.primitives.box_exchange import BoxPlan
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.tracing.tie import tie
+from distdl_jax.primitives.channel import tied_zeros
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_integers
 from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)
 class _FlatPlan(BoxPlan):
-    """The exchange of blocks that are flat in each group of dimensions; elsewhere workers hold what they held."""
+    """The exchange of blocks that are flat in each group of dimensions; elsewhere workers keep what they hold."""
 
     reshaping: Reshaping
 
@@ -39,16 +37,14 @@ class _FlatPlan(BoxPlan):
     def output(self, worker: int) -> ShapeDtype:
         if worker in self.reshaping.needed.cell_of:
             return ShapeDtype(self.reshaping.out_shape(worker), self.dtype)
-        held = self.inputs[worker].shape
-        return ShapeDtype(zero_volume_shape(held, True), self.dtype)
+        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, True), self.dtype)
 
 
 @dataclass(frozen=True)
 class ReshapePlan(Plan):
-    """A reshaping: one movement, between two looks at the blocks that cost nothing.
+    """A reshaping: one movement, `moved`, between two local reshapes that cost nothing.
 
-    - `inputs`: what the workers hold.
-    - `moved`: the movement.
+    - `inputs`: the shapes and dtypes of the workers' blocks.
     """
 
     inputs: ShapeDtypes = field(hash=False)
@@ -59,40 +55,37 @@ class ReshapePlan(Plan):
         return tuple(sorted(self.inputs))
 
     def output(self, worker: int) -> ShapeDtype:
-        needed = self.moved.reshaping.needed
-        if (cell := needed.cell_of.get(worker)) is not None:
-            return ShapeDtype(box_shape(needed.box(cell)), self.moved.dtype)
-        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, True), self.moved.dtype)
+        return block_or_placeholder(self.moved.reshaping.needed, worker, self.inputs[worker], self.moved.dtype)
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
+        """Return this worker's block afterwards, given its block `x`."""
         if world.rank not in self.inputs:
             return x
-        y = self.moved.run(world, _seen_as(x, self.moved.inputs[world.rank].shape))
-        return _seen_as(y, self.output(world.rank).shape)
+        y = self.moved.run(world, _reshaped(x, self.moved.inputs[world.rank].shape))
+        return _reshaped(y, self.output(world.rank).shape)
 
 
-def _seen_as(x: Array, shape: tuple[int, ...]) -> Array:
+def _reshaped(x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape == shape:
         return x
-    return x.reshape(shape) if x.size else tie(jnp.zeros(shape, x.dtype), x)
+    return x.reshape(shape) if x.size else tied_zeros(ShapeDtype(shape, x.dtype), x)
 
 
 def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shape: Sequence[int]) -> ReshapePlan:
-    """The plan of `reshape`, from what the workers of both partitions (and perhaps more) hold."""
+    """Plan `reshape` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
     owned, dtype = owned_grid("x", P_x, inputs), common_dtype("x", inputs, P_x.ranks)
     extent = _resolved(checked_shape(shape, P_y), owned.extent)
     reshaping = Reshaping(owned, ProductGrid.balanced(extent, P_y.shape, P_y.ranks))
     flat = {
-        worker: ShapeDtype(reshaping.in_shape(worker), held.dtype) if worker in owned.cell_of else held
-        for worker, held in inputs.items()
+        worker: ShapeDtype(reshaping.in_shape(worker), block.dtype) if worker in owned.cell_of else block
+        for worker, block in inputs.items()
     }
     return ReshapePlan(inputs, _FlatPlan("reshape", flat, dtype, reshaping))
 
 
 def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]) -> Array:
-    """The elements of a tensor on `P_x`, in row-major order, as one of `shape` on `P_y`: `jnp.reshape` of the whole.
+    """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole.
 
     Every worker of P_y gets its balanced block; the blocks on P_x may be unbalanced. It is one movement, of what has to
     go to another worker; where each has its block already nothing moves. The adjoint is the movement back, onto the
@@ -103,32 +96,29 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
     - `x`: this worker's block where it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
       or complex exactly if the data is.
     - `P_x`, `P_y`: any partitions, of as many dimensions as x and as `shape`; equal, overlapping or disjoint teams.
-    - `shape`: of the whole output, or its length; one number may be -1, and is worked out.
+    - `shape`: of the whole output, or its length; one number may be -1, and follows from the others.
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
     **Raises:** `InvalidArgumentError` where `shape` doesn't fit P_y; `PlanError`, on every worker of both, where it
     doesn't have as many elements as x, or blocks don't form a grid.
 
-    >>> import distdl_jax as dj
+    >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> lines, flat = (P.create_cartesian_topology_partition(shape) for shape in ([1, 1], [1]))
-    >>> reshape(jnp.arange(6.0).reshape(2, 3), lines, flat, -1).shape
+    >>> lines, flat = (P.grid(shape) for shape in ([1, 1], [1]))
+    >>> reshape(jax.numpy.arange(6.0).reshape(2, 3), lines, flat, -1).shape
     (6,)
     """
     check_partitions(P_x=P_x, P_y=P_y)
     lengths = checked_shape(shape, P_y)
     team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    if P_x.world.rank not in team:
-        return x
+    label = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
     with jax.named_scope("reshape"):
-        purpose = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
-        held = exchange_shapes(P_x.world, team, purpose, x)
-        return plan_reshape(held, P_x, P_y, lengths).run(P_x.world, x)
+        return plan_and_run(P_x.world, team, label, partial(plan_reshape, P_x=P_x, P_y=P_y, shape=lengths), x)
 
 
 def checked_shape(shape: Any, P_y: Partition) -> tuple[int, ...]:
-    """The argument `shape`: a length for each dimension of `P_y`, of which one may be -1."""
+    """Return the argument `shape`: a length for each dimension of `P_y`, of which one may be -1."""
     lengths = checked_integers("shape", shape, or_one=True)
     if len(lengths) != P_y.dim or min(lengths, default=0) < -1 or lengths.count(-1) > 1:
         raise InvalidArgumentError(

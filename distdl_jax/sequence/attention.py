@@ -14,22 +14,18 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
-from distdl_jax.layer.layer import purpose_of
-from distdl_jax.layer.output_specs import output_spec
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
+from distdl_jax.layer.input_checks import real_grid
+from distdl_jax.layer.layer import PartitionedLayer
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicated_params, unboxed
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.primitives.replicated import plan_replicated
+from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, checked_key, is_padded, memory_of
 from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, regions_of, ring_steps
 from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, entries_of, remembered
 from distdl_jax.sequence.online_softmax import rotated
 from distdl_jax.sequence.ring import Extras, block_of
-from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_key, checked_integer, is_real
@@ -38,7 +34,7 @@ Exchange = Literal["ring", "heads", "gather"]
 
 
 @dataclass(frozen=True)
-class DistributedMultiHeadAttention(Static):
+class DistributedMultiHeadAttention(PartitionedLayer):
     r"""Attention over a sequence, of which batch, sequence and heads may be split at the same time.
 
     | tensor | global shape | partition |
@@ -80,7 +76,7 @@ class DistributedMultiHeadAttention(Static):
     `PlanError`.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> layer = DistributedMultiHeadAttention(P, embed_dim=8, num_heads=2, causal=True)
     >>> layer(layer.init(jax.random.key(0)), jax.numpy.ones((2, 5, 8))).shape
     (2, 5, 8)
@@ -166,7 +162,7 @@ class DistributedMultiHeadAttention(Static):
         return 1 if self.exchange == "gather" else 2
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter; a worker holds those of its heads, copies."""
+        """Return the global shape and the partition of each parameter; a worker holds those of its heads, copies."""
         p_n, p_s, p_h = self._work.shape
         grid = self.P_x.create_cartesian_topology_partition
         d, e, groups = self._features, self.embed_dim, self._key_heads
@@ -182,7 +178,7 @@ class DistributedMultiHeadAttention(Static):
         return specs
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """This worker's blocks of the initial parameters: uniform in ±1/sqrt(n_e), and biases of 0."""
+        """Return this worker's blocks of the initial parameters: uniform in ±1/sqrt(n_e), and biases of 0."""
         check_key("key", key)
         specs, weights = self.param_specs(), UniformFanIn(self.embed_dim)
         keys = dict(zip(specs, jax.random.split(key, len(specs)), strict=True))
@@ -191,12 +187,8 @@ class DistributedMultiHeadAttention(Static):
             for name, spec in specs.items()
         }
 
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, that of the input where it fits; nothing moves."""
-        return output_spec(self, x_spec, self.P_x)
-
     def cache_specs(self, batch: int, length: int) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each part of a cache, for `dj.gather`; see `init_cache`."""
+        """Return the global shape and the partition of each part of a cache, for `dj.gather`; see `init_cache`."""
         if not self.causal or self._work.shape[1] > 1:
             raise InvalidArgumentError(
                 "A cache takes `causal` (=True), and a sequence that is not split, or gathered: this layer has "
@@ -206,7 +198,7 @@ class DistributedMultiHeadAttention(Static):
         return cache_specs(self._work, batch, length, self._key_heads, self._features)
 
     def init_cache(self, batch: int, length: int, dtype: DTypeLike = jnp.float32) -> Cache:
-        """This worker's part of an empty cache: keys and values of its heads, for `length` elements of a sequence.
+        """Return this worker's part of an empty cache: keys and values of its heads, for `length` elements.
 
         `layer(params, x, cache=cache)` continues the sequence that the cache has seen with x, one element or several,
         and gives y and the cache that has seen x too. Its shapes stay, so that a step that is jitted is compiled once.
@@ -222,44 +214,33 @@ class DistributedMultiHeadAttention(Static):
         """
         return empty(self.cache_specs(batch, length), dtype)
 
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> AttentionPlan:
-        """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
-
-        **Raises:** `PlanError` where x or a parameter does not fit.
-        """
-        x, specs, ranks = taking_part(x, self.P_x.ranks), self.param_specs(), self.P_x.ranks
-        grid, dtype = self._checked_input("x", x)
-        held = spec_shapes(specs, ranks, dtype) if params is None else params
-        check_params(held, specs)
-        memory = memory_of(held, ranks)
-        key_grid = grid if memory is None else self._checked_input(MEMORY, memory)[0]
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> AttentionPlan:
+        ranks, lengths = self.P_x.ranks, {1: None, 2: self.embed_dim}
+        grid, dtype = real_grid("x", x, self.P_x, lengths)
+        memory = memory_of(params, ranks)
+        key_grid = grid if memory is None else real_grid(MEMORY, memory, self.P_x, lengths)[0]
         if key_grid.ranges[0] != grid.ranges[0]:
             raise PlanError(f"`{MEMORY}` (of shape {key_grid.extent}) must have the samples of `x` ({grid.extent}).")
-        of_params = {
-            name: plan_replicated(
-                {worker: its[name] for worker, its in held.items()}, spec.partition, (0, 1), f'params["{name}"]'
-            )
-            for name, spec in specs.items()
-        }
-        out = np.dtype(jnp.promote_types(dtype, held[ranks[0]]["out"].dtype))
+        of_params = plan_replicated_params(params, self.param_specs())
+        out = np.dtype(jnp.promote_types(dtype, params[ranks[0]]["out"].dtype))
         gather = plan_all_gather(x, self.P_x, self._gathered)
         gather_memory = None if memory is None else plan_all_gather(memory, self.P_x, self._gathered)
         whole, keys = (
-            {w: ShapeDtype((*its.shape[:2], self.embed_dim), out) for w, its in plan.outputs.items()}
+            {w: ShapeDtype((*block.shape[:2], self.embed_dim), out) for w, block in plan.outputs.items()}
             for plan in (gather, gather_memory or gather)
         )
         scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
-        heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(held, keys))
+        heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(params, keys))
         way = self.exchange if self._work.shape[1] > 1 else None
-        masked = any(MASK in its for its in held.values())
+        masked = any(MASK in shapes for shapes in params.values())
         steps = ring_steps(heads, whole, keys, self._work, self.causal, helping=not masked) if way == "ring" else ()
         to_heads = plan_to_heads(heads, x, memory or x, self._work) if way == "heads" else None
         regions, n_t = regions_of(self.num_heads, self._work, grid, to_heads), key_grid.extent[1]
-        if any(name.startswith(PREFIX) for its in held.values() for name in its):
+        if any(name.startswith(PREFIX) for shapes in params.values() for name in shapes):
             plain = Heads(heads.queries, heads.keys, heads.features, out, False)
-            check_cache(held, whole, plain.held(whole, self._work, heads.keys, heads.features))
-            n_t = held[ranks[0]][f"{PREFIX}key"].shape[1]
-        check_mask(held, regions, n_t)
+            check_cache(params, whole, plain.held(whole, self._work, heads.keys, heads.features))
+            n_t = params[ranks[0]][f"{PREFIX}key"].shape[1]
+        check_mask(params, regions, n_t)
         return AttentionPlan(
             inputs=x,
             dtype=out,
@@ -275,21 +256,6 @@ class DistributedMultiHeadAttention(Static):
             to_heads=to_heads,
             padded=heads.padded,
         )
-
-    def _checked_input(self, name: str, x: ShapeDtypes) -> tuple[ProductGrid, np.dtype]:
-        """The blocks of x, or of the memory, and their dtype."""
-        dtype = common_dtype(name, x, self.P_x.ranks)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise PlanError(f"`{name}` must hold real floating-point numbers, but is {dtype}.")
-        grid = owned_grid(name, self.P_x, x)
-        for d, n in ((1, grid.extent[1]), (2, self.embed_dim)):
-            if grid.ranges[d] != balanced_ranges(n, self.P_x.shape[d]):
-                lengths = [stop - start for start, stop in grid.ranges[d]]
-                raise PlanError(
-                    f"`{name}` must have length {n} in dimension {d}, balanced over {self.P_x.shape[d]} workers, but "
-                    f"its blocks have lengths {lengths} there."
-                )
-        return grid, dtype
 
     @overload
     def __call__(
@@ -358,21 +324,21 @@ class DistributedMultiHeadAttention(Static):
         key = checked_key(key, training, self.draws and cache is None)
         if self.P_x.rank is None:
             return x if cache is None else (x, cache)
-        world, team = self.P_x.world, tuple(sorted(self.P_x.ranks))
+        world = self.P_x.world
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = unboxed(params)
             if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
                 attn_mask = attn_mask[None, None]
             others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}
-            arrays = params | entries_of(cache) | {name: x for name, x in others.items() if x is not None}
-            plan = self.plan(*agree_on_shapes(world, team, purpose_of(self), self.param_specs(), arrays, x)[:2])
-            own = {name: its.run(world, params[name]).astype(plan.dtype) for name, its in plan.of_params.items()}
+            given = {name: value for name, value in others.items() if value is not None}
+            plan = self._agree_on_plan(params | entries_of(cache) | given, x)
+            own = {name: each.run(world, params[name]).astype(plan.dtype) for name, each in plan.of_params.items()}
             x = plan.gather.run(world, x).astype(plan.dtype)
             q, k, v = self._projected(own, x)
             if plan.gather_memory is not None and memory is not None:
                 _, k, v = self._projected(own, plan.gather_memory.run(world, memory).astype(plan.dtype))
             if self.rotary is not None:
-                firsts = [its[world.rank][0] if cache is None else cache["length"] for its in plan.query_and_key_places]
+                firsts = [at[world.rank][0] if cache is None else cache["length"] for at in plan.query_and_key_places]
                 q, k = (rotated(a, b, self.rotary) if a.size else a for a, b in zip((q, k), firsts, strict=True))
             if cache is not None:
                 heads, cache = remembered(cache, q, k, v, key_padding_mask, attn_mask)
@@ -386,7 +352,7 @@ class DistributedMultiHeadAttention(Static):
     apply = __call__
 
     def _projected(self, own: Params, x: Array) -> tuple[Array, Array, Array]:
-        """Queries, keys and values: samples x sequence x heads x features."""
+        """Return queries, keys and values: samples x sequence x heads x features."""
         if self.fused:
             y = tie(jnp.einsum("nse,gkde->nsgkd", x, own["qkv"]), x, own["qkv"])
             y = y + own["qkv_bias"] if self.bias else y

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,50 +12,46 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.initialization import Initializer, initialize_params
-from distdl_jax.layer.layer import purpose_of
+from distdl_jax.initialization import Initializer
 from distdl_jax.layer.matmul_plan import SummedPlan
-from distdl_jax.layer.output_specs import output_spec
 from distdl_jax.layer.parameters import (
-    ParameterPartitions,
     Params,
     ParamShapeDtypes,
-    agree_on_shapes,
-    check_params,
-    spec_shapes,
     unboxed,
 )
+from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype
+from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, taking_part
-from distdl_jax.primitives.replication import plan_broadcast, plan_sum_reduce
-from distdl_jax.static import Static
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_integer
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 
 @dataclass(frozen=True)
 class EmbeddingPlan(SummedPlan):
     """The plan of an embedding.
 
-    - `rows`: by world rank, which rows each worker that looks them up has, and how many features.
+    - `rows`: by world rank, the first and the last row (excluded) of each worker's block, and its number of features.
+    - `padding_idx`: the index whose row has no gradient.
     """
 
     rows: Mapping[int, tuple[int, int, int]] = field(hash=False)
+    padding_idx: int | None
 
     def after(self, shape_dtypes: ShapeDtypes) -> dict[int, ShapeDtype]:
-        """As of any plan; workers that take no part hold placeholders of y, no longer of indices."""
+        """Return what all workers hold: those that take no part hold placeholders of y, no longer of indices."""
         dtype = next(iter(self.products.values())).dtype
-        return {**{worker: ShapeDtype(its.shape, dtype) for worker, its in shape_dtypes.items()}, **self.outputs}
+        return {**{worker: ShapeDtype(x.shape, dtype) for worker, x in shape_dtypes.items()}, **self.outputs}
 
-    def run(self, world: World, params: Params, x: Array, padding_idx: int | None) -> Array:
-        """This worker's block of the output."""
+    def run(self, world: World, params: Params, x: Array) -> Array:
+        """Return this worker's block of the output."""
         product = self.products[world.rank]
         x = as_indices(self.to_work.run(world, x))
         rows = self.rows.get(world.rank)
@@ -67,15 +61,16 @@ class EmbeddingPlan(SummedPlan):
             part = tie(jnp.zeros(product.shape, product.dtype), x, weight)
         else:
             known = (x >= start) & (x < stop)
-            if padding_idx is not None and start <= padding_idx < stop:
-                weight = weight.at[padding_idx - start].set(jax.lax.stop_gradient(weight[padding_idx - start]))
+            if self.padding_idx is not None and start <= self.padding_idx < stop:
+                row = self.padding_idx - start
+                weight = weight.at[row].set(jax.lax.stop_gradient(weight[row]))
             found = jnp.take(weight, jnp.clip(x - start, 0, stop - start - 1), axis=0)
             part = jnp.where(known[..., None], found, 0)
         return self.to_y.run(world, tie(part, x, *params.values()))
 
 
 @dataclass(frozen=True)
-class DistributedEmbedding(Static):
+class DistributedEmbedding(WeightedLayer):
     r"""A row of a table for each index, of which vocabulary, features and the batch of indices may be split.
 
     | tensor | global shape | partition |
@@ -107,8 +102,8 @@ class DistributedEmbedding(Static):
     arguments don't fit; when applied, `PlanError`.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-    >>> layer = DistributedEmbedding(P, P.create_cartesian_topology_partition([1, 1, 1]), P, 7, 3)
+    >>> P = dj.Partition().grid([1, 1])
+    >>> layer = DistributedEmbedding(P, P.grid([1, 1, 1]), P, 7, 3)
     >>> layer(layer.init(jax.random.key(0)), jax.numpy.arange(4).reshape(2, 2)).shape
     (2, 2, 3)
 
@@ -122,8 +117,6 @@ class DistributedEmbedding(Static):
     embedding_dim: int
     padding_idx: int | None = None
     sharded: bool = False
-    takes_indices: ClassVar[bool] = True
-    """Whether x holds integers and nothing else."""
 
     def __post_init__(self) -> None:
         check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
@@ -152,9 +145,19 @@ class DistributedEmbedding(Static):
                 f"`padding_idx` (={self.padding_idx}) must be an index, 0 to {self.num_embeddings - 1}."
             )
 
-    @cached_property
-    def _work(self) -> Partition:
-        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output, P_y."""
+        return self.P_y
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.num_embeddings, self.embedding_dim)}
+
+    @property
+    def takes_indices(self) -> bool:
+        """Whether the input holds integers and nothing else: it does."""
+        return True
 
     @property
     def _cuts_sequence(self) -> bool:
@@ -163,65 +166,43 @@ class DistributedEmbedding(Static):
         shape = (p_n, *(1,) * (self.P_x.dim - 2), p_v, p_e)
         return p_v > 1 and self.P_x.dim > 1 and (self.P_y.shape, self.P_y.ranks) == (shape, self._work.ranks)
 
-    @cached_property
-    def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._work, self.sharded)
-
-    @cached_property
-    def _team(self) -> Workers:
-        return tuple(sorted({*self.P_W.ranks, *self.P_x.ranks, *self.P_y.ranks}))
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of the weight."""
-        return {"weight": TensorSpec((self.num_embeddings, self.embedding_dim), self._parameters.weight)}
-
-    def init(self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None) -> Params:
-        """This worker's block of the initial weight, standard normal as in PyTorch, whatever the partition."""
+    def init(  # type: ignore[override]
+        self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None
+    ) -> Params:
+        """Return this worker's block of the initial weight, standard normal as in PyTorch, whatever the partition."""
+        params = super().init(key, dtype, weight_init=weight_init or jax.nn.initializers.normal(1))
         spec = self.param_specs()["weight"]
-        params = initialize_params(
-            {"weight": spec}, key, dtype, {"weight": weight_init or jax.nn.initializers.normal(1)}
-        )
         if self.padding_idx is None or spec.box is None:
             return params
         start, stop = spec.box[0]
         rows = jnp.arange(start, stop)[:, None]
         return {"weight": jnp.where(rows == self.padding_idx, 0, params["weight"]).astype(params["weight"].dtype)}
 
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, on P_y, from that of the indices; nothing moves."""
-        return output_spec(self, x_spec, self.P_y)
+    def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
+        return np.dtype(np.float32)
 
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> EmbeddingPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
-
-        Without `params` their dtype is float32.
-
-        **Raises:** `PlanError` where x or the weight does not fit.
-        """
-        specs, work = self.param_specs(), self._work
-        p_n, p_v, p_e = work.shape
-        x = taking_part(x, self._team)
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> EmbeddingPlan:
         dtype = common_dtype("x", x, self.P_x.ranks)
         if not jnp.issubdtype(dtype, jnp.integer):
             raise PlanError(f"`x` must hold integers, indices of rows, but is {dtype}.")
-        params = spec_shapes(specs, self._team, np.dtype(np.float32)) if params is None else params
-        check_params(params, specs)
+        work = self._work
+        p_n, p_v, p_e = work.shape
         to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, 1]), work)
         of_params, copies = self._parameters.plan(params, False), to_work.after(x)
         rows, columns = balanced_ranges(self.num_embeddings, p_v), balanced_ranges(self.embedding_dim, p_e)
-        held, products = {}, {}
+        blocks, products = {}, {}
         for rank, worker in enumerate(work.ranks):
             _, i, j = index_of(rank, work.shape)
-            held[worker] = (*rows[i], columns[j][1] - columns[j][0])
+            blocks[worker] = (*rows[i], columns[j][1] - columns[j][0])
         for worker, copy in copies.items():
-            shape = (*copy.shape, held[worker][2]) if worker in held else (*copy.shape[:1], 0)
+            shape = (*copy.shape, blocks[worker][2]) if worker in blocks else (*copy.shape[:1], 0)
             products[worker] = ShapeDtype(shape, of_params.dtype)
         to_y: MovementPlan
         if self._cuts_sequence:
             to_y = plan_reduce_scatter(products, self.P_y, self.P_y.dim - 2)
         else:
             to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
-        return EmbeddingPlan(to_work, of_params, products, to_y, held)
+        return EmbeddingPlan(to_work, of_params, products, to_y, blocks, self.padding_idx)
 
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
@@ -235,12 +216,8 @@ class DistributedEmbedding(Static):
 
         **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
         """
-        world = self.P_W.world
-        params = unboxed(params)
-        if world.rank not in self._team:
-            return x.astype(np.dtype(params["weight"].dtype))  # what comes next takes it for a placeholder of y
-        with jax.named_scope("DistributedEmbedding"):
-            plan = self.plan(*agree_on_shapes(world, self._team, purpose_of(self), self.param_specs(), params, x)[:2])
-            return plan.run(world, params, x, self.padding_idx)
+        if self.P_W.world.rank not in self._team:
+            return x.astype(np.dtype(unboxed(params)["weight"].dtype))  # a placeholder of y for the next layer
+        return super().__call__(params, x)
 
     apply = __call__

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,20 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, initialize_params
-from distdl_jax.layer.layer import purpose_of
-from distdl_jax.layer.output_specs import output_spec
+from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import (
     Params,
     ParamShapeDtypes,
-    agree_on_shapes,
-    check_params,
-    spec_shapes,
-    unboxed,
 )
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.spectral.fourier import on_grid
 from distdl_jax.spectral.local_fft import Forward, Inverse
 from distdl_jax.spectral.staged_fft import StagesPlan, plan_stages
-from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_integer, checked_integers
@@ -63,7 +57,7 @@ class SpectralPlan(Plan):
         return self.shapes[worker]
 
     def run(self, world: World, params: Params, x: Array) -> Array:
-        """This worker's block of the output."""
+        """Return this worker's block of the output."""
         x, weight = self.there.run(world, x), params["weight"]
         product = self.products[world.rank]
         if product.size and x.size:
@@ -80,7 +74,7 @@ class SpectralPlan(Plan):
 
 
 @dataclass(frozen=True, init=False)
-class DistributedSpectralConv(Static):
+class DistributedSpectralConv(PartitionedLayer):
     r"""A convolution that is a product with a weight at each of the lowest frequencies.
 
     The input is Fourier-transformed over its features; at each frequency that is kept the channels are multiplied with
@@ -155,14 +149,14 @@ class DistributedSpectralConv(Static):
         return (*(2 * m for m in self.modes[:-1]), self.modes[-1])
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of the weight."""
+        """Return the global shape and the partition of the weight."""
         shape = (self.in_channels, self.out_channels, *self._frequencies, 2)
         return {"weight": TensorSpec(shape, self.P_W.create_cartesian_topology_partition((*self.P_W.shape, 1)))}
 
     def init(
         self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None
     ) -> dict[str, Array]:
-        """This worker's block of the initial weight; the same global values for one key whatever the partition.
+        """Return this worker's block of the initial weight; the global values depend on the key, not on partitions.
 
         `key` is a JAX random key, the same on every worker, and `weight_init` a function of (key, shape, dtype) that
         sees the global shape. Default: uniform from 0 to 1/(in_channels out_channels), as in Li et al.
@@ -170,30 +164,13 @@ class DistributedSpectralConv(Static):
         default = jax.nn.initializers.uniform(1 / (self.in_channels * self.out_channels))
         return initialize_params(self.param_specs(), key, dtype, {"weight": weight_init or default})
 
-    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """The `TensorSpec` of the output, on P_x, from that of the input; nothing moves.
-
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on P_x, `PlanError` where x does not fit.
-        """
-        return output_spec(self, x_spec, self.P_x)
-
     @cached_property
     def _team(self) -> Workers:
         return tuple(sorted({*self.P_x.ranks, *self.P_W.ranks}))
 
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> SpectralPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
-
-        `x` and `params` are the shapes and dtypes by world rank; default for `params`: as `param_specs` says, in x's
-        dtype.
-
-        **Raises:** `PlanError` where x or the weight does not fit.
-        """
-        x, specs = taking_part(x, self._team), self.param_specs()
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> SpectralPlan:
         dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
         self._check(dtype, grid.extent)
-        params = spec_shapes(specs, self._team, dtype) if params is None else params
-        check_params(params, specs)
         of_y = np.dtype(jnp.promote_types(dtype, params[self.P_W.ranks[0]]["weight"].dtype))
         axes = range(2, self.P_x.dim)
         kept, lengths = dict(zip(axes, self._frequencies, strict=True)), dict(zip(axes, grid.extent[2:], strict=True))
@@ -245,31 +222,6 @@ class DistributedSpectralConv(Static):
                 f"`modes` (={self.modes}) must be at most {most} for features of {shape_text(extent[2:])}: half of a "
                 "length, and one more along the last dimension."
             )
-
-    def __call__(self, params: Any, x: Array) -> Array:
-        """Apply the layer.
-
-        **Arguments:**
-
-        - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x, perhaps empty; elsewhere a zero-volume array.
-
-        **Returns:** this worker's block on P_x, with out_channels channels, balanced along them; elsewhere a
-        zero-volume array.
-
-        **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
-        """
-        world = self.P_x.world
-        if world.rank not in self._team:
-            return x
-        with jax.named_scope(type(self).__name__):
-            params = unboxed(params)
-            of_x, of_params, _ = agree_on_shapes(world, self._team, purpose_of(self), self.param_specs(), params, x)
-            return self.plan(of_x, of_params).run(world, params, x)
-
-    def apply(self, params: Mapping[str, Array], x: Array) -> Array:
-        """The same as calling the layer."""
-        return self(params, x)
 
 
 class DistributedSpectralConv1d(DistributedSpectralConv):

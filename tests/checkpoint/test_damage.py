@@ -9,13 +9,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from checkpoint.recorded_disk import disk_used
-from checkpoint.trees import grid, refused
+from checkpoint.trees import refused
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.block_reader import Files
 from distdl_jax.checkpoint.disk import Disk
-from distdl_jax.checkpoint.layout import Manifest, worker_file
+from distdl_jax.checkpoint.manifest import Manifest, worker_file
+from distdl_jax.checkpoint.reading import Files
 
 
 @pytest.mark.parametrize("place", ["block", "checksums", "manifest", "short", "missing", "not json", "version"])
@@ -24,7 +24,7 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
 
     def program(save: bool) -> None:
         P = dj.Partition()
-        its = {"w": TensorSpec((4, 3), grid(P, [0, 1], [2, 1]))}
+        its = {"w": TensorSpec((4, 3), P.grid([2, 1]))}
         if save:
             checkpoint.save(tmp_path, {"w": jnp.ones((2, 3))}, its)
             return

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import FailingDisk
-from checkpoint.trees import Keys, blocks, cut, grid, refused, specs, wholes
+from checkpoint.trees import Keys, blocks, cut, refused, specs, wholes
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint.disk import Disk, disk
-from distdl_jax.checkpoint.foreign_formats import arrays_in
+from distdl_jax.formats.arrays import arrays_in
 
 PLAIN = """
 import sys
@@ -78,7 +78,7 @@ def test_plain_safetensors_reads_it_without_mpi(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
         spec = {
-            "conv1": {"weight": TensorSpec((3, 4), P.create_cartesian_topology_partition([1, 2]))},
+            "conv1": {"weight": TensorSpec((3, 4), P.grid([1, 2]))},
             "layers": [None, {"bias": TensorSpec((3,), P)}],
         }
         weight = np.arange(12, dtype=np.float32).reshape(3, 4)[:, 2 * P.rank : 2 * P.rank + 2]
@@ -97,8 +97,8 @@ def test_over_mpi(tmp_path: Path) -> None:
     P = dj.Partition()
     path = Path(P.broadcast_data(str(tmp_path))) / "x.safetensors"
     whole = np.arange(35.0).reshape(5, 7)
-    by_columns = TensorSpec((5, 7), P.create_cartesian_topology_partition([1, 2]))
-    by_rows = TensorSpec((5, 7), P.create_cartesian_topology_partition([2, 1]))
+    by_columns = TensorSpec((5, 7), P.grid([1, 2]))
+    by_rows = TensorSpec((5, 7), P.grid([2, 1]))
     for times in (2, 1):  # the second one takes the place of the first
         checkpoint.export(path, times * cut(whole, by_columns), by_columns)
     np.testing.assert_array_equal(checkpoint.import_(path, by_rows), cut(whole, by_rows))
@@ -118,7 +118,7 @@ def test_files_of_numpy(kind: str, order: Any, dtype: str, tmp_path: Path) -> No
     saved(kind, tmp_path / "x.npz", whole)
 
     def program(shape: list[int]) -> None:
-        spec = TensorSpec((6, 5, 4), grid(dj.Partition(), [0, 1], shape))
+        spec = TensorSpec((6, 5, 4), dj.Partition().grid(shape, [0, 1]))
         got = checkpoint.import_(tmp_path / "x.npz", {"a": {"b": spec}, "none": None})
         assert got["none"] is None and got["a"]["b"].dtype == whole.dtype.newbyteorder("=")
         np.testing.assert_array_equal(np.asarray(got["a"]["b"]), cut(whole, spec))

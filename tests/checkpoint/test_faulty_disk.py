@@ -12,8 +12,7 @@ from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, Shor
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.disk import Disk, disk
-from distdl_jax.checkpoint.folders import remove_folder
+from distdl_jax.checkpoint.disk import Disk, disk, remove_folder
 
 WHOLE = np.arange(6.0)
 

@@ -24,7 +24,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.foreign_formats import arrays_in
+from distdl_jax.formats.arrays import arrays_in
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**64, -(2**63), 10**400, 0.5, 1e308, float("nan")),
@@ -38,7 +38,7 @@ MUTATIONS = 2000
 def specs() -> dict[str, Any]:
     P = dj.Partition()
     everywhere = TensorSpec((), P, replicated=True)
-    rows = TensorSpec((6, 2), P.create_cartesian_topology_partition([P.size, 1]))
+    rows = TensorSpec((6, 2), P.grid([P.size, 1]))
     return {"w": rows, "key": everywhere, "step": everywhere}
 
 

@@ -15,17 +15,16 @@ from programs import patience, run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint import manager
-from distdl_jax.checkpoint import progress as long_work
+from distdl_jax.checkpoint import agreement, manager
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.disk import Disk, disk
-from distdl_jax.checkpoint.progress import together_for_long
 from distdl_jax.settings import Settings, TimeLimits
 
 
 @pytest.fixture
 def at_every_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_work, "LONGEST", -1.0)
-    monkeypatch.setattr(long_work, "PART_OF_LIMIT", 0.0)
+    monkeypatch.setattr(agreement, "LONGEST", -1.0)
+    monkeypatch.setattr(agreement, "PART_OF_LIMIT", 0.0)
 
 
 @pytest.mark.usefixtures("at_every_pause")
@@ -43,7 +42,7 @@ def test_nobody_waits_for_more_than_a_piece() -> None:
                 assert all(done[other] >= min(piece + 1, 3 * other) for other in range(3))
             return rank
 
-        return together_for_long(dj.Partition().world, "some work", work, lambda told: sorted(told.items()))
+        return together(dj.Partition().world, "some work", work, lambda told: sorted(told.items()))
 
     assert dj.simulate(3, program) == [[(0, 0), (1, 1), (2, 2)]] * 3
     assert done == [0, 3, 6]
@@ -55,8 +54,8 @@ def test_who_is_done_waits_for_a_part_of_what_the_clock_allows(
 ) -> None:
     """For an eighth, and for a minute at most: ten pieces of three seconds each, and the end."""
     seconds, met = [0.0], []
-    monkeypatch.setattr(long_work, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    monkeypatch.setattr(long_work, "current_settings", lambda: Settings(timeout=TimeLimits(limit, limit)))
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(agreement, "current_settings", lambda: Settings(timeout=TimeLimits(limit, limit)))
 
     def work(pause: Any) -> None:
         for _ in range(10):
@@ -70,7 +69,7 @@ def test_who_is_done_waits_for_a_part_of_what_the_clock_allows(
             met.append(seconds[0])
             return world.agree(*args)
 
-        together_for_long(SimpleNamespace(size=1, agree=agree), "some work", work)  # type: ignore[arg-type]
+        together(SimpleNamespace(size=1, agree=agree), "some work", work)  # type: ignore[arg-type]
 
     dj.simulate(1, program)
     assert len(met) == meetings
@@ -91,7 +90,7 @@ def test_a_failure_ends_the_work_of_all(fails: int) -> None:
                 pause()
 
         with pytest.raises(dj.CheckpointError, match=f"On worker {fails}: No space left on device"):
-            together_for_long(dj.Partition().world, "some work", work)
+            together(dj.Partition().world, "some work", work)
 
     dj.simulate(3, program)
 
@@ -108,7 +107,7 @@ def test_an_error_of_the_programs_own() -> None:
                 raise KeyError("mine")
 
         with pytest.raises(KeyError if rank == 1 else dj.CheckpointError, match="mine"):
-            together_for_long(dj.Partition().world, "some work", work)
+            together(dj.Partition().world, "some work", work)
 
     dj.simulate(2, program)
 
@@ -134,14 +133,14 @@ def test_who_waits_for_the_thread_meets_the_others_while_it_goes_on(monkeypatch:
 @pytest.mark.usefixtures("at_every_pause")
 def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that may take long, in pieces of 64 bytes of which the workers have different numbers."""
-    for name in ("writing.PIECE", "exchange_files.PIECE", "slabs.SLAB"):
-        monkeypatch.setattr(f"distdl_jax.checkpoint.{name}", 64)
+    for name in ("checkpoint.writing.PIECE", "formats.hyperslabs.SLAB"):
+        monkeypatch.setattr(f"distdl_jax.{name}", 64)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: 64)
     whole = np.arange(70.0).reshape(10, 7)
 
     def program() -> None:
         P = dj.Partition()
-        spec = TensorSpec((10, 7), P.create_cartesian_topology_partition([3, 1]))
+        spec = TensorSpec((10, 7), P.grid([3, 1]))
         mine = whole[slice(*spec.box[0])]
         checkpoint.save(tmp_path / "run", mine, spec)
         np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run", spec), mine)
@@ -189,16 +188,12 @@ SLOW = """
 import os, sys, time
 import numpy as np
 import distdl_jax as dj
-from distdl_jax.checkpoint import block_reader, disk, writing
-from distdl_jax.checkpoint import foreign_formats as array_files
-from distdl_jax.checkpoint import import_export as exchange_files
-from distdl_jax.checkpoint import hyperslabs as slabs
+from distdl_jax.checkpoint import disk, reading, writing
+from distdl_jax.formats import arrays, hyperslabs
 
 P = dj.Partition()
 seconds = 2 * float(os.environ["DISTDL_JAX_TIMEOUT"]) / 32  # each of 32 pieces: together twice what the clock allows
-for module in (writing, exchange_files):
-    module.PIECE = 1024
-slabs.SLAB = 1024
+writing.PIECE = hyperslabs.SLAB = 1024
 writing.chunk_of = lambda shape, itemsize: 1024
 
 class Slow(disk.Disk):
@@ -208,11 +203,11 @@ class Slow(disk.Disk):
 
 def slow_read(*arguments):
     time.sleep(seconds)
-    disk.read_exactly(*arguments)
+    hyperslabs.read_exactly(*arguments)
 
 if P.rank == 1:
     disk.disk.set(Slow())
-    block_reader.read_exactly = array_files.read_exactly = slow_read
+    reading.read_exactly = arrays.read_exactly = slow_read
 path = sys.argv[1]
 mine, spec = np.arange(8192, dtype=np.float32) + P.rank, dj.TensorSpec((2 * 8192,), P)
 

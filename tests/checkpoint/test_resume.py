@@ -22,7 +22,7 @@ from programs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint, nn
-from distdl_jax.checkpoint.foreign_formats import arrays_in
+from distdl_jax.formats.arrays import arrays_in
 
 # A run whose state after step n is known: only saving and restoring can go wrong.
 COUNTS = """
@@ -35,7 +35,7 @@ path = sys.argv[1]
 def program():
     P = dj.Partition()
     specs = {
-        "x": dj.TensorSpec((1000, 7), P.create_cartesian_topology_partition([P.size, 1])),
+        "x": dj.TensorSpec((1000, 7), P.grid([P.size, 1])),
         "step": dj.TensorSpec((), P, replicated=True),
     }
     with dj.checkpoint.Manager(path, keep=2) as manager:
@@ -143,9 +143,9 @@ def test_to_the_bit_on_the_same_partition(tmp_path: Path) -> None:
 
     def program() -> None:
         P = dj.Partition()
-        P_W = P.create_cartesian_topology_partition([3, 1])
-        P_x = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-        P_y = P.create_cartesian_topology_partition([1, 3])
+        P_W = P.grid([3, 1])
+        P_x = P.grid([1, 1])
+        P_y = P.grid([1, 3])
         layer = nn.DistributedLinear(P_x, P_y, P_W, 5, 7)
         params = layer.init(jax.random.key(0), "float64")
         alone = {"params": params, "optimiser": optimiser.init(params), "key": jax.random.key(1), "rate": 0.5}

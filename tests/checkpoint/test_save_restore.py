@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import disk_used
-from checkpoint.trees import blocks, grid, refused, same, specs
+from checkpoint.trees import blocks, refused, same, specs
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -112,7 +112,7 @@ def test_each_worker_writes_its_own_blocks_once(tmp_path: Path) -> None:
 
     def program() -> None:
         P = dj.Partition()
-        its = {"cut": TensorSpec((5,), grid(P, [0, 2], [2])), "copied": TensorSpec((2,), P, replicated=True)}
+        its = {"cut": TensorSpec((5,), P.grid([2], [0, 2])), "copied": TensorSpec((2,), P, replicated=True)}
         mine = {0: jnp.arange(3.0), 2: jnp.arange(3.0, 5.0)}.get(P.rank, jnp.zeros(0))
         checkpoint.save(tmp_path, {"cut": mine, "copied": jnp.ones(2)}, its)
 
@@ -141,14 +141,14 @@ def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: chunk)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.PIECE", 3 * chunk)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.UNSYNCED", 100)
-    monkeypatch.setattr("distdl_jax.checkpoint.hyperslabs.RUN", 20)
-    monkeypatch.setattr("distdl_jax.checkpoint.hyperslabs.SLAB", 90)
-    monkeypatch.setattr("distdl_jax.checkpoint.hyperslabs.ROW", 30)
+    monkeypatch.setattr("distdl_jax.formats.hyperslabs.RUN", 20)
+    monkeypatch.setattr("distdl_jax.formats.hyperslabs.SLAB", 90)
+    monkeypatch.setattr("distdl_jax.formats.hyperslabs.ROW", 30)
     whole = np.random.default_rng(0).standard_normal((13, 11))
 
     def program(shape: list[int]) -> None:
         P = dj.Partition()
-        spec = TensorSpec((13, 11), grid(P, [*range(P.size)], shape))
+        spec = TensorSpec((13, 11), P.grid(shape, [*range(P.size)]))
         mine = whole[tuple(slice(start, stop) for start, stop in spec.box)]
         if not checkpoint.steps(tmp_path):
             checkpoint.save(tmp_path, mine, spec)
@@ -163,8 +163,8 @@ def test_placeholders_come_back(tmp_path: Path) -> None:
 
     def program() -> list[tuple[int, ...]]:
         P = dj.Partition()
-        spec = TensorSpec((3, 2), grid(P, [0], [1, 1]))
-        its = {"w": spec, "key": TensorSpec((3,), grid(P, [0], [1]))}
+        spec = TensorSpec((3, 2), P.grid([1, 1]))
+        its = {"w": spec, "key": TensorSpec((3,), P.grid([1]))}
         if P.size == 2:
             keys = jax.random.split(jax.random.key(1), 3)
             mine = {"w": jnp.ones((3, 2)), "key": keys} if P.rank == 0 else {"w": jnp.ones((3, 0)), "key": keys[:0]}
@@ -235,8 +235,8 @@ def test_what_can_not_be_restored(tmp_path: Path) -> None:
         refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` says the global shape \(3,\), but .* \(2,\)")
         refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
         refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
-        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` and `step` must be the same")
-        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "`path` and `step` must be the same")
+        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` must be the same on all workers")
+        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "`step` must be the same on all workers")
         assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}
 
     dj.simulate(2, program)
@@ -249,7 +249,7 @@ def test_no_worker_holds_more_than_its_block(tmp_path: Path) -> None:
     mine: dict[int, Any] = {}
 
     def spec(shape: list[int]) -> TensorSpec:
-        return TensorSpec((n, n), dj.Partition().create_cartesian_topology_partition(shape))
+        return TensorSpec((n, n), dj.Partition().grid(shape))
 
     def begin() -> None:
         rows = jnp.arange(*spec([4, 1]).box[0], dtype=float)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint.trees import grid, refused
+from checkpoint.trees import refused
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -59,7 +59,7 @@ def test_placeholders_have_any_dtype(tmp_path: Path) -> None:
 
     def program() -> None:
         P = dj.Partition()
-        its = [TensorSpec((1,), P), TensorSpec((2,), grid(P, [2], [1]))]
+        its = [TensorSpec((1,), P), TensorSpec((2,), P.grid([1], [2]))]
         held = [jnp.ones(n) if P.rank == i else jnp.zeros(0, "int8") for i, n in ((0, 1), (2, 2))]
         checkpoint.save(tmp_path, held, its)
         got = checkpoint.restore(tmp_path, its)

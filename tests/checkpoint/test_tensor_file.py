@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.checkpoint.tensor_file import CODES, COMPLEX, bytes_of, dtype_named, is_storable, laid_out, read_header
+from distdl_jax.formats.safetensors import CODES, COMPLEX, bytes_of, dtype_named, is_storable, laid_out, read_header
 
 safetensors = pytest.importorskip("safetensors")
 

@@ -19,8 +19,7 @@ from checkpoint.recorded_disk import disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.disk import Disk, disk
-from distdl_jax.checkpoint.folders import remove_folder
+from distdl_jax.checkpoint.disk import Disk, disk, remove_folder
 
 SEEDS = 600
 STEPS = 1, 2

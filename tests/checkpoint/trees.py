@@ -20,10 +20,6 @@ DTYPES = (
 )
 
 
-def grid(P: dj.Partition, ranks: list[int], shape: list[int]) -> dj.CartesianPartition:
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 class Keys(NamedTuple):
     """Random keys, as numpy has them."""
 
@@ -64,13 +60,13 @@ def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
     """Their specs on all workers, on some of them in another order, or replicated."""
     n = P.size
     if kind == 0:
-        rows, columns, line = grid(P, [*range(n)], [n, 1]), grid(P, [*range(n)][::-1], [1, n]), P
+        rows, columns, line = P.grid([n, 1], [*range(n)]), P.grid([1, n], [*range(n)][::-1]), P
     elif kind == 1 and n > 2:
-        columns, rows, line = grid(P, [n - 1, 0], [2, 1]), grid(P, [1], [1, 1]), grid(P, [2, 0], [2])
+        columns, rows, line = P.grid([2, 1], [n - 1, 0]), P.grid([1, 1], [1]), P.grid([2], [2, 0])
     else:
-        rows = columns = grid(P, [0], [1, 1])
-        line = grid(P, [n - 1], [1])
-    everywhere = P.create_cartesian_topology_partition([n])
+        rows = columns = P.grid([1, 1])
+        line = P.grid([1], [n - 1])
+    everywhere = P.grid([n])
     return {
         "params": {
             "weight": rows,

@@ -22,7 +22,7 @@ class On(NamedTuple):
     ranks: tuple[int, ...]
 
     def partition(self, world: dj.Partition) -> dj.CartesianPartition:
-        return world.create_partition_inclusive(self.ranks).create_cartesian_topology_partition(self.shape)
+        return world.grid(self.shape, self.ranks)
 
     def boxes(self, ranges: Sequence[Sequence[Range]]) -> dict[int, tuple[slice, ...]]:
         """Each worker's part of an array, from the ranges along each dimension."""

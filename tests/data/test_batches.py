@@ -14,7 +14,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import TensorSpec
 from distdl_jax.data import batches
-from distdl_jax.data.order import Order
+from distdl_jax.data.reading import Order
 
 IMAGES = np.arange(11 * 4 * 6, dtype=np.float64).reshape(11, 4, 6)
 LABELS = np.arange(11, dtype=np.int32)
@@ -48,9 +48,9 @@ def spec(split_batch: bool) -> dict[str, TensorSpec]:
     last = P.create_partition_inclusive([P.size - 1])
     if split_batch:
         rows = 2 if P.size % 2 == 0 else 1
-        P_x = P.create_cartesian_topology_partition([rows, 1, P.size // rows])
+        P_x = P.grid([rows, 1, P.size // rows])
         return {"x": TensorSpec((4, 4, 6), P_x), "y": TensorSpec((4,), last)}
-    P_x = P.create_cartesian_topology_partition([1, P.size])
+    P_x = P.grid([1, P.size])
     return {"x": TensorSpec((4, 6), P_x), "y": TensorSpec((), last)}
 
 
@@ -146,7 +146,7 @@ def test_it_goes_on_from_any_state(prefetch: int) -> None:
         rest = labels(batch_size=4, key=KEY, epochs=3, prefetch=prefetch, state=state)
         assert everything[place:] == rest
     loader = Loader()
-    its = {"x": TensorSpec((4, 6), P.create_cartesian_topology_partition([1, 1])), "y": TensorSpec((), P)}
+    its = {"x": TensorSpec((4, 6), P.grid([1, 1])), "y": TensorSpec((), P)}
     found = [batch["y"].tolist() for batch in batches(loader, its, epochs=2, state={"epoch": 0, "batch": 2})]
     assert found == [[8, 9, 10], [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
@@ -205,7 +205,7 @@ def test_copies_of_a_batch_that_is_split() -> None:
     """Both workers of a row have its samples."""
 
     def program() -> None:
-        P = dj.Partition().create_cartesian_topology_partition([2, 2])
+        P = dj.Partition().grid([2, 2])
         (batch, _) = batches(LABELS[:8], TensorSpec((4,), P, replicated=1), 4)
         assert batch.tolist() == ([0, 1] if P.rank < 2 else [2, 3])
 
@@ -251,7 +251,7 @@ def test_it_reads_ahead_and_no_further() -> None:
 
     threads: set[threading.Thread] = set()
     slow = Slow()
-    P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     its = batches(slow, TensorSpec((4, 6), P), 1, prefetch=2)
     next(its)
     for _ in range(500):
@@ -278,7 +278,7 @@ def test_an_error_comes_with_its_batch(prefetch: int) -> None:
                 raise OSError(5, "Input/output error")
             return super().__getitem__(at)
 
-    P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     its = batches(Broken(), TensorSpec((4, 6), P), 4, prefetch=prefetch)
     assert next(its).shape == next(its).shape == (4, 4, 6)
     with pytest.raises(OSError, match="Input/output error"):
@@ -287,7 +287,7 @@ def test_an_error_comes_with_its_batch(prefetch: int) -> None:
 
 def one(shape: tuple[int, ...]) -> TensorSpec:
     P = dj.Partition().create_partition_inclusive([0])
-    return TensorSpec(shape, P.create_cartesian_topology_partition([1] * len(shape)))
+    return TensorSpec(shape, P.grid([1] * len(shape)))
 
 
 @pytest.mark.simulated(1)

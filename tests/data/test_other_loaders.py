@@ -32,7 +32,7 @@ def orders(source: Any, **arguments: Any) -> list[list[int]]:
 
     def program() -> list[int]:
         P = dj.Partition()
-        images = TensorSpec((4, 6), P.create_cartesian_topology_partition([1, 3]))
+        images = TensorSpec((4, 6), P.grid([1, 3]))
         its = batches(source, [images, TensorSpec((), P, replicated=True)], **arguments)
         return checked(its, images.box[1])
 
@@ -108,7 +108,7 @@ class Data(Dataset):
 
 if __name__ == "__main__":
     P = dj.Partition()
-    columns = dj.TensorSpec((4, 6), P.create_cartesian_topology_partition([1, P.size]))
+    columns = dj.TensorSpec((4, 6), P.grid([1, P.size]))
     specs = [columns, dj.TensorSpec((), P, replicated=True)]
     loader = DataLoader(Data(), 4, num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True)
     seen, batches = [], dj.data.batches(loader, specs, epochs=2)

@@ -17,7 +17,7 @@ P = dj.Partition()
 reveal_type(P.size)
 dj.Partition(3)
 step = dj.jit(lambda x: 2 * x)
-layer = dj.nn.DistributedLinear(P.create_cartesian_topology_partition([1, 1]), in_features=2.5)
+layer = dj.nn.DistributedLinear(P.grid([1, 1]), in_features=2.5)
 """
 
 

@@ -42,8 +42,8 @@ def leapfrog(u: np.ndarray, c: np.ndarray, size: int, times: list[int]) -> list[
 def test_waves_are_those_of_the_whole_volume(examples: tuple[ModuleType, ModuleType]) -> None:
     """On blocks of 6 + 5 cells along two dimensions, in float64: medium, pulses, and the pressure at two times."""
     (wave3d, _), size, times = examples, 11, (30, 47)
-    P = dj.Partition().create_cartesian_topology_partition([2, 1, 2])
-    alone = dj.Partition().create_partition_inclusive([P.rank]).create_cartesian_topology_partition([1, 1, 1])
+    P = dj.Partition().grid([2, 1, 2])
+    alone = dj.Partition().grid([1, 1, 1], [P.rank])
     split, whole = (wave3d.WaveSolver(on, size, "float64") for on in (P, alone))
     c, u = np.asarray(whole.medium(3)), np.asarray(whole.pulses(3))
     assert c.std() > 0.01 and np.abs(u).max() > 0.1

@@ -50,7 +50,7 @@ def agree(fun: Function, whole: Function, names: Sequence[str] = tuple(INSIDE)) 
 @pytest.mark.simulated(2)
 def test_a_rule_of_the_users_own_that_holds_an_array() -> None:
     """JAX can't differentiate a jax.custom_vjp by what its function holds, and need not."""
-    P = dj.Partition().create_cartesian_topology_partition([2])
+    P = dj.Partition().grid([2])
     factors = np.array([0.5, 2.0])
 
     @jax.custom_vjp
@@ -66,7 +66,7 @@ def test_a_rule_of_the_users_own_that_holds_an_array() -> None:
 
 @pytest.mark.simulated(2)
 def test_a_norm() -> None:
-    layer = nn.DistributedLayerNorm(dj.Partition().create_cartesian_topology_partition([1, 2]), 4)
+    layer = nn.DistributedLayerNorm(dj.Partition().grid([1, 2]), 4)
     params = layer.init(jax.random.key(0), float)
 
     def whole(x: Any) -> Any:
@@ -79,7 +79,7 @@ def test_a_norm() -> None:
 @pytest.mark.simulated(2)
 def test_a_branch() -> None:
     """Which one was taken is among what the derivative keeps, an integer that is not differentiated."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
     pool = nn.DistributedMaxPool1d(P, kernel_size=1, stride=2)  # the last of worker 0's elements is not read
     x = np.arange(1.0, 5.0) if P.rank == 0 else np.arange(5.0, 8.0)
 

@@ -81,7 +81,7 @@ def test_what_raises_is_what_comes_out_of_a_simulation() -> None:
 
     def program() -> Any:
         P = dj.Partition()
-        here, there = (P.create_partition_inclusive([w]).create_cartesian_topology_partition([1]) for w in (0, 1))
+        here, there = (P.grid([1], [w]) for w in (0, 1))
 
         def loss(x: Any) -> Any:
             if P.rank == 1:

@@ -12,7 +12,7 @@ import distdl_jax as dj
 
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # a program that fails as it runs raises in the call, too
 P = dj.Partition()
-P_all = P.create_cartesian_topology_partition([P.size])
+P_all = P.grid([P.size])
 
 @dj.jit
 def total(x):

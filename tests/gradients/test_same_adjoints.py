@@ -170,7 +170,7 @@ def test_second_derivatives() -> None:
 def test_programs_that_are_right_are_left_as_they_are() -> None:
     """What no worker differentiates needs no adjoint, and gets none: data that are moved to where they are used."""
     P = dj.Partition()
-    P_one, P_all = (P.create_partition_inclusive(range(n)).create_cartesian_topology_partition([n, 1]) for n in (1, 2))
+    P_one, P_all = (P.grid([n, 1], range(n)) for n in (1, 2))
     layer = dj.nn.DistributedLinear(P_one, P_one, P_one, 3, 2)
     data = jnp.ones((4, 3)) if P.rank == 0 else dj.zero_volume_tensor(4)
 
@@ -188,7 +188,7 @@ def test_programs_that_are_right_are_left_as_they_are() -> None:
 def test_movements_of_equal_plans_are_told_apart() -> None:
     """One worker differentiates the first, the others the second: their adjoints' messages would fit each other."""
     P = dj.Partition()
-    P_line = P.create_cartesian_topology_partition([4])
+    P_line = P.grid([4])
     x, constant = mine(THREE), jnp.ones(mine(THREE).shape)
 
     def loss(x: Any) -> Any:
@@ -312,7 +312,7 @@ def test_local_derivatives_of_the_users_own_change_nothing() -> None:
 def test_indexing_an_empty_block_inside_vmap_is_named(transform: Callable[..., Any]) -> None:
     """The array, the line that made a constant of it, and the movement of that, also in a loop; the same on all."""
     P = dj.Partition()
-    P_line = P.create_cartesian_topology_partition([3])
+    P_line = P.grid([3])
     block = jnp.ones((4, P.rank < 2), float)
 
     def one(x: Any) -> Any:
@@ -331,7 +331,7 @@ def test_indexing_an_empty_block_inside_vmap_is_named(transform: Callable[..., A
 def test_under_plain_jit_the_sentence_says_what_kind_of_constant_it_is() -> None:
     """Nobody compares programs there, so the workers wait for one that maps over nothing."""
     P = dj.Partition()
-    P_line = P.create_cartesian_topology_partition([3])
+    P_line = P.grid([3])
 
     def one(x: Any) -> Any:
         return jnp.sum(dj.functional.all_gather(x[jnp.zeros(x.size, int)], P_line, 0))
@@ -360,7 +360,7 @@ def test_a_function_that_asks_for_values() -> None:
 def test_a_loss_that_asks_for_its_own_value() -> None:
     """It can't be traced, and so not be compared; its movements are chained while it runs."""
     P = dj.Partition()
-    P_line = P.create_cartesian_topology_partition([2])
+    P_line = P.grid([2])
     x = jnp.array([1.0, 2.0])[: 2 * (P.rank == 0)]
 
     def loss(x: Any) -> Any:
@@ -388,7 +388,7 @@ def test_what_raises_on_one_worker_raises_on_all() -> None:
 
 def summed_backward(P: dj.Partition, there: Callable[[Any], Any], back: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function of the user's whose own derivative is `back`, then the sum over workers."""
-    P_line = P.create_cartesian_topology_partition([2])
+    P_line = P.grid([2])
     own = jax.custom_vjp(there)
     own.defvjp(
         lambda x: (there(x), None), lambda _, dy: (dj.functional.all_sum_reduce(back(dy), P_line, axes_reduce=0),)

@@ -33,7 +33,7 @@ class Here:
         return [self.P.rank]
 
     def _line(self, ranks: Sequence[int]) -> Any:
-        return self.P.create_partition_inclusive(ranks).create_cartesian_topology_partition([len(ranks)])
+        return self.P.grid([len(ranks)], ranks)
 
     def gathered(self, blocks: Blocks) -> Blocks:
         return [dj.functional.all_gather(blocks[0], self._line(range(WORKERS)), 0)]

@@ -42,13 +42,12 @@ class LinearCase:
 
     @cached_property
     def partitions(self) -> tuple[dj.CartesianPartition, dj.CartesianPartition, dj.CartesianPartition]:
-        def grid(ranks: Ranks, shape: Any) -> dj.CartesianPartition:
-            return dj.Partition().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
+        P = dj.Partition()
         slices, rows, columns = (1, *self.shape)[-3:]
         # P_x and P_y may have as many dimensions of one worker in between as there are.
         between = (1,) * (len(self.lead) - 1)
-        return grid(self.x, [slices, columns]), grid(self.y, [slices, *between, rows]), grid(self.W, self.shape)
+        P_y = P.grid([slices, *between, rows], self.y)
+        return P.grid([slices, columns], self.x), P_y, P.grid(self.shape, self.W)
 
     @cached_property
     def layer(self) -> nn.DistributedLinear:
@@ -81,12 +80,8 @@ class LinearCase:
         grid_of_W = np.reshape(W, (slices, rows, columns))
         held = grid_of_W if self.sharded else grid_of_W[:1]  # of the slices along the batch, the first
         first = held.swapaxes(0, 1).reshape(-1, columns)
-
-        def grid(ranks: np.ndarray) -> dj.CartesianPartition:
-            team = dj.Partition().create_partition_inclusive(ranks.flat)
-            return team.create_cartesian_topology_partition(ranks.shape)
-
-        return {"x": P_x, "weight": grid(first), "c": P_y, "y": P_y, "bias": grid(first[:, 0])}
+        P_weight, P_bias = (dj.Partition().grid(ranks.shape, ranks.flat) for ranks in (first, first[:, 0]))
+        return {"x": P_x, "weight": P_weight, "c": P_y, "y": P_y, "bias": P_bias}
 
     def _rows(self, whole: np.ndarray, P: dj.Partition, dtype: Any) -> jax.Array:
         """This worker's block of a tensor with a batch, split along its first and its last dimension."""

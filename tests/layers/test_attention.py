@@ -140,7 +140,7 @@ def test_who_attends_with_what(P_x: On, exchange: str) -> None:
 @pytest.mark.simulated(2)
 def test_an_infinity_that_is_padding_has_no_gradient() -> None:
     """Outputs are NaN, as in plain JAX (0 times infinity); yet nothing comes back to a key that nobody sees."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 2, 1])
+    P = dj.Partition().grid([1, 2, 1])
     layer, draw = nn.DistributedMultiHeadAttention(P, 4, 2, bias=False), np.random.default_rng(0)
     params = layer.init(jax.random.key(0), jnp.float64)
     x, memory = draw.normal(size=(1, 2, 4)), draw.normal(size=(1, 4, 4))

@@ -60,9 +60,7 @@ def test_recorded_layers(world_size: int, recorded: dict[str, dict[str, Any]]) -
 def layer_of(record: Any, P_world: dj.Partition) -> Any:
     """The layer with the partitions and arguments of the record."""
     partitions = [
-        P_world.create_partition_inclusive(record[f"{P}_ranks"]).create_cartesian_topology_partition(
-            record[f"{P}_shape"]
-        )
+        P_world.grid(record[f"{P}_shape"], record[f"{P}_ranks"])
         for P in ("P_x", "P_y", "P_w")
         if f"{P}_shape" in record
     ]

@@ -15,15 +15,10 @@ import distdl_jax as dj
 from distdl_jax import nn
 
 
-def grid(P_world: Any, *shape: int, first: int = 0) -> Any:
-    ranks = range(first, first + int(np.prod(shape)))
-    return P_world.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def conv(P_world: Any, *shapes: tuple[int, ...], dims: int = 2, **changed: Any) -> Any:
     """A convolution on grids of the given shapes, P_x, P_y, P_W; a good one but for what is changed."""
     arguments = {"in_channels": 4, "out_channels": 6, "kernel_size": 3} | changed
-    partitions = [grid(P_world, *shape) for shape in shapes or ((1, 1, 2, 2),)]
+    partitions = [P_world.grid(shape) for shape in shapes or ((1, 1, 2, 2),)]
     return getattr(nn, f"DistributedConv{dims}d")(*partitions, **arguments)
 
 
@@ -111,8 +106,8 @@ def test_partitions_must_be_partitions_of_one_world() -> None:
     assert sentence == "`P_x` (='P') must be a partition."
 
     def two_worlds(P: Any) -> Any:
-        other = grid(partition_of(P.rank, 2), 1, 1, 1)
-        return nn.DistributedConv1d(grid(P, 1, 1, 1), other, other, **arguments)
+        other = partition_of(P.rank, 2).grid([1, 1, 1])
+        return nn.DistributedConv1d(P.grid([1, 1, 1]), other, other, **arguments)
 
     assert "`P_y` stands on another communicator" in refusal(2, two_worlds, dj.InvalidArgumentError)
 
@@ -128,7 +123,7 @@ def test_partitions_must_be_partitions_of_one_world() -> None:
 def test_classes_of_one_algorithm_take_no_other(kind: str, shapes: Any, asked: str) -> None:
     layer = getattr(nn, f"Distributed{kind}Conv2d")
     arguments = {"in_channels": 4, "out_channels": 6, "kernel_size": 3}
-    sentence = refusal(4, lambda P: layer(*(grid(P, *s) for s in shapes), **arguments), dj.InvalidArgumentError)
+    sentence = refusal(4, lambda P: layer(*(P.grid(s) for s in shapes), **arguments), dj.InvalidArgumentError)
     assert sentence == f"P_x, P_y and P_W ask for the {asked} algorithm, but this class is the {kind.lower()} one."
 
 
@@ -147,12 +142,12 @@ POOLS = {
 @pytest.mark.parametrize("name", POOLS)
 def test_arguments_of_a_pooling(name: str) -> None:
     changed, sentence = POOLS[name]
-    pool = refusal(4, lambda P: nn.DistributedMaxPool2d(grid(P, 1, 1, 2, 2), **changed), dj.InvalidArgumentError)
+    pool = refusal(4, lambda P: nn.DistributedMaxPool2d(P.grid([1, 1, 2, 2]), **changed), dj.InvalidArgumentError)
     assert sentence in pool
 
 
 def test_dimensions_of_a_pooling() -> None:
-    sentence = refusal(4, lambda P: nn.DistributedAvgPool2d(grid(P, 2, 2), 2), dj.InvalidArgumentError)
+    sentence = refusal(4, lambda P: nn.DistributedAvgPool2d(P.grid([2, 2]), 2), dj.InvalidArgumentError)
     assert sentence.startswith("`P_x` (2 x 2) must have 4 dimensions: batch, channels, and 2 of features")
 
 
@@ -177,7 +172,10 @@ def test_layers_are_values() -> None:
     """Equal layers are equal keys, however their arguments were given; numpy's integers are integers."""
     P = partition_of(0, 4)
     assert {conv(P), conv(P, kernel_size=[3, 3], padding="valid"), conv(P, stride=np.int64(1))} == {conv(P)}
-    one, same = nn.DistributedMaxPool2d(grid(P, 1, 1, 2, 2), 2), nn.DistributedMaxPool2d(grid(P, 1, 1, 2, 2), (2, 2), 2)
+    one, same = (
+        nn.DistributedMaxPool2d(P.grid([1, 1, 2, 2]), 2),
+        nn.DistributedMaxPool2d(P.grid([1, 1, 2, 2]), (2, 2), 2),
+    )
     assert {one, same} == {one}
 
 
@@ -194,8 +192,8 @@ def test_inputs_and_parameters() -> None:
     """Raised while tracing, on all workers of the layer, those included that hold no part of x: no worker waits."""
     P_world = dj.Partition()
     rank = P_world.rank
-    P_x, P_W = grid(P_world, 1, 1, 2), grid(P_world, 2, 1, 2)
-    layer = nn.DistributedConv1d(P_x, grid(P_world, 1, 2, 2), P_W, in_channels=2, out_channels=4, kernel_size=3)
+    P_x, P_W = P_world.grid([1, 1, 2]), P_world.grid([2, 1, 2])
+    layer = nn.DistributedConv1d(P_x, P_world.grid([1, 2, 2]), P_W, in_channels=2, out_channels=4, kernel_size=3)
     key = jax.random.key(0)
     params = layer.init(key, jnp.float64)
 
@@ -231,7 +229,7 @@ def test_inputs_and_parameters() -> None:
     missing = {"weight": weight} if rank == 3 else params
     assert "`params` must hold \"bias\" on every worker, but holds ['weight']" in of(layer, x(2, 2, 4), missing)
 
-    pool = nn.DistributedMaxPool1d(grid(P_world, 1, 1, 4), 3)
+    pool = nn.DistributedMaxPool1d(P_world.grid([1, 1, 4]), 3)
     assert "`kernel` (=3) with dilation 1 spans 3 inputs, which must be at most" in refused_alike(
         lambda: pool(jnp.zeros((1, 1, 1 if rank < 2 else 0)))
     )

@@ -54,19 +54,17 @@ def test_twenty_steps_give_the_parameters_of_the_sequential_network() -> None:
     """
     P_world = dj.Partition()
 
-    def grid(*shape: int, first: int = 0) -> Any:
-        ranks = range(first, first + int(np.prod(shape)))
-        return P_world.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-    P_images, P_channels, P_rows = grid(1, 1, 2, 2), grid(1, 2, 1, 1), grid(1, 1, 1, 2)
+    P_images, P_channels, P_rows = P_world.grid([1, 1, 2, 2]), P_world.grid([1, 2, 1, 1]), P_world.grid([1, 1, 1, 2])
     conv = nn.DistributedConv2d(P_images, in_channels=2, out_channels=3, kernel_size=3, padding=1)
     pool = nn.DistributedMaxPool2d(P_images, 2)
     to_rows = nn.Repartition(P_images, P_rows)
     second = nn.DistributedConv2d(
-        P_rows, grid(1, 2, 1, 2), grid(2, 1, 1, 2), in_channels=3, out_channels=4, kernel_size=2
+        P_rows, P_world.grid([1, 2, 1, 2]), P_world.grid([2, 1, 1, 2]), in_channels=3, out_channels=4, kernel_size=2
     )
-    to_channels = nn.Repartition(grid(1, 2, 1, 2), P_channels)
-    linear = nn.DistributedLinear(grid(1, 2), grid(1, 2, first=2), grid(2, 2), 4 * 4 * 3, 5)
+    to_channels = nn.Repartition(P_world.grid([1, 2, 1, 2]), P_channels)
+    linear = nn.DistributedLinear(
+        P_world.grid([1, 2]), P_world.grid([1, 2], [2, 3]), P_world.grid([2, 2]), 4 * 4 * 3, 5
+    )
     layers = (conv, second, linear)
 
     def distributed(params: Any, x: Array, target: Array) -> Array:

@@ -214,7 +214,7 @@ def test_default_is_uniform_within_one_over_the_root_of_the_fan_in():
 def test_the_defaults_of_layers():
     """Uniform up to what their pages say, which for layers of PyTorch's is what those begin with."""
     P = partition_of(0, 1)
-    image, sequence = (P.create_cartesian_topology_partition([1] * dims) for dims in (4, 3))
+    image, sequence = (P.grid([1] * dims) for dims in (4, 3))
     channels = {"in_channels": 8, "out_channels": 4, "bias": False, "groups": 2, "kernel_size": 3}
     attention = nn.DistributedMultiHeadAttention(sequence, 16, 2, bias=False)
     for layer, low, high in (
@@ -232,12 +232,10 @@ PARTITIONS = [([0], [1, 1]), ([3, 1], [1, 2]), ([2, 0, 1], [3, 1]), ([1, 0, 3, 2
 
 
 def layer_on(ranks, shape, n_in, n_out, **options):
-    def grid(ranks, shape):
-        return dj.Partition().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
     rows, columns = shape
-    P_x, P_y, P_W = grid(ranks[:columns], [1, columns]), grid(ranks[:rows], [1, rows]), grid(ranks, shape)
-    return nn.DistributedLinear(P_x, P_y, P_W, n_in, n_out, **options)
+    P = dj.Partition()
+    P_x, P_y = P.grid([1, columns], ranks[:columns]), P.grid([1, rows], ranks[:rows])
+    return nn.DistributedLinear(P_x, P_y, P.grid(shape, ranks), n_in, n_out, **options)
 
 
 @pytest.mark.simulated(4)
@@ -285,7 +283,7 @@ def test_initializers_on_request():
 
 @pytest.mark.simulated(1)
 def test_an_initializer_of_another_shape_is_refused():
-    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     with pytest.raises(dj.InvalidArgumentError, match=r"`initializer` .* the shape that it is given, \(2, 3\), but"):
         dj.init_block(
             lambda key, shape, dtype: jnp.ones(shape[::-1], dtype), jax.random.key(0), dj.TensorSpec((2, 3), P)
@@ -295,7 +293,7 @@ def test_an_initializer_of_another_shape_is_refused():
 @pytest.mark.simulated(2)
 @pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
 def test_a_key_that_a_trace_closes_over(key: Callable[[int], jax.Array]) -> None:
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
     layer, its = nn.DistributedConv1d(P, in_channels=2, out_channels=3, kernel_size=3), key(0)
     wanted = layer.init(its)
     for jit in (jax.jit, dj.jit):

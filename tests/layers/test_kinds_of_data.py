@@ -28,7 +28,7 @@ def cut(whole: Any, P: dj.Partition) -> jax.Array:
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "float16"])
 def test_means_are_of_sums_that_fit(dtype: str) -> None:
     """Sums of bytes are no bytes, those of booleans no booleans, and those of float16 may be above its largest."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
     largest = {"bool": 1, "float16": 60000}.get(dtype) or np.iinfo(dtype).max
     whole = np.array([[[largest, largest, 0, largest, 0, 0, largest, largest]]]).astype(dtype)
     expected = whole.reshape(1, 1, 4, 2).astype(np.float64).mean(-1)
@@ -45,7 +45,7 @@ def test_means_are_of_sums_that_fit(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "bool", "float16", "complex64"])
 def test_global_pools_of_every_dtype(dtype: str) -> None:
     """Where all workers have features, and where one has none: its part is what nothing is smaller than."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 3])
+    P = dj.Partition().grid([1, 1, 3])
     least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if "int8" in dtype else (0, 1)
     for n in (5, 2):
         whole = np.full((2, 1, n), least, dtype)
@@ -63,7 +63,7 @@ def test_global_pools_of_every_dtype(dtype: str) -> None:
 @pytest.mark.simulated(2)
 def test_a_gradient_past_a_pool_of_integers() -> None:
     """They have none; what goes round them has its own."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
 
     def loss(x: jax.Array) -> jax.Array:
         return jnp.sum(nn.DistributedGlobalMaxPool(P)(x.astype(int))) + jnp.sum(x**2)
@@ -73,7 +73,7 @@ def test_a_gradient_past_a_pool_of_integers() -> None:
 
 @pytest.mark.simulated(2)
 def test_maxima_of_booleans() -> None:
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
     whole = np.array([[[True, False, False, False]]])
     y = nn.DistributedMaxPool1d(P, 3, 1, padding=1)(cut(whole, P))
     assert y.dtype == bool
@@ -97,13 +97,13 @@ def test_maxima_of_booleans() -> None:
 )
 def test_what_a_dtype_can_not_hold_is_refused(layer: Any, dtype: str, message: str) -> None:
     x = {worker: dj.ShapeDtype((1, 1, 4), np.dtype(dtype)) for worker in (0, 1)}
-    sentence = refusal(2, lambda P: layer(P.create_cartesian_topology_partition([1, 1, 2])).plan(x), dj.PlanError)
+    sentence = refusal(2, lambda P: layer(P.grid([1, 1, 2])).plan(x), dj.PlanError)
     assert sentence.startswith(message)
 
 
 @pytest.mark.simulated(2)
 def test_an_infinity_stays_in_its_group() -> None:
-    P = dj.Partition().create_cartesian_topology_partition([1, 2, 1])
+    P = dj.Partition().grid([1, 2, 1])
     whole = np.random.default_rng(0).normal(size=(2, 6, 4))  # groups of 2 channels: the second one is split
     whole[0, 1, 2] = np.inf
     layer = nn.DistributedGroupNorm(P, num_groups=3, num_channels=6)
@@ -175,7 +175,7 @@ def test_batches_of_nothing() -> None:
 @pytest.mark.parametrize("kind", ["adaptive", "linear"])
 def test_an_infinity_stays_where_it_is_read(kind: str) -> None:
     """0 times infinity is no number: outputs that don't read it are not multiplied with it, nor are the gradients."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
     whole = np.random.default_rng(0).normal(size=(1, 2, 23))
     whole[0, 0, 9], whole[0, 1, 20] = np.inf, np.nan
     weights = np.zeros((23, 4 if kind == "adaptive" else 69))
@@ -206,7 +206,7 @@ def test_an_infinity_stays_where_it_is_read(kind: str) -> None:
 @pytest.mark.simulated(2)
 def test_a_label_that_is_no_class_has_no_loss() -> None:
     """Counted from 1, say: then every loss would be of the wrong class, and the last class would have none."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    P = dj.Partition().grid([1, 2])
     logits = cut(np.random.default_rng(0).normal(size=(2, 3)), P)
 
     @partial(jax.jit, static_argnums=1)
@@ -222,7 +222,7 @@ def test_a_label_that_is_no_class_has_no_loss() -> None:
 @pytest.mark.simulated(2)
 def test_nothing_is_read_of_what_does_not_count() -> None:
     """Not even of a class that is masked: a padding token, say, whose label is ignored and whose logit is -inf."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    P = dj.Partition().grid([1, 2])
     logits = np.random.default_rng(0).normal(size=(3, 4))
     logits[:, 0] = -np.inf
     value, gradient = jax.jit(jax.value_and_grad(nn.DistributedCrossEntropyLoss(P, ignore_index=0)))(
@@ -237,7 +237,7 @@ def test_nothing_is_read_of_what_does_not_count() -> None:
 def test_the_dtype_of_parameters_is_where_they_live(dtype: str, placeholder: str | None) -> None:
     """Workers that hold none get copies; of what kind their placeholders are is all that counts of these."""
     P = dj.Partition()
-    rows, one = P.create_cartesian_topology_partition([2, 1]), P.create_cartesian_topology_partition([2, 1, 1])
+    rows, one = P.grid([2, 1]), P.create_cartesian_topology_partition([2, 1, 1])
     linear = nn.DistributedLinear(rows, rows, one, 3, 2)
     embedding = nn.DistributedEmbedding(rows, one, one, 5, 3)
     for layer, x in ((linear, jnp.ones((1, 3), dtype)), (embedding, jnp.array([[4, 2]]))):
@@ -268,7 +268,7 @@ OF_ONE: dict[str, Any] = {
 @pytest.mark.parametrize("name", OF_ONE)
 def test_arrays_of_numpy(name: str) -> None:
     """Eagerly and in every transformation, where JAX hands numpy's arrays on as they are, the same as JAX's own."""
-    layer = OF_ONE[name](dj.Partition().create_cartesian_topology_partition([1, 1, 1]))
+    layer = OF_ONE[name](dj.Partition().grid([1, 1, 1]))
     both = np.random.default_rng(0).normal(size=(2, 2, 4, 8))
     params = jax.tree.map(np.asarray, layer.init(jax.random.key(0), float))
     dy = np.asarray(layer(params, both[0]))
@@ -286,10 +286,7 @@ def test_arrays_of_numpy(name: str) -> None:
 def test_what_follows_an_embedding_elsewhere_gets_a_placeholder_of_numbers() -> None:
     """Workers that take no part in it have integers in front of it, and floating-point numbers behind."""
     P = dj.Partition()
-    here, there = (
-        lambda *shape, its=its: P.create_partition_inclusive(its).create_cartesian_topology_partition(shape)
-        for its in ([0], [1, 2])
-    )
+    here, there = (lambda *shape, its=its: P.grid(shape, its) for its in ([0], [1, 2]))
     embed = nn.DistributedEmbedding(here(1, 1), here(1, 1, 1), here(1, 1), 7, 4)
     network = nn.Sequential(embed, jax.nn.silu, nn.Repartition(here(1, 1, 1), there(1, 2, 1)))
     params, indices = network.init(jax.random.key(0), float), np.array([[1, 5, 1], [0, 6, 2]])

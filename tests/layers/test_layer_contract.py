@@ -15,45 +15,40 @@ from imaginary import partition_of
 import distdl_jax as dj
 from distdl_jax import nn
 
-
-def on(P: dj.Partition, *shape: int) -> dj.CartesianPartition:
-    return P.create_partition_inclusive(range(int(np.prod(shape)))).create_cartesian_topology_partition(shape)
-
-
 # From all workers (four) a layer of each kind, all of its arguments by keyword.
 LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
-    "Broadcast": lambda P: nn.Broadcast(P_x=on(P, 1, 2), P_y=on(P, 2, 2), transpose_src=False),
-    "SumReduce": lambda P: nn.SumReduce(P_x=on(P, 2, 2), P_y=on(P, 1, 2), preserve_batch=True),
-    "AllSumReduce": lambda P: nn.AllSumReduce(P_x=on(P, 2, 2), axes_reduce=(0,)),
-    "AllReduce": lambda P: nn.AllReduce(P_x=on(P, 2, 2), op="max", axes_reduce=(0,)),
-    "Repartition": lambda P: nn.Repartition(P_x=on(P, 2, 2), P_y=on(P, 1, 4), preserve_batch=False),
-    "HaloExchange": lambda P: nn.HaloExchange(P_x=on(P, 2, 2), halo=((1, 1), (0, 1)), periodic=(True, False)),
-    "AllGather": lambda P: nn.AllGather(P_x=on(P, 2, 2), axes=(1,)),
-    "ReduceScatter": lambda P: nn.ReduceScatter(P_x=on(P, 2, 2), axes=(0,)),
+    "Broadcast": lambda P: nn.Broadcast(P_x=P.grid([1, 2]), P_y=P.grid([2, 2]), transpose_src=False),
+    "SumReduce": lambda P: nn.SumReduce(P_x=P.grid([2, 2]), P_y=P.grid([1, 2]), preserve_batch=True),
+    "AllSumReduce": lambda P: nn.AllSumReduce(P_x=P.grid([2, 2]), axes_reduce=(0,)),
+    "AllReduce": lambda P: nn.AllReduce(P_x=P.grid([2, 2]), op="max", axes_reduce=(0,)),
+    "Repartition": lambda P: nn.Repartition(P_x=P.grid([2, 2]), P_y=P.grid([1, 4]), preserve_batch=False),
+    "HaloExchange": lambda P: nn.HaloExchange(P_x=P.grid([2, 2]), halo=((1, 1), (0, 1)), periodic=(True, False)),
+    "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
+    "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
     "DistributedLinear": lambda P: nn.DistributedLinear(
-        P_x=on(P, 1, 2), P_y=on(P, 1, 2), P_W=on(P, 2, 2), in_features=5, out_features=3, bias=False
+        P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),
     **{
         f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
-            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
         )
         for d in (1, 2, 3)
     },
     **{
         f"Distributed{kind}Pool{d}d": lambda P, d=d, kind=kind: getattr(nn, f"Distributed{kind}Pool{d}d")(
-            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)), kernel_size=2, stride=1, padding=1
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), kernel_size=2, stride=1, padding=1
         )
         for d in (1, 2, 3)
         for kind in ("Max", "Avg")
     },
-    "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=on(P, 2, 2), num_features=3, momentum=None),
-    "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=on(P, 2, 2), normalized_shape=[3], bias=False),
-    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=on(P, 2, 2), normalized_shape=3),
-    "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=on(P, 2, 2), num_groups=2, num_channels=6),
-    "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=on(P, 1, 2, 2), num_features=3, affine=True),
+    "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=P.grid([2, 2]), num_features=3, momentum=None),
+    "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=P.grid([2, 2]), normalized_shape=[3], bias=False),
+    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3),
+    "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=P.grid([2, 2]), num_groups=2, num_channels=6),
+    "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=P.grid([1, 2, 2]), num_features=3, affine=True),
     **{
         f"DistributedConvTranspose{d}d": lambda P, d=d: getattr(nn, f"DistributedConvTranspose{d}d")(
-            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)),
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]),
             in_channels=2,
             out_channels=3,
             kernel_size=3,
@@ -62,42 +57,42 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         )
         for d in (1, 2, 3)
     },
-    "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=on(P, 1, 2, 2), P_y=None, scale_factor=2),
-    "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=on(P, 1, 2, 2), output_size=3),
-    "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=on(P, 1, 2, 2)),
-    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=on(P, 1, 2, 2)),
-    "DistributedPad": lambda P: nn.DistributedPad(P_x=on(P, 2, 2), padding=[(1, 2)], mode="reflect"),
-    "DistributedCrop": lambda P: nn.DistributedCrop(P_x=on(P, 2, 2), cropping=[(1, 2)]),
-    "Flatten": lambda P: nn.Flatten(P_x=on(P, 1, 2, 2), P_y=on(P, 2, 2)),
-    "Reshape": lambda P: nn.Reshape(P_x=on(P, 2, 2), P_y=on(P, 1, 2, 2), shape=[3, -1, 4]),
-    "Unflatten": lambda P: nn.Unflatten(P_x=on(P, 2, 2), P_y=on(P, 1, 2, 2), shape=[3, 4]),
-    "Dropout": lambda P: nn.Dropout(P_x=on(P, 2, 2), p=0.3),
+    "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
+    "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
+    "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2])),
+    "DistributedPad": lambda P: nn.DistributedPad(P_x=P.grid([2, 2]), padding=[(1, 2)], mode="reflect"),
+    "DistributedCrop": lambda P: nn.DistributedCrop(P_x=P.grid([2, 2]), cropping=[(1, 2)]),
+    "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),
+    "Reshape": lambda P: nn.Reshape(P_x=P.grid([2, 2]), P_y=P.grid([1, 2, 2]), shape=[3, -1, 4]),
+    "Unflatten": lambda P: nn.Unflatten(P_x=P.grid([2, 2]), P_y=P.grid([1, 2, 2]), shape=[3, 4]),
+    "Dropout": lambda P: nn.Dropout(P_x=P.grid([2, 2]), p=0.3),
     "DistributedEmbedding": lambda P: nn.DistributedEmbedding(
-        P_x=on(P, 1), P_y=on(P, 1, 2), P_W=on(P, 2, 2), num_embeddings=5, embedding_dim=3, padding_idx=1
+        P_x=P.grid([1]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), num_embeddings=5, embedding_dim=3, padding_idx=1
     ),
     "Remat": lambda P: nn.Remat(
-        layer=nn.DistributedLayerNorm(on(P, 2, 2), 3), policy=jax.checkpoint_policies.dots_saveable
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), policy=jax.checkpoint_policies.dots_saveable
     ),
     "Precision": lambda P: nn.Precision(
-        layer=nn.DistributedLayerNorm(on(P, 2, 2), 3), compute="float16", output=jnp.float32
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), compute="float16", output=jnp.float32
     ),
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
-        P_x=on(P, 1, 2, 2), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
+        P_x=P.grid([1, 2, 2]), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
     ),
     **{
         f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
-            P_x=on(P, 1, 1, 4, *(1,) * (d - 1)), in_channels=2, out_channels=3, modes=2, P_W=None
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, out_channels=3, modes=2, P_W=None
         )
         for d in (1, 2, 3)
     },
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
-        P_x=on(P, 2, 1, 2), in_channels=2, out_channels=3, modes=2, activation=None
+        P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
     ),
     "Residual": lambda P: nn.Residual(
-        body=nn.Sequential(nn.DistributedLayerNorm(on(P, 2, 2), 3), jax.nn.relu),
-        shortcut=nn.Repartition(on(P, 2, 2), on(P, 2, 2)),
+        body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),
+        shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
     ),
-    "Sequential": lambda P: nn.Sequential(nn.Repartition(on(P, 2, 2), on(P, 1, 4)), jax.nn.relu),
+    "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
 }
 
 
@@ -107,7 +102,7 @@ def test_a_layer_is_a_static_value(name: str) -> None:
     P = partition_of(1, 4)
     layer, same = LAYERS[name](P), LAYERS[name](P)
     assert layer is not same and layer == same and hash(layer) == hash(same)
-    assert jax.tree.leaves({"layer": layer, "P": P, "P_x": on(P, 2, 2)}) == []
+    assert jax.tree.leaves({"layer": layer, "P": P, "P_x": P.grid([2, 2])}) == []
     with pytest.raises((AttributeError, TypeError)):
         layer.P_x = None
     traced = []
@@ -120,7 +115,7 @@ def test_a_layer_is_a_static_value(name: str) -> None:
     for each in (layer, same):
         assert float(double(each, P, jnp.float32(3))) == 6
     assert traced == [(type(layer), P)]
-    double(layer, on(P, 2, 2), jnp.float32(3))
+    double(layer, P.grid([2, 2]), jnp.float32(3))
     assert len(traced) == 2
 
 
@@ -145,20 +140,20 @@ def test_a_layer_satisfies_the_contract(name: str) -> None:
 def network_on(P: dj.Partition) -> nn.Sequential:
     """Convolution, pooling and two linear layers on four workers, or two; the last output on the last one."""
     half = P.size // 2
-    P_f, P_x, P_y = on(P, 1, 1, half, 2), on(P, 1, half), on(P, 1, 2)
-    P_last = P.create_partition_inclusive([P.size - 1]).create_cartesian_topology_partition([1, 1])
+    P_f, P_x, P_y = P.grid([1, 1, half, 2]), P.grid([1, half]), P.grid([1, 2])
+    P_last = P.grid([1, 1], [P.size - 1])
     return nn.Sequential(
-        nn.Repartition(on(P, 1, 1, 1, 1), P_f),
+        nn.Repartition(P.grid([1, 1, 1, 1]), P_f),
         nn.DistributedConv2d(P_f, in_channels=1, out_channels=4, kernel_size=3, padding=1),
         jax.nn.relu,
         nn.DistributedMaxPool2d(P_f, 2),
         nn.Sequential(
-            nn.Repartition(P_f, on(P, 1, half, 1, 1)),
+            nn.Repartition(P_f, P.grid([1, half, 1, 1])),
             lambda x: x.reshape(len(x), -1),
-            nn.DistributedLinear(P_x, P_y, on(P, 2, half), 64, 6),
+            nn.DistributedLinear(P_x, P_y, P.grid([2, half]), 64, 6),
             jnp.tanh,
         ),
-        nn.DistributedLinear(P_y, P_last, on(P, 1, 2), 6, 3),
+        nn.DistributedLinear(P_y, P_last, P.grid([1, 2]), 6, 3),
     )
 
 
@@ -335,8 +330,8 @@ def test_flax() -> None:
 def test_variables_of_flax_are_parameters() -> None:
     """One around all parameters of a layer or a network, or one around each: as if they were not there."""
     P = dj.Partition()
-    P_x, P_W = (P.create_cartesian_topology_partition(shape) for shape in ([1, 2], [2, 1]))
-    P_one = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    P_x, P_W = (P.grid(shape) for shape in ([1, 2], [2, 1]))
+    P_one = P.grid([1, 1])
     layer = nn.DistributedLinear(P_one, P_x, P_W, 3, 5)
     network = nn.Sequential(layer, jax.nn.relu)
     params, x = layer.init(jax.random.key(0)), jnp.ones((2, 3)) if P_one.active else dj.zero_volume_tensor(2)

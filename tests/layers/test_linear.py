@@ -167,10 +167,6 @@ def test_wrong_blocks_raise_on_every_worker_of_the_layer():
     case.check({"y": case.layer(params, x), "alone": {}, "together": {}})
 
 
-def grid(P, ranks, shape):
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 @pytest.mark.world(1)
 @pytest.mark.parametrize(
     ("change", "kind", "sentence"),
@@ -189,8 +185,8 @@ def grid(P, ranks, shape):
 )
 def test_wrong_arguments_of_the_layer_are_named(change, kind, sentence):
     P = dj.Partition()
-    change = {name: grid(P, [0], value) if isinstance(value, list) else value for name, value in change.items()}
-    one = grid(P, [0], [1, 1])
+    change = {name: P.grid(value, [0]) if isinstance(value, list) else value for name, value in change.items()}
+    one = P.grid([1, 1])
     with pytest.raises(kind) as caught:
         nn.DistributedLinear(**{"P_x": one, "P_y": one, "P_W": one, "in_features": 2, "out_features": 2, **change})
     assert sentence in str(caught.value)
@@ -199,8 +195,8 @@ def test_wrong_arguments_of_the_layer_are_named(change, kind, sentence):
 @pytest.mark.world(4)
 def test_partitions_that_do_not_fit_are_refused_by_every_worker():
     P = dj.Partition()
-    P_W, two, three = grid(P, range(4), [2, 2]), grid(P, [0, 1], [1, 2]), grid(P, [0, 1, 2], [1, 3])
-    for P_x, P_y, name in ((three, two, "P_x"), (two, three, "P_y"), (grid(P, [0, 1], [2, 1]), two, "P_x")):
+    P_W, two, three = P.grid([2, 2]), P.grid([1, 2]), P.grid([1, 3])
+    for P_x, P_y, name in ((three, two, "P_x"), (two, three, "P_y"), (P.grid([2, 1]), two, "P_x")):
         with pytest.raises(dj.InvalidArgumentError, match=rf"`{name}` \(.*\) must have shape 1 x 2") as caught:
             nn.DistributedLinear(P_x, P_y, P_W, 4, 4)
         assert len(set(P.allgather_data(str(caught.value)))) == 1
@@ -210,7 +206,7 @@ def test_partitions_that_do_not_fit_are_refused_by_every_worker():
 def test_a_split_batch_is_refused_where_it_does_not_fit_the_weight():
     """P_x and P_y have in front what P_W has in front of P_fo x P_fi; blocks at one place of the batch are alike."""
     P = dj.Partition()
-    batch, features, four = grid(P, [0, 1], [2, 1]), grid(P, [0, 1], [1, 2]), grid(P, range(4), [2, 2])
+    batch, features, four = P.grid([2, 1]), P.grid([1, 2]), P.grid([2, 2])
     for P_x, P_y, W, name, wanted in (
         (batch, batch, [1, 1], "P_x", "1 x 1, P_n x P_fi, where `P_W` is 1 x 1, P_fo x P_fi; or 1 x 1 x 1 on"),
         (batch, features, [2, 1, 1], "P_y", "2 x 1, P_n x P_fo, where `P_W` is 2 x 1 x 1, P_n x P_fo x P_fi"),
@@ -218,11 +214,11 @@ def test_a_split_batch_is_refused_where_it_does_not_fit_the_weight():
         (four, four, [2, 2, 1], "P_x", "2 x 1, P_n x P_fi"),
     ):
         with pytest.raises(dj.InvalidArgumentError) as caught:
-            nn.DistributedLinear(P_x, P_y, grid(P, range(int(np.prod(W))), W), 4, 4)
+            nn.DistributedLinear(P_x, P_y, P.grid(W), 4, 4)
         assert f"`{name}`" in str(caught.value) and f"must have shape {wanted}" in str(caught.value)
         assert len(set(P.allgather_data(str(caught.value)))) == 1
 
-    layer = nn.DistributedLinear(four, batch, grid(P, range(4), [2, 1, 2]), 4, 4)
+    layer = nn.DistributedLinear(four, batch, P.grid([2, 1, 2]), 4, 4)
     params = layer.init(jax.random.key(0))
     for rows, features, sentence in (
         ((3, 2, 2, 2), (2, 2, 2, 2), "must have the same shape"),
@@ -241,10 +237,10 @@ def test_initial_weights_are_the_same_however_the_batch_is_split():
     bit for bit as users compile them is test_initialization's.
     """
     P, key = dj.Partition(), jax.random.key(3)
-    one = nn.DistributedLinear(*(grid(P, [0], [1, 1]),) * 3, 5, 3)
-    split = nn.DistributedLinear(grid(P, [0, 1], [2, 1]), grid(P, range(4), [2, 2]), grid(P, range(4), [2, 2, 1]), 5, 3)
+    one = nn.DistributedLinear(*(P.grid([1, 1]),) * 3, 5, 3)
+    split = nn.DistributedLinear(P.grid([2, 1]), P.grid([2, 2]), P.grid([2, 2, 1]), 5, 3)
     specs, params = split.param_specs(), split.init(key)
-    assert specs["weight"].partition == grid(P, [0, 1], [2, 1]) and specs["bias"].partition == grid(P, [0, 1], [2])
+    assert specs["weight"].partition == P.grid([2, 1]) and specs["bias"].partition == P.grid([2])
     assert params["weight"].shape == {0: (2, 5), 1: (1, 5)}.get(P.rank, (0,))
     whole, expected = dj.gather(params, specs), one.init(key)
     back = dj.scatter(whole, specs)
@@ -257,7 +253,7 @@ def test_initial_weights_are_the_same_however_the_batch_is_split():
 @pytest.mark.world(1)
 def test_layers_are_values():
     """Equal layers are equal, hash alike and serve as static arguments; a repr says sizes and partitions."""
-    one = grid(dj.Partition(), [0], [1, 1])
+    one = dj.Partition().grid([1, 1])
     a, b = (nn.DistributedLinear(one, one, one, 3, 2) for _ in range(2))
     assert a == b and hash(a) == hash(b) and a != nn.DistributedLinear(one, one, one, 3, 2, bias=False)
     assert repr(a) == "DistributedLinear(3 -> 2, bias=True, P_x 1 x 1, P_y 1 x 1, P_W 1 x 1)"

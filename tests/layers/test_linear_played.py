@@ -55,10 +55,7 @@ def test_linear(batch: int) -> None:
             rows = [slice(*end) for end in pairwise(ends)]
 
         def layer(P: dj.Partition, grids=grids, ranks=ranks, sizes=(n_in, n_out), bias=bias) -> Any:
-            on = {
-                f"P_{name}": P.create_partition_inclusive(ranks[name]).create_cartesian_topology_partition(shape)
-                for name, shape in grids.items()
-            }
+            on = {f"P_{name}": P.grid(shape, ranks[name]) for name, shape in grids.items()}
             return nn.DistributedLinear(**on, in_features=sizes[0], out_features=sizes[1], bias=bias)
 
         def boxes(name: str, n: int, rows=rows, grids=grids, ranks=ranks) -> Boxes:

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 def layer(name: str) -> nn.Layer:
     features, c_in, c_out, kernel, stride, padding, extra, dilation, groups = CASES[name]
-    P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1] * (len(features) + 2))
+    P = dj.Partition().grid([1] * (len(features) + 2), [0])
     of = getattr(nn, f"DistributedConvTranspose{len(features)}d")
     shapes = {"in_channels": c_in, "out_channels": c_out, "kernel_size": kernel, "stride": stride, "padding": padding}
     return of(P, **shapes, output_padding=extra, dilation=dilation, groups=groups, bias=False)

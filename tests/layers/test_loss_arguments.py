@@ -94,7 +94,7 @@ def test_a_loss_of_ones_own_is_a_value() -> None:
 
 @pytest.mark.simulated(1)
 def test_no_classes() -> None:
-    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     for options in ({}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": ()}):
         for labels in (jnp.zeros(0, int), jnp.full(3, -100)):
             loss = nn.DistributedCrossEntropyLoss(P, **options)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_no_classes() -> None:
 @pytest.mark.simulated(2)
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
-    grid = P.create_cartesian_topology_partition([1, 2])
+    grid = P.grid([1, 2])
     x = jnp.ones((3, 2))
     with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have that of"):
         nn.DistributedMSELoss(grid)(x, jnp.ones((3, 2 + P.rank)))

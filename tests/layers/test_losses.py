@@ -246,7 +246,7 @@ def test_nothing_is_not_a_number() -> None:
 @pytest.mark.simulated(2)
 def test_no_number_stays_none() -> None:
     """A NaN or an infinity in an element: its loss and gradients, in both arguments, are those of plain JAX."""
-    P = dj.Partition().create_cartesian_topology_partition([2, 1])
+    P = dj.Partition().grid([2, 1])
 
     def poisson(x: Any, t: Any) -> Any:
         stirling = t * jnp.log(t) - t + jnp.log(2 * np.pi * t) / 2
@@ -309,7 +309,7 @@ def test_argmax_and_accuracy() -> None:
 @pytest.mark.simulated(2)
 def test_argmax_of_bools() -> None:
     """The first that is true, and the first of all where none is."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 2])
+    P = dj.Partition().grid([1, 2])
     x = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 0]], bool)
     np.testing.assert_array_equal(dj.functional.argmax(jnp.asarray(x[:, 2 * P.rank : 2 * P.rank + 2]), P), [0, 3, 1])
 
@@ -318,7 +318,7 @@ def test_argmax_of_bools() -> None:
 def test_labels_of_every_integer_dtype() -> None:
     """More classes than bytes have, and labels that a byte would take for the one that is ignored."""
     P, draw = dj.Partition(), np.random.default_rng(3)
-    grid = P.create_cartesian_topology_partition([1, 2])
+    grid = P.grid([1, 2])
     both = nn.DistributedCrossEntropyLoss(grid), nn.DistributedAccuracy(grid)
     for dtype, labels, classes in ((np.uint8, [5, 156, 200], 300), (np.int8, [5, 100, 7], 300), (bool, [1, 0, 1], 4)):
         x = draw.standard_normal((3, classes))
@@ -334,7 +334,7 @@ def test_labels_of_every_integer_dtype() -> None:
 @pytest.mark.world(1)
 def test_more_elements_than_an_integer_counts() -> None:
     """Where JAX has 32 bits: the whole tensor's number of elements is no integer of its."""
-    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     single, labels = jax.ShapeDtypeStruct((2**17, 2**15), "float32"), jax.ShapeDtypeStruct((2**17,), "int32")
     many = jax.ShapeDtypeStruct((2**32, 2), "float32"), jax.ShapeDtypeStruct((2**32,), "int32")
     with jax.enable_x64(False):

@@ -19,12 +19,8 @@ GRIDS = [
 ]
 
 
-def grid(P: dj.Partition, shape: Sequence[int], ranks: Sequence[int]) -> dj.CartesianPartition:
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def rows_columns_and_one(P: dj.Partition) -> list[dj.CartesianPartition]:
-    return [grid(P, shape, range(int(np.prod(shape)))) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1))]
+    return [P.grid(shape) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1))]
 
 
 @pytest.mark.simulated(4)
@@ -32,7 +28,7 @@ def test_what_is_accepted_leaves_each_block_where_it_was() -> None:
     """All pairs of partitions: the same block of each element on both, or a refusal."""
     P, refused = dj.Partition(), set()
     for one, other in itertools.product(GRIDS, GRIDS):
-        before, after = grid(P, *one), grid(P, *other)
+        before, after = P.grid(*one), P.grid(*other)
         layers = [nn.Repartition(before, before), nn.Repartition(after, after)]
         spec = dj.TensorSpec((12, 12, 12), before)
         x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype("float32")) for worker in range(4)}
@@ -79,7 +75,7 @@ class Move:
 def test_what_may_be_right_is_not_refused() -> None:
     P = dj.Partition()
     rows, columns, one = rows_columns_and_one(P)
-    other = grid(P, (2, 1, 1), (2, 3))
+    other = P.grid((2, 1, 1), (2, 3))
     pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, other)}
     x = jnp.arange(16.0).reshape(2, 2, 4)
     all_sum, turn = nn.AllSumReduce(columns, (2,)), lambda x: jnp.swapaxes(x, 0, 2) if x.ndim == 3 else x
@@ -111,7 +107,7 @@ def test_what_may_be_right_is_not_refused() -> None:
 def test_misfits() -> None:
     P = dj.Partition()
     rows, columns, one = rows_columns_and_one(P)
-    turned = grid(P, (2, 1, 1), (1, 0))
+    turned = P.grid((2, 1, 1), (1, 0))
     pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, turned)}
     for layers in ([pools[rows], pools[columns]], [nn.Remat(nn.Residual(pools[rows])), jax.nn.relu, pools[turned]]):
         with pytest.raises(dj.InvalidArgumentError, match=r"`layers\[.\]` \(DistributedMaxPool1d\) takes its"):
@@ -130,7 +126,7 @@ def test_misfits() -> None:
 @pytest.mark.simulated(4)
 def test_what_ends_in_functions_leaves_its_output_where_it_was() -> None:
     P = dj.Partition()
-    rows, others, columns = grid(P, (2, 1), (0, 1)), grid(P, (2, 1), (2, 3)), grid(P, (1, 2), (0, 1))
+    rows, others, columns = P.grid((2, 1)), P.grid((2, 1), (2, 3)), P.grid((1, 2))
     for to in (others, columns):
         for tail in (jnp.tanh, nn.Sequential(jnp.tanh), nn.Remat(nn.Sequential(jnp.tanh))):
             network = nn.Sequential(nn.Repartition(rows, to, preserve_batch=False), tail)

@@ -287,12 +287,12 @@ def test_refusals() -> None:
 @pytest.mark.simulated(2)
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
-    P_x = P.create_cartesian_topology_partition([1, 2])
+    P_x = P.grid([1, 2])
     layer = nn.DistributedBatchNorm(P_x, 3)
     params = layer.init(dtype=float)
     with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2 workers.*\[1, 2\]"):
         layer(params, jnp.ones((4, 1 + P.rank)))
-    with pytest.raises(dj.PlanError, match="must hold real floating-point numbers to be normalised, but is int32"):
+    with pytest.raises(dj.PlanError, match="must hold real floating-point numbers, but is int32"):
         layer(params, jnp.ones((4, 2 - P.rank), "int32"))
     with pytest.raises(dj.PlanError, match=r"`x` \(of shape \(1, 3\)\) must have more than one value per channel"):
         layer(params, jnp.ones((1, 2 - P.rank)))

@@ -118,7 +118,7 @@ def test_memory_is_that_of_the_block() -> None:
 def test_dropout_is_the_same_whatever_the_partition() -> None:
     """The gathered result of dropping a split tensor is that of dropping the whole one."""
     P = dj.Partition()
-    spec = dj.TensorSpec((4, 8), P.create_cartesian_topology_partition([1, 3]))
+    spec = dj.TensorSpec((4, 8), P.grid([1, 3]))
     whole = np.arange(32.0).reshape(4, 8)
     x = jax.device_put(block(whole, spec))
     dropped = jax.jit(lambda key, x: jnp.where(dj.random.bernoulli(key, 0.7, spec), x / 0.7, 0))(KEY, x)

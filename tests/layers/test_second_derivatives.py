@@ -18,20 +18,20 @@ from jax import lax
 import distdl_jax as dj
 from distdl_jax import nn
 
-Make = Callable[[Callable[..., dj.Partition]], Any]
+Make = Callable[[dj.Partition], Any]
 
 LAYERS: dict[str, tuple[tuple[int, ...], Make]] = {
     "attention in a ring": (
         (1, 3, 4),
-        lambda on: nn.DistributedMultiHeadAttention(on(1, 2, 1), embed_dim=4, num_heads=2, causal=True),
+        lambda P: nn.DistributedMultiHeadAttention(P.grid([1, 2, 1]), embed_dim=4, num_heads=2, causal=True),
     ),
-    "attention of heads": ((1, 3, 4), lambda on: nn.DistributedMultiHeadAttention(on(1, 1, 2), 4, 2, causal=True)),
+    "attention of heads": ((1, 3, 4), lambda P: nn.DistributedMultiHeadAttention(P.grid([1, 1, 2]), 4, 2, causal=True)),
     "convolution": (
         (1, 2, 6, 4),
-        lambda on: nn.DistributedConv2d(on(1, 1, 2, 1), in_channels=2, out_channels=2, kernel_size=3, padding=1),
+        lambda P: nn.DistributedConv2d(P.grid([1, 1, 2, 1]), in_channels=2, out_channels=2, kernel_size=3, padding=1),
     ),
-    "max pool": ((1, 2, 7), lambda on: nn.DistributedMaxPool1d(on(1, 1, 2), kernel_size=3, stride=1, padding=1)),
-    "batch norm": ((3, 2, 5), lambda on: nn.DistributedBatchNorm(on(1, 1, 2), 2)),
+    "max pool": ((1, 2, 7), lambda P: nn.DistributedMaxPool1d(P.grid([1, 1, 2]), kernel_size=3, stride=1, padding=1)),
+    "batch norm": ((3, 2, 5), lambda P: nn.DistributedBatchNorm(P.grid([1, 1, 2]), 2)),
 }
 
 
@@ -52,10 +52,7 @@ def test_in_a_loop(name: str) -> None:
     P = dj.Partition()
     shape, make = LAYERS[name]
 
-    def on(*sizes: int) -> dj.Partition:
-        return P.create_partition_inclusive(range(int(np.prod(sizes)))).create_cartesian_topology_partition(sizes)
-
-    layer = make(on)
+    layer = make(P)
     params = layer.init(jax.random.key(0), jnp.float64)
     draw = np.random.default_rng(1)
     xs = jnp.stack([dj.scatter(draw.normal(size=shape), spec) for spec in [dj.TensorSpec(shape, layer.P_x)] * 2])

@@ -347,7 +347,7 @@ def test_refusals() -> None:
 @pytest.mark.simulated(2)
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
-    grid = P.create_cartesian_topology_partition([1, 2, 1])
+    grid = P.grid([1, 2, 1])
     layer = nn.DistributedMultiHeadAttention(grid, 4, 2)
     params = layer.init(jax.random.key(0), float)
     with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2.*\[1, 2\]"):
@@ -357,13 +357,13 @@ def test_refusals_when_it_is_called() -> None:
         layer(params, x, key_padding_mask=np.zeros((1, 2 + P.rank), bool))
     with pytest.raises(dj.PlanError, match="on all workers where it is on one, but is"):
         layer(params, x, key_padding_mask=None if P.rank else np.zeros((1, 2), bool))
-    alone = nn.DistributedMultiHeadAttention(P.create_cartesian_topology_partition([1, 1, 2]), 4, 2, causal=True)
+    alone = nn.DistributedMultiHeadAttention(P.grid([1, 1, 2]), 4, 2, causal=True)
     with pytest.raises(
         dj.PlanError, match=r'`cache\["key"\]` must be 1 x length x 1 x 2 real .*, of one length on all workers'
     ):
         alone(alone.init(jax.random.key(0), float), jnp.ones((1, 2, 2)), cache=alone.init_cache(2, 3))
-    line = P.create_cartesian_topology_partition([1, 2])
-    first = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    line = P.grid([1, 2])
+    first = P.grid([1])
     embed = nn.DistributedEmbedding(first, line, line, 3, 2)
     with pytest.raises(dj.PlanError, match="`x` must hold integers, indices of rows, but is float64"):
         embed(embed.init(jax.random.key(0), float), jnp.ones(2))
@@ -374,8 +374,8 @@ def test_indices_of_every_integer_dtype() -> None:
     """A vocabulary of as many rows as bytes have, or more."""
     P = dj.Partition()
     one = P.create_partition_inclusive([0])
-    first, features = (one.create_cartesian_topology_partition([1] * dims) for dims in (2, 3))
-    rows = P.create_cartesian_topology_partition([2, 1])
+    first, features = (one.grid([1] * dims) for dims in (2, 3))
+    rows = P.grid([2, 1])
     for vocabulary, dtype in ((256, np.uint8), (128, np.int8), (70000, np.uint16)):
         embed = nn.DistributedEmbedding(first, features, rows, vocabulary, 2, padding_idx=vocabulary // 2)
         params = embed.init(jax.random.key(0))

@@ -343,7 +343,7 @@ def test_refusals() -> None:
 def test_the_largest_of_what_is_rounded_in_two_ways(seed: int) -> None:
     """XLA works a norm out anew for each that reads it, with or without fused multiplications as flags have it: none
     may then be equal to the largest. The gradient goes to some all the same."""
-    P = dj.Partition().create_cartesian_topology_partition([2, 1, 1, 1])
+    P = dj.Partition().grid([2, 1, 1, 1])
     norm, largest = nn.DistributedGroupNorm(P, 1, 4), nn.DistributedGlobalMaxPool(P)
     x = jnp.asarray(np.random.default_rng(seed).normal(size=(6, 4, 3, 2)), "float32")[P.rank :: 2]
 
@@ -357,7 +357,7 @@ def test_the_largest_of_what_is_rounded_in_two_ways(seed: int) -> None:
 @pytest.mark.simulated(2)
 def test_largest_elements_share_the_gradient() -> None:
     """Those that tie alike, also of second derivatives; -inf is one like others."""
-    P = dj.Partition().create_cartesian_topology_partition([2, 1, 1])
+    P = dj.Partition().grid([2, 1, 1])
     largest = nn.DistributedGlobalMaxPool(P)
     x = jnp.asarray([[[3.0, 1, 3], [0, -1, -2], [-jnp.inf] * 3]])
 

@@ -236,7 +236,7 @@ def test_layers_beside_plain_jax() -> None:
 @pytest.mark.simulated(2)
 def test_what_dtypes_become() -> None:
     """Frequencies of single and half precisions, of integers and booleans; real numbers of those."""
-    P_x = dj.Partition().create_cartesian_topology_partition([2])
+    P_x = dj.Partition().grid([2])
     names = ("float16", "bfloat16", "float32", "float64", "complex64", "int8", "bool")
     xs = [np.ones(2, jax.numpy.dtype(name)) for name in names]
     ys = dj.jit(lambda xs: [dj.functional.fft(x, P_x) for x in xs])(xs)

@@ -18,10 +18,6 @@ from distdl_jax import nn
 SIZES, SAMPLES, STEPS = (7, 10, 3), 9, 20
 
 
-def grid(ranks, shape):
-    return dj.Partition().create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def global_data():
     draw = np.random.default_rng(5).standard_normal
     params = [
@@ -61,9 +57,10 @@ def test_twenty_steps_give_the_parameters_of_the_sequential_network(optimizer):
 
     Parameters after 20 steps, and the loss of each step on every worker, agree to 1e-12 in float64.
     """
-    P_in, P_hidden, P_out = grid([0, 1], [1, 2]), grid([3, 1], [1, 2]), grid([2], [1, 1])
-    first = nn.DistributedLinear(P_in, P_hidden, grid(range(4), [2, 2]), *SIZES[:2])
-    second = nn.DistributedLinear(P_hidden, P_out, grid([0, 3], [1, 2]), *SIZES[1:])
+    P = dj.Partition()
+    P_in, P_hidden, P_out = P.grid([1, 2]), P.grid([1, 2], [3, 1]), P.grid([1, 1], [2])
+    first = nn.DistributedLinear(P_in, P_hidden, P.grid([2, 2]), *SIZES[:2])
+    second = nn.DistributedLinear(P_hidden, P_out, P.grid([1, 2], [0, 3]), *SIZES[1:])
 
     def distributed(params, x, target):
         y = second(params[1], jax.nn.relu(first(params[0], x)))
@@ -128,7 +125,7 @@ def test_value_is_the_sum_over_all_workers_on_every_worker(world_size):
 @pytest.mark.world(4)
 def test_value_over_a_partition_of_some_workers():
     """Only its workers are summed over; the others keep what they have."""
-    P = grid([3, 1], [2, 1])
+    P = dj.Partition().grid([2, 1], [3, 1])
     rank = MPI.COMM_WORLD.rank
     value, gradient = dj.value_and_grad(lambda a: (rank + 1.0) * a, partition=P)(2.0)
     assert float(value) == (12.0 if rank in (1, 3) else 2.0 * (rank + 1)) and float(gradient) == rank + 1
@@ -137,7 +134,8 @@ def test_value_over_a_partition_of_some_workers():
 @pytest.mark.world(2)
 def test_one_worker_with_the_whole_loss():
     """A loss that one worker computes and the other returns as 0 gives both the value and both their gradients."""
-    here, there = grid([0], [1, 1]), grid([1], [1, 1])
+    P = dj.Partition()
+    here, there = P.grid([1, 1]), P.grid([1, 1], [1])
     layer = nn.DistributedLinear(here, there, here, 3, 2)
     x = jnp.arange(6.0).reshape(2, 3) if MPI.COMM_WORLD.rank == 0 else dj.zero_volume_tensor()
     weight, bias = np.arange(6.0).reshape(2, 3), np.ones(2)

@@ -11,26 +11,24 @@ from distdl_jax.functional import halo_exchange
 pytestmark = [pytest.mark.world(3), pytest.mark.simulated(3)]
 
 
-def grid(*shape, workers=None):
-    P = dj.Partition()
-    P = P if workers is None else P.create_partition_inclusive(workers)
-    return P.create_cartesian_topology_partition(shape)
-
-
 LAYERS = {
-    "convolution": lambda: nn.DistributedConv1d(grid(1, 1, 3), in_channels=2, out_channels=2, kernel_size=3),
-    "linear": lambda: nn.DistributedLinear(grid(1, 3), grid(1, 1, workers=[0]), grid(1, 3), 6, 4),
-    "transposed": lambda: nn.DistributedConvTranspose1d(grid(1, 1, 3), in_channels=2, out_channels=2, kernel_size=3),
-    "norm": lambda: nn.Sequential(nn.DistributedConv1d(grid(1, 1, 3), in_channels=2, out_channels=2, kernel_size=3)),
-    "attention": lambda: nn.DistributedMultiHeadAttention(grid(1, 1, 3), 6, 3),
-    "spectral": lambda: nn.DistributedSpectralConv1d(grid(1, 1, 3), in_channels=2, out_channels=2, modes=3),
+    "convolution": lambda P: nn.DistributedConv1d(P.grid([1, 1, 3]), in_channels=2, out_channels=2, kernel_size=3),
+    "linear": lambda P: nn.DistributedLinear(P.grid([1, 3]), P.grid([1, 1]), P.grid([1, 3]), 6, 4),
+    "transposed": lambda P: nn.DistributedConvTranspose1d(
+        P.grid([1, 1, 3]), in_channels=2, out_channels=2, kernel_size=3
+    ),
+    "norm": lambda P: nn.Sequential(
+        nn.DistributedConv1d(P.grid([1, 1, 3]), in_channels=2, out_channels=2, kernel_size=3)
+    ),
+    "attention": lambda P: nn.DistributedMultiHeadAttention(P.grid([1, 1, 3]), 6, 3),
+    "spectral": lambda P: nn.DistributedSpectralConv1d(P.grid([1, 1, 3]), in_channels=2, out_channels=2, modes=3),
 }
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("key", [0, None, "key", jnp.zeros(2)], ids=str)
 def test_a_key_that_is_none(layer, key):
-    made = LAYERS[layer]()
+    made = LAYERS[layer](dj.Partition())
     with pytest.raises(dj.InvalidTypeError, match=r"must be a random key, as jax.random.key\(0\) makes one"):
         made.init(key)
     jax.block_until_ready(made.init(jax.random.key(0)))
@@ -59,12 +57,12 @@ def test_a_number_of_python_is_a_scalar():
 def test_a_halo_that_is_none(halo):
     """When the layer is made, on all workers."""
     with pytest.raises(dj.InvalidArgumentError, match="must be 1 pairs"):
-        nn.HaloExchange(grid(3), halo)
+        nn.HaloExchange(dj.Partition().grid([3]), halo)
 
 
 def test_widths_of_another_partition_are_refused_on_all_workers():
     """Also on those that are not in it, if they give any."""
-    P = grid(2, workers=[0, 1])
+    P = dj.Partition().grid([2])
     x = jnp.ones((2, 3)) if P.active else dj.zero_volume_tensor()
     with pytest.raises(dj.InvalidArgumentError, match="must be 1 pairs"):
         halo_exchange(x, P, ((1, 1), (1, 1)))

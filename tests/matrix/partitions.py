@@ -22,7 +22,7 @@ class On(NamedTuple):
         return np.reshape(self.ranks, self.shape)
 
     def partition(self, world: dj.Partition) -> dj.CartesianPartition:
-        return world.create_partition_inclusive(self.ranks).create_cartesian_topology_partition(self.shape)
+        return world.grid(self.shape, self.ranks)
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))}@{','.join(map(str, self.ranks))}"

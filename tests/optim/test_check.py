@@ -1,4 +1,4 @@
-"""What `dj.optim.check` says of optax's optimisers, and that its list is right."""
+"""What `dj.optim.check` says of optax's optimisers, alone and as parts of others."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import pytest
 from imaginary import partition_of
 
 import distdl_jax as dj
-from distdl_jax.optim.checking import WRONG_ON_BLOCKS, _differs_on_halves
+from distdl_jax.optim.checking import INSTEAD, NOT_SHOWN, differs_on_halves
 
 RIGHT: dict[str, Callable[[], Any]] = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
@@ -35,6 +35,8 @@ MADE_OF: dict[str, Callable[[], Any]] = {
 }
 
 ALONE: dict[str, Callable[[], Any]] = {
+    "add_noise": lambda: optax.add_noise(1.0, 0.5, key=0),
+    "apply_if_finite": lambda: optax.apply_if_finite(optax.sgd(0.1), 3),
     "adaptive_grad_clip": lambda: optax.adaptive_grad_clip(0.1),
     "centralize": optax.centralize,
     "clip_by_block_rms": lambda: optax.clip_by_block_rms(0.1),
@@ -46,6 +48,7 @@ ALONE: dict[str, Callable[[], Any]] = {
     "scale_by_novograd": optax.scale_by_novograd,
     "scale_by_param_block_norm": optax.scale_by_param_block_norm,
     "scale_by_param_block_rms": optax.scale_by_param_block_rms,
+    "scale_by_polyak": optax.scale_by_polyak,
     "scale_by_sm3": optax.scale_by_sm3,
     "scale_by_trust_ratio": optax.scale_by_trust_ratio,
 }
@@ -62,13 +65,30 @@ def test_names_are_found_wherever_they_are(name: str) -> None:
     assert any(sentence.startswith(f"optax.{name} would see") for sentence in said), said
 
 
-def test_the_list_is_right() -> None:
-    """Each of it exists, and differs on halves, but for noise, and for what decides or asks for more."""
-    assert all(attrgetter(name)(optax) for name in WRONG_ON_BLOCKS)
-    others = {"add_noise", "apply_if_finite", "scale_by_polyak"}  # and those of test_every_optimiser
-    listed = {name for name in WRONG_ON_BLOCKS if not name.endswith("linesearch") and not name.startswith("contrib.")}
-    assert set(ALONE) | others == listed
-    assert not [name for name, make in ALONE.items() if not _differs_on_halves(make())]
+@pytest.mark.parametrize("name", ALONE)
+def test_each_differs_on_halves(name: str) -> None:
+    """By what it does alone: nothing knows it by name."""
+    assert differs_on_halves(ALONE[name]())
+    (sentence,) = dj.optim.check(ALONE[name]())
+    assert sentence.startswith(f"optax.{name} would see this worker's blocks only"), sentence
+
+
+def test_names_that_are_known_are_there() -> None:
+    assert all(attrgetter(name)(optax) and attrgetter(ours.removeprefix("dj."))(dj) for name, ours in INSTEAD.items())
+    assert all(attrgetter(name.removeprefix("optax."))(optax) for name in NOT_SHOWN)
+    found = dj.optim.check(optax.chain(optax.contrib.hutchinson_estimator_diag_hessian(0), optax.adafactor(0.1)))
+    assert all(any(sentence.startswith(name) for sentence in found) for name in NOT_SHOWN), found
+
+
+def test_a_threshold_that_small_gradients_do_not_reach() -> None:
+    assert dj.optim.check(optax.chain(optax.clip_by_global_norm(1e4), optax.sgd(0.1)))
+
+
+def test_wrappers_are_not_blamed_for_what_is_in_them() -> None:
+    """Twice the same one, of which one is right."""
+    inner = optax.chain(optax.clip(1.0), optax.centralize())
+    (sentence,) = dj.optim.check(optax.chain(optax.masked(optax.adam(0.1), True), optax.masked(inner, True)))
+    assert sentence.startswith("optax.centralize would see")
 
 
 def test_a_rule_of_ones_own() -> None:
@@ -85,14 +105,14 @@ def test_a_rule_of_ones_own() -> None:
         return updates, state
 
     assert dj.optim.check(optax.GradientTransformationExtraArgs(own.init, asks)) == ()
-    spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
+    spec = dj.TensorSpec((4,), partition_of(0, 1).grid([1]))
     assert dj.optim.check(optax.chain(dj.optim.clip_by_global_norm(1.0, spec), optax.sgd(0.1))) == ()
 
 
 def test_without_optax_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever makes a transformation of optax's says so; nothing else needs it."""
     monkeypatch.setitem(sys.modules, "optax", None)
-    spec = dj.TensorSpec((4,), partition_of(0, 1).create_cartesian_topology_partition([1]))
+    spec = dj.TensorSpec((4,), partition_of(0, 1).grid([1]))
     makers: dict[str, Callable[[], Any]] = {
         "clip_by_global_norm": lambda: dj.optim.clip_by_global_norm(1.0, spec),
         "adaptive_grad_clip": lambda: dj.optim.adaptive_grad_clip(1.0, spec),

@@ -40,8 +40,8 @@ def test_what_check_says_and_the_specs_of_the_state(name: str) -> None:
     P = dj.Partition()
     optimiser = OPTIMISERS[name]
     specs = {
-        "matrix": dj.TensorSpec((4, 6), P.create_cartesian_topology_partition([2, 1])),
-        "column": dj.TensorSpec((4, 3), P.create_cartesian_topology_partition([1, 2])),
+        "matrix": dj.TensorSpec((4, 6), P.grid([2, 1])),
+        "column": dj.TensorSpec((4, 3), P.grid([1, 2])),
         "vector": dj.TensorSpec((3,), P.create_partition_inclusive([1])),
     }
     draw = np.random.default_rng(0)

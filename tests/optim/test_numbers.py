@@ -14,7 +14,7 @@ from imaginary import partition_of
 import distdl_jax as dj
 
 NUMBERS = ("ArrayLike", "ArrayLike | None", "float", "int")
-REQUIRED = {"specs": dj.TensorSpec((2,), partition_of(0, 1).create_cartesian_topology_partition([1]))}
+REQUIRED = {"specs": dj.TensorSpec((2,), partition_of(0, 1).grid([1]))}
 REQUIRED |= {"max_norm": 1.0, "clipping": 0.1}  # type: ignore[dict-item]
 FOUND = [
     (function, name)

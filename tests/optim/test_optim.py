@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import distdl_jax as dj
+from distdl_jax.optim.line_search import with_synced_loops
 from distdl_jax.optim.norms import _unit_axes
-from distdl_jax.optim.synced_loops import in_step
 
 SHAPES = {"matrix": (5, 3), "kernel": (3, 2, 3, 2), "bias": (5,), "few": (1,), "scale": (), "gain": (4,)}
 
@@ -21,16 +21,13 @@ def specs() -> dict[str, Any]:
     """Uneven blocks, empty ones, a scalar on one worker, copies on all, and some along one dimension of a partition."""
     P = dj.Partition()
 
-    def on(*ranks: int, shape: tuple[int, ...]) -> dj.CartesianPartition:
-        return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
     partitions = {
-        "matrix": on(0, 1, 2, 3, shape=(2, 2)),
-        "kernel": on(3, 1, shape=(2, 1, 1, 1)),
-        "bias": on(1, 3, shape=(2,)),
-        "few": on(2, 3, shape=(2,)),
-        "scale": on(2, shape=(1,)),
-        "gain": on(0, 1, 2, 3, shape=(2, 2)),
+        "matrix": P.grid([2, 2], [0, 1, 2, 3]),
+        "kernel": P.grid([2, 1, 1, 1], [3, 1]),
+        "bias": P.grid([2], [1, 3]),
+        "few": P.grid([2], [2, 3]),
+        "scale": P.grid([1], [2]),
+        "gain": P.grid([2, 2], [0, 1, 2, 3]),
     }
     replicated = {"scale": True, "gain": (0,)}
     return {
@@ -171,12 +168,12 @@ TARGET = drawn(7)
 def specs_of_two() -> dict[str, Any]:
     """For two workers: rows, something on the second alone, copies on both."""
     P = dj.Partition()
-    second = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1])
+    second = P.grid([1], [1])
     return {
-        "matrix": dj.TensorSpec((5, 3), P.create_cartesian_topology_partition([2, 1])),
+        "matrix": dj.TensorSpec((5, 3), P.grid([2, 1])),
         "bias": dj.TensorSpec((5,), second),
         "scale": dj.TensorSpec((), second),
-        "gain": dj.TensorSpec((4,), P.create_cartesian_topology_partition([2]), replicated=True),
+        "gain": dj.TensorSpec((4,), P.grid([2]), replicated=True),
     }
 
 
@@ -257,7 +254,7 @@ def test_some_workers_search_alone(name: str) -> None:
     P = dj.Partition().create_partition_inclusive([2, 0])
     if not P.active:
         return
-    spec = dj.TensorSpec((4,), P.create_cartesian_topology_partition([2]))
+    spec = dj.TensorSpec((4,), P.grid([2]))
     optimiser = dj.optim.lbfgs([spec, spec], **SEARCHES[name](), partition=P)
 
     def loss(params: Any) -> Any:
@@ -280,7 +277,7 @@ def test_a_search_that_meets_no_numbers() -> None:
     """Steps out of the domain, on one worker: all take back as much. Complex numbers end where plain optax brings their
     real and imaginary parts."""
     P = dj.Partition()
-    spec = dj.TensorSpec((3,), P.create_cartesian_topology_partition([2]))
+    spec = dj.TensorSpec((3,), P.grid([2]))
     theirs = optax.chain(optax.sgd(1.0), optax.scale_by_zoom_linesearch(20))
     ours = optax.chain(optax.sgd(1.0), dj.optim.line_search(optax.scale_by_zoom_linesearch(20), spec))
 
@@ -314,7 +311,7 @@ def test_a_search_that_meets_no_numbers() -> None:
 @pytest.mark.simulated(2)
 def test_the_first_worker_decides() -> None:
     """A search that keeps no gradient: worker 1, which was told a wrong value, would be content sooner."""
-    spec = dj.TensorSpec((3,), dj.Partition().create_cartesian_topology_partition([2]))
+    spec = dj.TensorSpec((3,), dj.Partition().grid([2]))
     search = optax.scale_by_backtracking_linesearch(20)
     x, mine = jnp.array([1.0 + 2j, -3.0, 2.0 - 1j]), slice(*spec.box[0])
 
@@ -349,7 +346,7 @@ def test_loops_end_together() -> None:
         )
 
     step, block = jnp.array([0.3, 0.5, 1.5])[P.rank], jnp.ones(P.rank + 1)
-    far, count, block = dj.jit(in_step(jax.jit(passes), P))(step, block)
+    far, count, block = dj.jit(with_synced_loops(jax.jit(passes), P))(step, block)
     assert (count, float(far)) == (3, 0.3 + 0.3 + 0.3 + 0.3)
     np.testing.assert_array_equal(block, np.full(P.rank + 1, 8.0))
 

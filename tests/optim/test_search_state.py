@@ -12,7 +12,7 @@ import distdl_jax as dj
 @pytest.mark.simulated(1)
 def test_a_search_of_parameters_that_are_called_as_what_it_keeps() -> None:
     """As attention's `value` is: what was found is that of the search, whatever the optimiser remembers beside."""
-    spec = dj.TensorSpec((2,), dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1]))
+    spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
     params = {name: jnp.arange(1.0, 3.0) for name in ("value", "grad", "learning_rate")}
 
     def loss(params: Any) -> Any:

@@ -15,19 +15,15 @@ from distdl_jax import TensorSpec, replica_check
 from distdl_jax.settings import Settings
 
 
-def grid(P: dj.Partition, ranks: list[int], shape: list[int]) -> dj.CartesianPartition:
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def specs(P: dj.Partition) -> dict[str, Any]:
     """Copies along some dimensions, along all, on few workers; scalars on one worker and on all."""
     return {
-        "columns": TensorSpec((5,), grid(P, [2, 0, 3, 1], [2, 2]), replicated=0),
+        "columns": TensorSpec((5,), P.grid([2, 2], [2, 0, 3, 1]), replicated=0),
         "everywhere": TensorSpec((2, 3), P, replicated=True),
-        "pair": [TensorSpec((3, 2), grid(P, [3, 1], [1, 2]), replicated=(0, 1))],
+        "pair": [TensorSpec((3, 2), P.grid([1, 2], [3, 1]), replicated=(0, 1))],
         "step": TensorSpec((), P, replicated=True),
-        "lonely": TensorSpec((), grid(P, [1], [1, 1])),
-        "batch and features": TensorSpec((3, 4), grid(P, [0, 1, 2, 3], [2, 2, 1]), replicated=-3),
+        "lonely": TensorSpec((), P.grid([1, 1], [1])),
+        "batch and features": TensorSpec((3, 4), P.grid([2, 2, 1]), replicated=-3),
         "activation": None,
         "nothing": None,
     }
@@ -132,7 +128,7 @@ def test_one_spec_for_a_subtree() -> None:
 def test_each_leaf_on_a_worker_of_its_own() -> None:
     """None of which is the root."""
     P = dj.Partition()
-    its = [TensorSpec((2,), grid(P, [rank], [1])) for rank in (1, 2)]
+    its = [TensorSpec((2,), P.grid([1], [rank])) for rank in (1, 2)]
     mine = [jnp.full(2, float(rank)) if P.rank == rank else jnp.zeros(0) for rank in (1, 2)]
     whole = dj.gather(mine, its)
     assert [leaf.tolist() for leaf in whole] == ([[1, 1], [2, 2]] if P.rank == 0 else [[], []])
@@ -144,7 +140,7 @@ def test_copies_of_which_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the first nor the last; along the one of the copied dimensions that has more than one worker."""
     monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
     P = dj.Partition()
-    spec = TensorSpec((2,), grid(P, [0, 1, 2], [3, 1]), replicated=True)
+    spec = TensorSpec((2,), P.grid([3, 1]), replicated=True)
     x = np.array([1.0, 1.0 + (P.rank == 1)])
     with pytest.raises(dj.PlanError, match=r"`tree` must be the same .* not on workers 0 and 1"):
         dj.check_replicated(x, spec)
@@ -193,7 +189,7 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
         (lambda P: TensorSpec((3,), P, replicated=1), 0, "`replicated` (=(1,)) names dimension 1"),
         (lambda P: TensorSpec((), P), 0, "`global_shape` (=()) must have as many dimensions as `partition` (3)."),
         (
-            lambda P: TensorSpec((3, 2), grid(P, [0, 1, 2], [3, 1]), replicated=0),
+            lambda P: TensorSpec((3, 2), P.grid([3, 1]), replicated=0),
             0,
             "`global_shape` (=(3, 2)) must have as many dimensions as `partition` (3 x 1) besides the replicated ones",
         ),
@@ -209,7 +205,7 @@ def test_specs_of_copies() -> None:
     order = [3, 5, 0, 1, 4, 2]
 
     def check(P: dj.Partition) -> None:
-        P_x = grid(P, order, [2, 3])
+        P_x = P.grid([2, 3], order)
         spec = TensorSpec((7,), P_x, replicated=0)
         assert spec == TensorSpec([7], P_x, [-2]) != TensorSpec((7, 7), P_x)
         assert spec.block_shapes == {3: (3,), 5: (2,), 0: (2,), 1: (3,), 4: (2,), 2: (2,)}
@@ -222,7 +218,7 @@ def test_specs_of_copies() -> None:
         assert everywhere.local_shape == ((4, 2) if P_x.active else (0,))
         assert (everywhere.first_copies.ranks, everywhere.first_copies.shape) == ((3,), (1, 1))
         assert TensorSpec((7, 2), P_x).counts == P_x.active
-        one = grid(P, [4], [1, 1])
+        one = P.grid([1, 1], [4])
         assert TensorSpec((), one) == TensorSpec((), one, replicated=True)
 
     on_all(7, check)

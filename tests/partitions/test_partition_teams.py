@@ -24,12 +24,8 @@ ROOT_OF = {0: None, 1: 0, 2: 1, 3: 2, **dict.fromkeys(range(4, 12))}
 COPY_IN = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 0, 7: 0, 8: 1, 9: 1, 10: 2, 11: 2}
 
 
-def grid(P, ranks, shape):
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def table(P):
-    return grid(P, [1, 2, 3], [1, 3, 1]), grid(P, range(12), [2, 3, 2])
+    return P.grid([1, 3, 1], [1, 2, 3]), P.grid([2, 3, 2])
 
 
 @pytest.mark.parametrize("axes", [{"axes_reduce": (0, 2)}, {"axes_keep": 1}, {"axes_reduce": (-1, 0)}], ids=str)
@@ -100,7 +96,7 @@ def test_examples_of_the_broadcast_rules(name):
     n, m = math.prod(source), math.prod(destination)
 
     def receives_from(P):
-        P_x, P_y = grid(P, range(n), source), grid(P, range(n, n + m), destination)
+        P_x, P_y = P.grid(source, range(n)), P.grid(destination, range(n, n + m))
         return P_x.create_broadcast_partition_to(P_y, **how)[1].ranks[:1]
 
     assert on_all(n + m, receives_from)[n:] == [(rank,) for rank in expected]
@@ -125,7 +121,7 @@ def test_what_does_not_broadcast_is_refused_by_every_worker(source, destination,
     n, m = math.prod(source), math.prod(destination)
 
     def partitions(P):
-        return grid(P, range(n), source), grid(P, range(m), destination)
+        return P.grid(source, range(n)), P.grid(destination, range(m))
 
     def broadcast(P):
         P_x, P_y = partitions(P)
@@ -172,7 +168,7 @@ def _check_teams(ranks_x, source, ranks_y, destination, how, world):
     mirrored = {_other(name): value for name, value in how.items()}
 
     def views(P):
-        P_x, P_y = grid(P, ranks_x, source), grid(P, ranks_y, destination)
+        P_x, P_y = P.grid(source, ranks_x), P.grid(destination, ranks_y)
         P_send, P_recv = P_x.create_broadcast_partition_to(P_y, **how)
         back_send, back_recv = P_y.create_reduction_partition_to(P_x, **mirrored)
         assert (back_send, back_recv) == (P_recv, P_send)
@@ -212,7 +208,7 @@ def _check_rows(rng):
     ranks = np.array(order).reshape(shape)
 
     def team(P):
-        P_x = grid(P, order, shape)
+        P_x = P.grid(shape, order)
         team = P_x.create_allreduction_partition(axes)
         assert team == P_x.create_allreduction_partition(axes_keep=keep)
         index = tuple(slice(None) if axis in axes else P_x.index[axis] for axis in range(len(shape)))
@@ -251,8 +247,8 @@ def test_planning_for_4096_workers_is_quick(source, destination, record_property
 
     def plan(rank):
         P = partition_of(rank, 4096)
-        P_y = P.create_cartesian_topology_partition(destination)
-        P_x = grid(P, everyone[: math.prod(source)], source)
+        P_y = P.grid(destination)
+        P_x = P.grid(source, everyone[: math.prod(source)])
         P_recv = P_x.create_broadcast_partition_to(P_y)[1]
         assert P_recv == P_y.create_reduction_partition_to(P_x)[0]
         return P_recv.size, P_y.create_allreduction_partition(0).size

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import distdl_jax as dj
-from distdl_jax import TensorSpec, checkpoint, replicas
+from distdl_jax import TensorSpec, checkpoint, replica_check
 from distdl_jax.settings import Settings
 
 
@@ -52,7 +52,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Path], Any]] = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_nothing_in_place_of_a_leaf(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one worker or on all: every worker raises, in the same words but for who it was."""
-    monkeypatch.setattr(replicas, "current_settings", lambda: Settings(debug=True))
+    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
 
     def program() -> None:
         P = dj.Partition()

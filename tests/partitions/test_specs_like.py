@@ -26,8 +26,8 @@ OPTIMISERS = {
 
 
 def layer_on(P: dj.Partition) -> nn.DistributedLinear:
-    P_x, P_W = (P.create_cartesian_topology_partition(shape) for shape in ([1, 2], [2, 1]))
-    P_one = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1, 1])
+    P_x, P_W = (P.grid(shape) for shape in ([1, 2], [2, 1]))
+    P_one = P.grid([1, 1], [1])
     return nn.DistributedLinear(P_one, P_x, P_W, 3, 5)
 
 
@@ -106,7 +106,7 @@ def test_other_leaves_and_refusals() -> None:
     stacked = dj.specs_like({"memory": jnp.ones((4, 2))}, {"w": w}, {"w": spec})
     assert stacked["memory"] == dj.TensorSpec((4, 2), P, replicated=True)
     memory = dj.specs_like({"memory": {"w": jnp.ones((4, *w.shape))}}, {"w": w}, {"w": spec})
-    assert memory["memory"]["w"] == dj.TensorSpec((4, 5), P.create_cartesian_topology_partition([1, 3]))
+    assert memory["memory"]["w"] == dj.TensorSpec((4, 5), P.grid([1, 3]))
     flags = dj.specs_like({"is_nan": {"w": jnp.zeros((), bool)}, "m": {"w": w}}, {"w": w}, {"w": spec})
     assert flags == {"is_nan": {"w": None}, "m": {"w": spec}}
     with pytest.raises(dj.InvalidArgumentError, match="`param_specs` must have the structure of `params`"):
@@ -133,14 +133,11 @@ def test_of_a_parameter_with_copies_and_blocks() -> None:
         its = dj.specs_like({"m": {"w": jnp.ones(shape)}}, {"w": jnp.ones(spec.local_shape)}, {"w": spec})
         return its["m"]["w"]
 
-    def on(*shape: int) -> dj.CartesianPartition:
-        return P.create_cartesian_topology_partition(shape)
-
-    copied = dj.TensorSpec((5, 3), on(2, 1, 1), replicated=0)
-    assert found(copied, 4, 5, 3) == dj.TensorSpec((4, 5, 3), on(1, 2, 1, 1), replicated=1)
-    cut = dj.TensorSpec((4, 3), on(2, 1, 1), replicated=2)
-    assert found(cut, 2) == dj.TensorSpec((4,), on(2, 1), replicated=1)
-    assert found(cut, 7, 2, 3) == dj.TensorSpec((7, 4, 3), on(1, 2, 1, 1), replicated=3)
+    copied = dj.TensorSpec((5, 3), P.grid([2, 1, 1]), replicated=0)
+    assert found(copied, 4, 5, 3) == dj.TensorSpec((4, 5, 3), P.grid([1, 2, 1, 1]), replicated=1)
+    cut = dj.TensorSpec((4, 3), P.grid([2, 1, 1]), replicated=2)
+    assert found(cut, 2) == dj.TensorSpec((4,), P.grid([2, 1]), replicated=1)
+    assert found(cut, 7, 2, 3) == dj.TensorSpec((7, 4, 3), P.grid([1, 2, 1, 1]), replicated=3)
     for shape in ((1, 3), (3,)):
         with pytest.raises(dj.PlanError, match="no block of anything"):
             found(cut, *shape)
@@ -157,16 +154,16 @@ def stepped(optimiser: Any, params: Any) -> Any:
 def test_statistics_of_another_shape_than_the_parameter() -> None:
     """Adafactor's and SM3's of tensors that are not cut along what they reduce; the second worker's parameter alone."""
     P = dj.Partition()
-    cut = dj.TensorSpec((3, 4, 5), P.create_cartesian_topology_partition([2, 1, 1]))
+    cut = dj.TensorSpec((3, 4, 5), P.grid([2, 1, 1]))
     copies = dj.TensorSpec((3, 4), P, replicated=True)
-    its = dj.TensorSpec((4, 3), P.create_partition_inclusive([1]).create_cartesian_topology_partition([1, 1]))
+    its = dj.TensorSpec((4, 3), P.grid([1, 1], [1]))
     specs = ({"cut": cut, "copies": copies}, its)
     whole = jax.tree.map(lambda s: jnp.arange(1.0, 1 + np.prod(s.global_shape)).reshape(s.global_shape), specs)
     params = dj.scatter(jax.tree.map(lambda x: x if P.rank == 0 else jnp.zeros(0), whole), specs)
     factored = optax.scale_by_factored_rms(min_dim_size_to_factor=2)
     state = stepped(factored, params)
     of_state = dj.specs_like(state, params, specs)
-    assert of_state.v_row[0]["cut"] == dj.TensorSpec((3, 4), P.create_cartesian_topology_partition([2, 1]))
+    assert of_state.v_row[0]["cut"] == dj.TensorSpec((3, 4), P.grid([2, 1]))
     assert of_state.v_col[0]["copies"] == dj.TensorSpec((4,), P, replicated=True)
     assert of_state.v_row[1] == dj.TensorSpec((3,), its.partition, replicated=True)
     assert of_state.v[1] == dj.TensorSpec((1,), its.partition, replicated=True)
@@ -195,7 +192,7 @@ def test_statistics_of_another_shape_than_the_parameter() -> None:
 )
 @pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=str)
 def test_what_is_no_block_of_anything_is_refused(optimiser: Any, grid: tuple[int, int]) -> None:
-    spec = dj.TensorSpec((4, 6), dj.Partition().create_cartesian_topology_partition(grid))
+    spec = dj.TensorSpec((4, 6), dj.Partition().grid(grid))
     params = {"w": jnp.ones(spec.local_shape)}
     with pytest.raises(dj.PlanError, match=r"it is (perhaps )?no block of anything"):
         dj.specs_like(optimiser.init(params), params, {"w": spec})

@@ -15,22 +15,18 @@ from distdl_jax import TensorSpec
 from distdl_jax.tracing.tie import tie
 
 
-def grid(P, ranks, shape):
-    return P.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-
 def specs():
     """Uneven, permuted, on few workers, with empty blocks, without topology, of one to four dimensions."""
     P = dj.Partition()
     return {
-        "uneven": TensorSpec((7, 5), grid(P, range(4), [2, 2])),
+        "uneven": TensorSpec((7, 5), P.grid([2, 2])),
         "layers": [
-            TensorSpec((5, 3), grid(P, [3, 1], [2, 1])),
-            TensorSpec((4,), grid(P, [2], [1])),
+            TensorSpec((5, 3), P.grid([2, 1], [3, 1])),
+            TensorSpec((4,), P.grid([1], [2])),
         ],
-        "empty blocks": TensorSpec((3, 2), grid(P, [2, 0, 3, 1], [1, 4])),
+        "empty blocks": TensorSpec((3, 2), P.grid([1, 4], [2, 0, 3, 1])),
         "flat": TensorSpec((6,), P.create_partition_inclusive([1, 3, 0])),
-        "deep": TensorSpec((2, 3, 1, 4), grid(P, [0, 2], [1, 2, 1, 1])),
+        "deep": TensorSpec((2, 3, 1, 4), P.grid([1, 2, 1, 1], [0, 2])),
     }
 
 
@@ -105,8 +101,8 @@ def test_leaves_of_the_wrong_shape_raise_on_every_worker():
 def test_layers_tell_what_their_parameters_are():
     """A pytree like the parameters, from which their gathered and scattered forms follow."""
     P = dj.Partition()
-    P_W = grid(P, [0, 3, 1, 2], [2, 2])
-    layer = dj.nn.DistributedLinear(grid(P, [1, 2], [1, 2]), grid(P, [0, 1], [1, 2]), P_W, 7, 5)
+    P_W = P.grid([2, 2], [0, 3, 1, 2])
+    layer = dj.nn.DistributedLinear(P.grid([1, 2], [1, 2]), P.grid([1, 2]), P_W, 7, 5)
     found = layer.param_specs()
     assert found["weight"] == TensorSpec((5, 7), P_W)
     assert found["bias"].global_shape == (5,) and found["bias"].partition.ranks == (0, 1)
@@ -125,7 +121,7 @@ def test_boxes_of_a_spec_are_numpys_pieces():
     pieces = [piece for rows in np.array_split(numbers, 2) for piece in np.array_split(rows, 3, axis=1)]
 
     def check(P):
-        spec = TensorSpec([7, np.int64(5)], grid(P, order, [2, 3]))
+        spec = TensorSpec([7, np.int64(5)], P.grid([2, 3], order))
         assert spec.global_shape == (7, 5)
         if P.rank == 6:
             assert (spec.box, spec.local_shape) == (None, (0,))
@@ -141,22 +137,22 @@ def test_boxes_of_a_spec_are_numpys_pieces():
 
 def test_specs_are_values():
     P = partition_of(0, 2)
-    a, b = (TensorSpec((3, 4), grid(P, [0, 1], [2, 1])) for _ in range(2))
+    a, b = (TensorSpec((3, 4), P.grid([2, 1])) for _ in range(2))
     assert a == b and hash(a) == hash(b)
-    assert len({a, b, TensorSpec((4, 3), a.partition), TensorSpec((3, 4), grid(P, [0, 1], [1, 2]))}) == 3
+    assert len({a, b, TensorSpec((4, 3), a.partition), TensorSpec((3, 4), P.grid([1, 2]))}) == 3
 
 
 @pytest.mark.parametrize(
     ("shape", "partition", "kind", "sentence"),
     [
-        ((3,), lambda P: grid(P, [0, 1], [2, 1]), dj.InvalidArgumentError, "`global_shape` (=(3,)) must have as many"),
+        ((3,), lambda P: P.grid([2, 1]), dj.InvalidArgumentError, "`global_shape` (=(3,)) must have as many"),
         (
             (3, -1),
-            lambda P: grid(P, [0, 1], [2, 1]),
+            lambda P: P.grid([2, 1]),
             dj.InvalidArgumentError,
             "`global_shape` (=(3, -1)) must not hold",
         ),
-        ((3, 1.5), lambda P: grid(P, [0, 1], [2, 1]), dj.InvalidTypeError, "`global_shape` (=(3, 1.5)) must be a sequ"),
+        ((3, 1.5), lambda P: P.grid([2, 1]), dj.InvalidTypeError, "`global_shape` (=(3, 1.5)) must be a sequ"),
         (3, lambda P: P, dj.InvalidTypeError, "`global_shape` (=3) must be a sequence of integers"),
         ((3,), lambda P: "world", dj.InvalidTypeError, "`partition` (='world') must be a partition"),
         ((3,), lambda P: P.create_partition_inclusive([]), dj.InvalidArgumentError, "`partition` has no workers"),

@@ -110,6 +110,22 @@ def test_products_are_differentiated_exactly_at_zero() -> None:
     np.testing.assert_array_equal(gradient, np.array([[-12.0, 35.0, 0.0], [-8.0, 0, 0], [6.0, 0, 0]])[P.rank])
 
 
+@pytest.mark.simulated(4, 5)
+@pytest.mark.parametrize("n", [0, 3])
+def test_products_of_complex_numbers_in_a_loop(n: int) -> None:
+    """An even and an odd number of workers, in a scan, with gradients; of empty arrays too."""
+    P = dj.Partition()
+    x = np.exp(1j * np.random.default_rng(5).uniform(-3, 3, (P.size, n)))
+
+    def looped(mine: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda y, _: (dj.all_reduce(mine, P, "prod") + y, None), jnp.zeros(n, complex), length=2)[0]
+
+    y, pullback = jax.vjp(jax.jit(looped), jnp.asarray(x[P.rank]))
+    (dx,) = pullback(jnp.ones_like(y))
+    np.testing.assert_allclose(y, 2 * np.prod(x, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(dx, 2 * P.size * np.prod(np.delete(x, P.rank, 0), axis=0), rtol=1e-12)
+
+
 @pytest.mark.simulated(3)
 @pytest.mark.parametrize("policy", ["nothing_saveable", "everything_saveable"])
 def test_products_of_complex_numbers_under_checkpoint(policy: str) -> None:
@@ -148,7 +164,7 @@ def test_teams_and_workers_outside() -> None:
     pair = P.create_partition_inclusive([3, 1])
     x = jnp.float32(P.rank)
     assert float(dj.all_reduce(x, pair, "max")) == (P.rank if P.rank in (0, 2) else 3)
-    grid = P.create_cartesian_topology_partition([2, 2])
+    grid = P.grid([2, 2])
     assert float(dj.all_reduce(x, grid, "max", axes_keep=0)) == 2 * (P.rank // 2) + 1
     assert float(dj.all_reduce(x, grid, axes_reduce=0)) == 2 * (P.rank % 2) + 2
     empty = dj.all_reduce(jnp.zeros((0, 3)), P, "max")

@@ -23,8 +23,8 @@ X = np.arange(1.0, 4.0)
 def partitions() -> tuple[dj.CartesianPartition, dj.CartesianPartition]:
     """Worker 1 alone, and all workers in a line."""
     P = dj.Partition()
-    one = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1])
-    return one, P.create_cartesian_topology_partition([P.size])
+    one = P.grid([1], [1])
+    return one, P.grid([P.size])
 
 
 def moving() -> Callable[[Any], Any]:
@@ -193,13 +193,13 @@ def test_jax_grad_of_a_derivative() -> None:
 def test_a_network() -> None:
     """Convolution, max pooling, relu and linear, of all parameters: as one worker's plain JAX has it."""
     P = dj.Partition()
-    on = P.create_cartesian_topology_partition
+    on = P.grid
     rows, columns, weights = on([1, 1, 2, 1]), on([1, 2]), on([2, 1])
-    one = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    one = P.grid([1, 1])
     conv, linear = nn.DistributedConv2d(rows, in_channels=1, out_channels=2, kernel_size=3, padding=1), None
     pool = nn.DistributedMaxPool2d(rows, 2)
     linear = nn.DistributedLinear(one, columns, weights, 2 * 3 * 2, 3)
-    to_one = nn.Repartition(rows, P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1, 1]))
+    to_one = nn.Repartition(rows, P.grid([1, 1, 1, 1]))
     image = np.random.default_rng(0).normal(size=(2, 1, 6, 4))
 
     def network(params: Any) -> Any:
@@ -371,7 +371,7 @@ NOT_LINEAR: dict[str, Callable[[Any], Any]] = {
 
 
 def conv_on() -> dj.CartesianPartition:
-    return partition_of(0, 1).create_cartesian_topology_partition([1, 1, 1])
+    return partition_of(0, 1).grid([1, 1, 1])
 
 
 def adjoint_of(fun: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

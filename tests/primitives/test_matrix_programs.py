@@ -158,7 +158,7 @@ def test_a_jitted_program_is_traced_once(world_size: int) -> None:
 def test_a_derivative_traces_a_movement_once_in_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the function's program is evaluated again to be differentiated."""
     P, traced = dj.Partition(), []
-    P_rows, P_columns = (P.create_cartesian_topology_partition(shape) for shape in ([2, 1], [1, 2]))
+    P_rows, P_columns = (P.grid(shape) for shape in ([2, 1], [1, 2]))
     run = BoxMovement.run
     monkeypatch.setattr(BoxMovement, "run", lambda part, world, x: traced.append(part) or run(part, world, x))
 

@@ -92,15 +92,13 @@ def _cut(plan: HaloExchangePlan, worker: int) -> tuple[slice, ...]:
 def test_plans_of_thousands_of_workers() -> None:
     """One process makes the plan of a layer on 4,096 workers, and a worker's part in it, which knows its partners."""
     P = partition_of(77, 4096)
-    grid = P.create_cartesian_topology_partition([1, 1, 64, 64])
+    grid = P.grid([1, 1, 64, 64])
     layer = nn.DistributedConv2d(grid, in_channels=3, out_channels=5, kernel_size=5, padding=2)
     plan = layer.plan({worker: ShapeDtype((2, 3, 16, 16), np.dtype("float32")) for worker in range(4096)})
     assert plan.outputs == dict.fromkeys(range(4096), ShapeDtype((2, 5, 16, 16), np.dtype("float32")))
     part = plan.fetch.movement.part(77)
     assert [[message.partner for message in step.recvs] for step in part.steps] == [[13, 141], [76, 78]]
-    move = nn.Repartition(
-        P.create_cartesian_topology_partition([4096, 1]), P.create_cartesian_topology_partition([64, 64])
-    )
+    move = nn.Repartition(P.grid([4096, 1]), P.create_cartesian_topology_partition([64, 64]))
     plan = move.plan({worker: ShapeDtype((4, 640), np.dtype("int8")) for worker in range(4096)})
     assert plan.output(77) == ShapeDtype((256, 10), np.dtype("int8"))
     assert len(plan.part(77).steps[0].recvs) == 63

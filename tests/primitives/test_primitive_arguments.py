@@ -41,7 +41,7 @@ def test_what_is_no_partition_is_named(call: Callable, name: str) -> None:
 
 
 def test_what_no_message_can_hold_is_named() -> None:
-    P = dj.Partition().create_cartesian_topology_partition([1, 1])
+    P = dj.Partition().grid([1, 1])
     keys = jax.random.split(jax.random.key(0), (2, 2))
     for values, sentence in (
         (keys, r"\(of dtype key<fry>\) must be an array of numbers; give jax.random.key_data of random keys"),
@@ -59,7 +59,7 @@ def test_what_no_message_can_hold_is_named() -> None:
 
 
 def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made() -> None:
-    P, x = dj.Partition().create_cartesian_topology_partition([1, 1]), jnp.ones((2, 2))
+    P, x = dj.Partition().grid([1, 1]), jnp.ones((2, 2))
     wanted = nn.HaloExchange(P, ((1, 0), (0, 1)))
     for halo in (np.eye(2, dtype=int), [[1, np.array(0)], (0, np.int8(1))]):
         assert nn.HaloExchange(P, halo) == wanted
@@ -69,7 +69,7 @@ def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made
             nn.HaloExchange(P, bad)
     with pytest.raises(dj.InvalidArgumentError, match=r"`periodic` .* must have 2 entries"):
         nn.HaloExchange(P, ((1, 0), (0, 1)), periodic=(True,))
-    outside = partition_of(3, 4).create_partition_inclusive([0, 1]).create_cartesian_topology_partition([1, 2])
+    outside = partition_of(3, 4).grid([1, 2])
     assert nn.HaloExchange(outside, ()) == nn.HaloExchange(outside, ((1, 0), (0, 1)))  # it reads none
     with pytest.raises(dj.InvalidArgumentError, match=r"`halo` \(=\(\(1, 1\),\)\) must be 2 pairs"):
         nn.HaloExchange(outside, ((1, 1),))

@@ -94,8 +94,8 @@ def test_second_derivatives_are_those_of_one_variable() -> None:
 def test_copies_along_some_dimensions_and_of_whole_trees() -> None:
     """Teams along axes have values of their own, of any shape; other leaves and workers outside are left alone."""
     P = dj.Partition()
-    pair = P.create_partition_inclusive([3, 1, 2]).create_cartesian_topology_partition([1, 3])
-    grid = P.create_cartesian_topology_partition([2, 2])
+    pair = P.grid([1, 3], [3, 1, 2])
+    grid = P.grid([2, 2])
     tree = {"w": jnp.ones((grid.index[1] + 1,), jnp.float32), "n": jnp.int32(3), "f": jax.nn.relu, "none": None}
 
     def loss(w: jax.Array) -> jax.Array:
@@ -171,7 +171,7 @@ def test_arguments_are_named() -> None:
 
 def test_the_plan_moves_nothing_but_the_gradient() -> None:
     """A part forward is a copy, and its adjoint the sum over the team."""
-    P = partition_of(0, 6).create_cartesian_topology_partition([2, 3])
+    P = partition_of(0, 6).grid([2, 3])
     held = {worker: ShapeDtype((worker % 3,), np.dtype("float32")) for worker in range(6)}
     plan = plan_replicated(held, P, axes=0)
     assert plan.outputs == held and plan.teams == ((0, 3), (1, 4), (2, 5))

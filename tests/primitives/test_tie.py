@@ -64,8 +64,8 @@ def test_workers_that_differ_in_what_is_constant_match_under_vmap() -> None:
     The cotangent is then constant on that worker, and so is the product of the workers that add no bias.
     """
     P_world = dj.Partition()
-    P = P_world.create_cartesian_topology_partition([1, 4])
-    rows = nn.Repartition(P, P_world.create_cartesian_topology_partition([4, 1]))
+    P = P_world.grid([1, 4])
+    rows = nn.Repartition(P, P_world.grid([4, 1]))
 
     def loss(x: Any) -> Any:
         y = rows(x)
@@ -76,10 +76,9 @@ def test_workers_that_differ_in_what_is_constant_match_under_vmap() -> None:
     expected = np.where(np.arange(4)[:, None] == 2, 1, 2 * xs[:, :, [P_world.rank]])
     np.testing.assert_allclose(gradients, expected, rtol=1e-14)
 
-    def grid(ranks: Any, *shape: int) -> Any:
-        return P_world.create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)
-
-    linear = nn.DistributedLinear(grid([0, 1], 1, 2), grid([3], 1, 1), grid([1, 0], 1, 2), 4, 6)
+    linear = nn.DistributedLinear(
+        P_world.grid([1, 2], [0, 1]), P_world.grid([1, 1], [3]), P_world.grid([1, 2], [1, 0]), 4, 6
+    )
     params = linear.init(jax.random.key(0), jnp.float64)
     x = jnp.ones((2, 2)) if linear.P_x.active else jnp.zeros((2, 0))
     biases = jnp.stack([params["bias"], params["bias"] + 1])

@@ -20,8 +20,8 @@ P = dj.Partition()
 
 for number in sys.argv[1]:
     team = TEAMS[int(number)]
-    P_team = P.create_partition_inclusive(team).create_cartesian_topology_partition([len(team)])
-    P_root = P.create_partition_inclusive(team[:1]).create_cartesian_topology_partition([1])
+    P_team = P.grid([len(team)], team)
+    P_root = P.grid([1], team[:1])
 
     def both(x, P_team=P_team, P_root=P_root):
         total = all_sum_reduce(x * (1 + P.rank), P_team, axes_keep=())
@@ -32,7 +32,7 @@ for number in sys.argv[1]:
     for y in found if P_team.active else ():
         np.testing.assert_array_equal(y, np.arange(4.0) * sum(1 + rank for rank in team))
 
-P_x = P.create_cartesian_topology_partition([1, 1, 3, 1])
+P_x = P.grid([1, 1, 3, 1])
 conv = dj.nn.DistributedConv2d(P_x, in_channels=4, out_channels=8, kernel_size=3, padding=1)
 params = conv.init(jax.random.key(0))
 whole = jnp.sin(jnp.arange(4.0 * 16 * 16)).reshape(1, 4, 16, 16)

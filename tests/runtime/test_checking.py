@@ -23,8 +23,8 @@ def P():
 
 
 def parts(P):
-    P_root = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-    return P_root, P.create_cartesian_topology_partition([2, 2])
+    P_root = P.grid([1, 1])
+    return P_root, P.grid([2, 2])
 
 
 def on_root(P, *shape):
@@ -173,7 +173,7 @@ def test_after_a_mismatch_the_program_can_go_on(P):
 def test_losses_that_are_constant_on_some_workers_are_made_safe(P):
     """FACTS 23: dj.value_and_grad lets every worker run every adjoint, whatever its loss depends on."""
     P_root, P_all = parts(P)
-    P_one = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1, 1])
+    P_one = P.grid([1, 1], [1])
     x = on_root(P, 2, 3)
 
     def loss(x):

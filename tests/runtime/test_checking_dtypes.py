@@ -16,25 +16,31 @@ pytestmark = pytest.mark.simulated(4)
 FLOATING = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
 
-def on(P: dj.Partition, *shape: int, first: int = 0) -> dj.CartesianPartition:
-    workers = range(first, first + int(np.prod(shape)))
-    return P.create_partition_inclusive(workers).create_cartesian_topology_partition(shape)
-
-
 def layers(P: dj.Partition) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Layers whose input and output are on different workers, and the shape of the block of each worker of P_x."""
     return {
-        "linear, as in README": (nn.DistributedLinear(on(P, 1, 2), on(P, 1, 2, first=2), on(P, 2, 2), 6, 4), (3, 3)),
-        "linear on other workers": (nn.DistributedLinear(on(P, 1, 1, first=3), on(P, 1, 2), on(P, 2, 1), 6, 4), (3, 6)),
+        "linear, as in README": (
+            nn.DistributedLinear(P.grid([1, 2]), P.grid([1, 2], [2, 3]), P.grid([2, 2]), 6, 4),
+            (3, 3),
+        ),
+        "linear on other workers": (
+            nn.DistributedLinear(P.grid([1, 1], [3]), P.grid([1, 2]), P.grid([2, 1]), 6, 4),
+            (3, 6),
+        ),
         "channels": (
             nn.DistributedConv1d(
-                on(P, 1, 2, 1), on(P, 1, 2, 1, first=2), on(P, 2, 2, 1), in_channels=4, out_channels=4, kernel_size=3
+                P.grid([1, 2, 1]),
+                P.grid([1, 2, 1], [2, 3]),
+                P.grid([2, 2, 1]),
+                in_channels=4,
+                out_channels=4,
+                kernel_size=3,
             ),
             (2, 2, 6),
         ),
-        "features": (nn.DistributedConv1d(on(P, 1, 1, 4), in_channels=2, out_channels=2, kernel_size=3), (2, 2, 3)),
-        "max pool": (nn.DistributedMaxPool1d(on(P, 1, 1, 4), 2, stride=1), (2, 2, 3)),
-        "average pool": (nn.DistributedAvgPool1d(on(P, 1, 1, 4), 2, stride=1), (2, 2, 3)),
+        "features": (nn.DistributedConv1d(P.grid([1, 1, 4]), in_channels=2, out_channels=2, kernel_size=3), (2, 2, 3)),
+        "max pool": (nn.DistributedMaxPool1d(P.grid([1, 1, 4]), 2, stride=1), (2, 2, 3)),
+        "average pool": (nn.DistributedAvgPool1d(P.grid([1, 1, 4]), 2, stride=1), (2, 2, 3)),
     }
 
 

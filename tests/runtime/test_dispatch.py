@@ -48,7 +48,7 @@ class Converting:
 def summed():
     """The sum over all workers, in one message at least."""
     P = dj.Partition()
-    P = P.create_cartesian_topology_partition([P.size])
+    P = P.grid([P.size])
     return lambda x: all_sum_reduce(x, P, axes_reduce=(0,))
 
 
@@ -244,7 +244,7 @@ def test_a_function_of_both_kinds_of_worlds_is_in_the_order_of_each(summed, firs
     @dj.jit
     def both(x, n):
         P = dj.Partition()
-        P = P.create_cartesian_topology_partition([P.size])
+        P = P.grid([P.size])
         y = lax.fori_loop(0, n, lambda _, y: y @ y / 200, jnp.ones((200, 200)))
         return all_sum_reduce(x + 0 * y[0, 0], P, axes_reduce=(0,))
 

@@ -20,11 +20,11 @@ MOVEMENTS = 4
 
 def movements(P: dj.Partition) -> list:
     """Of equal shapes on every worker, so that any adjoint fits any other of its kind."""
-    line, one = P.create_cartesian_topology_partition([WORKERS]), P.create_partition_inclusive([1])
-    root = one.create_cartesian_topology_partition([1])
-    grid = P.create_cartesian_topology_partition([WORKERS, 1])
+    line, one = P.grid([WORKERS]), P.create_partition_inclusive([1])
+    root = one.grid([1])
+    grid = P.grid([WORKERS, 1])
     F = dj.functional
-    exchanged = P.create_partition_inclusive([2, 0, 1]).create_cartesian_topology_partition([WORKERS, 1])
+    exchanged = P.grid([WORKERS, 1], [2, 0, 1])
     return [
         lambda x: F.all_sum_reduce(x, line, axes_reduce=0),
         lambda x: F.broadcast(x, root, line) * 1.0,
@@ -165,7 +165,7 @@ def test_the_gradient_is_right_or_refused(seed: int) -> None:
 def swapped(jit) -> float:
     """Two movements alike, of which the one worker differentiates the first and the other the second."""
     P = dj.Partition()
-    line = P.create_cartesian_topology_partition([2])
+    line = P.grid([2])
 
     def loss(x):
         a, b = (dj.functional.all_sum_reduce(n * x, line, axes_reduce=0) for n in (2, 3))

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.world(2), pytest.mark.simulated(2)]
 
 
 def all_workers():
-    return dj.Partition().create_cartesian_topology_partition([2])
+    return dj.Partition().grid([2])
 
 
 def test_the_same_again_after_all_have_raised_and_one_was_mended():
@@ -87,7 +87,7 @@ def test_a_step_of_training_is_traced_again_by_one_worker():
 def test_equal_agreements_keep_their_order():
     """What others said may differ where this worker says the same twice."""
     P_all = all_workers()
-    P_root = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1])
+    P_root = dj.Partition().grid([1])
 
     def both(x):
         y = x if P_all.rank == 0 else dj.zero_volume_tensor()

@@ -30,8 +30,8 @@ def test_arrays_from_outside(made, jit):
     thread, are neither overtaken by what comes next, nor in the way of the copies for others."""
 
     def program(blocks):
-        P = dj.Partition().create_cartesian_topology_partition([2])
-        last = P.create_partition_inclusive([1]).create_cartesian_topology_partition([1])
+        P = dj.Partition().grid([2])
+        last = P.grid([1], [1])
 
         def f(x):
             return repartition(x * x, P, last)
@@ -56,11 +56,11 @@ def test_a_thread_that_a_worker_starts_is_no_worker():
     """Else it would be alone in a world of its own, and compute something else than over MPI."""
 
     def total(P=None):
-        P = P or dj.Partition().create_cartesian_topology_partition([2])
+        P = P or dj.Partition().grid([2])
         return float(all_sum_reduce(jnp.ones(1), P, axes_reduce=0)[0])
 
     def program():
-        P = dj.Partition().create_cartesian_topology_partition([2])
+        P = dj.Partition().grid([2])
         with ThreadPoolExecutor(1) as pool:
             for task in (pool.submit(total), pool.submit(total, P)):
                 with pytest.raises(SetupError, match=r"is no worker|used by another worker"):

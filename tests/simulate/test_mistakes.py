@@ -45,8 +45,8 @@ class Parts:
     def __init__(self):
         self.P = P = dj.Partition()
         self.rank = P.rank
-        self.root = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-        self.all = P.create_cartesian_topology_partition([1, P.size])
+        self.root = P.grid([1, 1])
+        self.all = P.grid([1, P.size])
 
     def x(self, *shape, dtype=jnp.float32):
         return jnp.ones(shape, dtype) if self.rank == 0 else dj.zero_volume_tensor(shape[0], dtype)
@@ -89,7 +89,7 @@ def dtypes_differ(p, jit):
 
 
 def partitions_differ(p, jit):
-    P_other = p.P.create_partition_inclusive([1]).create_cartesian_topology_partition([1, 1])
+    P_other = p.P.grid([1, 1], [1])
     jit(lambda x: broadcast(x, P_other if p.rank else p.root, p.all))(jnp.ones((2, 2)))
 
 
@@ -362,7 +362,7 @@ def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
 
     def program(wrap):
         P = dj.Partition()
-        P_all = P.create_cartesian_topology_partition([2])
+        P_all = P.grid([2])
 
         def loss(x):
             y = all_sum_reduce(x, P_all, axes_keep=())

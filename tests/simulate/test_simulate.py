@@ -22,8 +22,8 @@ pytestmark = pytest.mark.limit(600)
 def partitions():
     """All workers, the first of them and all of them in two dimensions."""
     P = dj.Partition()
-    P_root = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-    return P, P_root, P.create_cartesian_topology_partition([1, P.size])
+    P_root = P.grid([1, 1])
+    return P, P_root, P.grid([1, P.size])
 
 
 def on_root(P, *shape, dtype=float):
@@ -46,9 +46,9 @@ def test_a_linear_layer_in_teams_of_all_sizes(size):
 
     def program():
         P = dj.Partition()
-        P_x = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-        P_y = P.create_cartesian_topology_partition([1, size])
-        P_W = P.create_cartesian_topology_partition([size, 1])
+        P_x = P.grid([1, 1])
+        P_y = P.grid([1, size])
+        P_W = P.grid([size, 1])
         layer = nn.DistributedLinear(P_x, P_y, P_W, in_features=8, out_features=17)
         params = layer.init(jax.random.key(1), float)
         x = on_root(P, 3, 8)
@@ -96,7 +96,7 @@ def test_transformations():
     """jit, grad, vmap, checkpoint, scan, while_loop and cond, and their nestings, of a halo exchange and a sum."""
 
     def program():
-        P = dj.Partition().create_cartesian_topology_partition([3])
+        P = dj.Partition().grid([3])
 
         def f(x):
             left, right = (P.rank > 0) * 1, (P.rank < 2) * 1

@@ -240,7 +240,7 @@ def test_fewer_samples_and_rows_but_never_few_in_place_of_many():
 
 def layer_and_data(P):
     layer = dj.nn.DistributedConv2d(
-        P.create_cartesian_topology_partition([1, 1, P.size, 1]),
+        P.grid([1, 1, P.size, 1]),
         in_channels=2,
         out_channels=4,
         kernel_size=3,

@@ -13,18 +13,20 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.layer.parameters import Params
-from distdl_jax.nn.norms.normalization import DistributedNorm, NormPlan, check_norm, filled
-from distdl_jax.nn.norms.statistics import Along
+from distdl_jax.layer.parameters import Params, check_params, unboxed
+from distdl_jax.nn.norms.normalization import ChannelNorm, NormPlan, check_norm, filled
 from distdl_jax.partition import Partition
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_boolean, checked_integer, is_real
 
 State = dict[str, Array]
 
+_STATE = "state."
+"""The prefix of a state's entries, where workers exchange their shapes together with those of the parameters."""
+
 
 @dataclass(frozen=True)
-class DistributedBatchNorm(DistributedNorm):
+class DistributedBatchNorm(ChannelNorm):
     r"""Normalises each channel over batch and features, all of which may be split, the channels too.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and variance per channel. In training they are those
@@ -53,7 +55,7 @@ class DistributedBatchNorm(DistributedNorm):
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = DistributedBatchNorm(P, num_features=3)
     >>> params, state = layer.init(jax.random.key(0)), layer.init_state()
     >>> y, state = layer(params, jax.numpy.ones((5, 3)), state=state, training=True)
@@ -77,37 +79,24 @@ class DistributedBatchNorm(DistributedNorm):
             raise InvalidArgumentError(f"`momentum` (={self.momentum!r}) must be a number from 0 to 1, or None.")
 
     @property
-    def _of_channels(self) -> TensorSpec:
-        others = tuple(d for d in range(self.P_x.dim) if d != 1)
-        return TensorSpec((self.num_features,), self.P_x, others)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: {"weight", "bias"}, or {} where it is not affine."""
-        return dict.fromkeys(("weight", "bias"), self._of_channels) if self.affine else {}
-
-    def state_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each part of the state: a pytree like it."""
-        if not self.track_running_stats:
-            return {}
-        scalar = TensorSpec((), self.P_x, True)
-        return {**dict.fromkeys(("running_mean", "running_var"), self._of_channels), "num_batches_tracked": scalar}
-
-    def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
-        """This worker's part of the initial state: means 0, variances 1, no batches; {} where nothing is tracked."""
-        values = {"running_mean": (0, dtype), "running_var": (1, dtype), "num_batches_tracked": (0, jnp.int32)}
-        return {name: filled(spec, *values[name]) for name, spec in self.state_specs().items()}
+    def _channels(self) -> int:
+        return self.num_features
 
     @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(d for d in range(self.P_x.dim) if d != 1)
 
-    @property
-    def _entries(self) -> Along:
-        return Along(self._axes)
+    def state_specs(self) -> dict[str, TensorSpec]:
+        """Return the global shape and the partition of each part of the state: a pytree like it."""
+        if not self.track_running_stats:
+            return {}
+        scalar = TensorSpec((), self.P_x, True)
+        return {**dict.fromkeys(("running_mean", "running_var"), self._spec), "num_batches_tracked": scalar}
 
-    @property
-    def _sizes(self) -> dict[int, int]:
-        return {1: self.num_features}
+    def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
+        """Return this worker's part of the initial state: means 0, variances 1; {} where nothing is tracked."""
+        values = {"running_mean": (0, dtype), "running_var": (1, dtype), "num_batches_tracked": (0, jnp.int32)}
+        return {name: filled(spec, *values[name]) for name, spec in self.state_specs().items()}
 
     @overload
     def __call__(self, params: Params, x: Array) -> Array: ...
@@ -140,22 +129,36 @@ class DistributedBatchNorm(DistributedNorm):
         if self.P_x.rank is None:
             return x if state is None else (x, state)
         with jax.named_scope(type(self).__name__):
-            plan, params = self._planned(params, x, state, None if state is None else self.state_specs())
-            world, new = self.P_x.world, state
+            plan, params, new = *self._agreed(params, x, state), state
+            world = self.P_x.world
             if training or not self.track_running_stats:
                 self._check_values(plan)
-                y, mean, variance = plan.run(world, params, x)
+                mean, variance = plan.moments.run(world, x)
+                y = plan.normalized(world, params, x, mean, variance)
                 if state is not None and self.track_running_stats:
                     new = self._updated(state, plan, mean, variance)
             else:
                 assert state is not None
                 stored = (self._as_sums(state[name], plan) for name in ("running_mean", "running_var"))
-                y = plan.normalised(world, params, x, *stored)
+                y = plan.normalized(world, params, x, *stored)
             return y if state is None else (y, new)
 
     def apply(self, params: Params, x: Array, **options: Any) -> Any:
-        """The same as calling the layer."""
+        """Call the layer."""
         return self(params, x, **options)
+
+    def _agreed(self, params: Params, x: Array, state: State | None) -> tuple[NormPlan, Params]:
+        """Plan this call with the workers of P_x, which check the state, too; return unboxed parameters beside it."""
+        params, entries = unboxed(params), {f"{_STATE}{name}": value for name, value in (state or {}).items()}
+        params_and_state = {**params, **entries} if isinstance(params, Mapping) else params
+        of_x, shapes, _ = self._agree_on_shapes(params_and_state, x)
+        if state is not None:
+            of_state = {
+                worker: {name.removeprefix(_STATE): shape for name, shape in each.items() if name.startswith(_STATE)}
+                for worker, each in shapes.items()
+            }
+            check_params(of_state, self.state_specs(), "state")
+        return self.plan(of_x, shapes), params
 
     def _check_values(self, plan: NormPlan) -> None:
         extent = plan.moments.grid.extent
@@ -166,7 +169,7 @@ class DistributedBatchNorm(DistributedNorm):
         return stored.astype(plan.moments.dtype).reshape(1, -1, *(1,) * (self.P_x.dim - 2))
 
     def _updated(self, state: State, plan: NormPlan, mean: Array, variance: Array) -> State:
-        """The state after this batch; it has no derivative."""
+        """Return the state after this batch; it has no derivative."""
         count = int(plan.moments.counts(self.P_x.world.rank).sum())
         tracked = state["num_batches_tracked"] + 1
         new = {"running_mean": mean, "running_var": variance * (count / max(count - 1, 1))}

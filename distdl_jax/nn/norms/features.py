@@ -1,4 +1,4 @@
-"""Normalisation over the last dimensions: layer normalisation, and that by the root mean square."""
+"""Normalisations over the last dimensions: layer normalisation, and division by the root mean square."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.norms.normalization import DistributedNorm, check_norm
-from distdl_jax.nn.norms.statistics import Along
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.tensors import TensorSpec
@@ -17,7 +16,7 @@ from distdl_jax.validation import checked_integers
 
 @dataclass(frozen=True, init=False)
 class _OverFeatures(DistributedNorm):
-    """What both have in common: the last dimensions, and parameters that are split like them."""
+    """The base of both: the last dimensions are averaged over, and parameters are split like them."""
 
     P_x: Partition
     normalized_shape: tuple[int, ...]
@@ -47,12 +46,12 @@ class _OverFeatures(DistributedNorm):
         return TensorSpec(self.normalized_shape, self.P_x, tuple(range(self._axes[0])))
 
     @property
-    def _entries(self) -> Along:
-        return Along(self._axes)
+    def _lengths(self) -> dict[int, int]:
+        return dict(zip(self._axes, self.normalized_shape, strict=True))
 
     @property
-    def _sizes(self) -> dict[int, int]:
-        return dict(zip(self._axes, self.normalized_shape, strict=True))
+    def _param_names(self) -> tuple[str, ...]:
+        return ("weight",) if self.elementwise_affine else ()
 
     @property
     def _param_shape(self) -> None:
@@ -85,7 +84,7 @@ class DistributedLayerNorm(_OverFeatures):
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
     >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> layer = DistributedLayerNorm(P, 3)
     >>> layer(layer.init(), jax.numpy.ones((5, 3))).shape
     (5, 3)
@@ -106,10 +105,9 @@ class DistributedLayerNorm(_OverFeatures):
         self._set(P_x, normalized_shape, eps, elementwise_affine)
         vars(self).update(bias=bias)
 
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter."""
-        names = ("weight", "bias") if self.bias else ("weight",)
-        return dict.fromkeys(names, self._spec) if self.elementwise_affine else {}
+    @property
+    def _param_names(self) -> tuple[str, ...]:
+        return (*super()._param_names, *(("bias",) if self.bias and self.elementwise_affine else ()))
 
 
 @dataclass(frozen=True, init=False)
@@ -139,7 +137,3 @@ class DistributedRMSNorm(_OverFeatures):
         elementwise_affine: bool = True,
     ) -> None:
         self._set(P_x, normalized_shape, eps, elementwise_affine)
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of the weight."""
-        return {"weight": self._spec} if self.elementwise_affine else {}

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.nn.norms.normalization import DistributedNorm, check_norm
-from distdl_jax.nn.norms.statistics import Along, Entries, InGroups
+from distdl_jax.nn.norms.normalization import ChannelNorm, check_norm
+from distdl_jax.nn.norms.statistics import Entries, InGroups
 from distdl_jax.partition import Partition
-from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_integer
 
 
 @dataclass(frozen=True)
-class DistributedGroupNorm(DistributedNorm):
+class DistributedGroupNorm(ChannelNorm):
     r"""Normalises each sample over groups of neighbouring channels and all features; everything may be split.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and biased variance per sample and group, and a
@@ -55,9 +54,9 @@ class DistributedGroupNorm(DistributedNorm):
                 f"`num_channels` (={self.num_channels}) must be divisible by `num_groups` (={self.num_groups})."
             )
 
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: {"weight", "bias"}, or {} where it is not affine."""
-        return of_channels(self.P_x, self.num_channels) if self.affine else {}
+    @property
+    def _channels(self) -> int:
+        return self.num_channels
 
     @property
     def _axes(self) -> tuple[int, ...]:
@@ -67,13 +66,9 @@ class DistributedGroupNorm(DistributedNorm):
     def _entries(self) -> Entries:
         return InGroups(self.num_groups, self.num_channels)
 
-    @property
-    def _sizes(self) -> dict[int, int]:
-        return {1: self.num_channels}
-
 
 @dataclass(frozen=True)
-class DistributedInstanceNorm(DistributedNorm):
+class DistributedInstanceNorm(ChannelNorm):
     r"""Normalises each channel of each sample over its features, all of which may be split.
 
     `DistributedGroupNorm` with a channel in each group: where features are split, two numbers per sample and channel go
@@ -100,24 +95,10 @@ class DistributedInstanceNorm(DistributedNorm):
         check_norm(self.P_x, self.eps, 3)
         checked_integer("num_features", self.num_features, 1)
 
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """The global shape and the partition of each parameter: {"weight", "bias"}, or {} where it is not affine."""
-        return of_channels(self.P_x, self.num_features) if self.affine else {}
+    @property
+    def _channels(self) -> int:
+        return self.num_features
 
     @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(2, self.P_x.dim))
-
-    @property
-    def _entries(self) -> Entries:
-        return Along(self._axes)
-
-    @property
-    def _sizes(self) -> dict[int, int]:
-        return {1: self.num_features}
-
-
-def of_channels(P_x: Partition, channels: int) -> dict[str, TensorSpec]:
-    """The specs of a weight and a bias per channel, of which workers of the same channels hold copies."""
-    others = tuple(d for d in range(P_x.dim) if d != 1)
-    return dict.fromkeys(("weight", "bias"), TensorSpec((channels,), P_x, others))

@@ -12,7 +12,7 @@ from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import purpose_of
+from distdl_jax.layer.layer import describe
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
@@ -68,7 +68,7 @@ class Concatenate(Static):
     **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> Concatenate(P)(jnp.ones((2, 3)), jnp.ones((2, 4))).shape
     (2, 7)
     """
@@ -92,7 +92,7 @@ class Concatenate(Static):
         with jax.named_scope("Concatenate"):
             team = tuple(sorted(self.P_x.ranks))
             arrays = {f"xs[{k}]": x for k, x in enumerate(xs)}
-            shapes = exchange_named_shapes(self.P_x.world, team, purpose_of(self), arrays)
+            shapes = exchange_named_shapes(self.P_x.world, team, describe(self), arrays)
             if len({len(of_worker) for of_worker in shapes.values()}) > 1:
                 raise PlanError(
                     f"All workers must give as many tensors, but they give {[len(shapes[worker]) for worker in team]}."

@@ -7,46 +7,33 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
-from jax import Array
-
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.block_checks import owned_grid
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.reshape import ReshapePlan, checked_shape, plan_reshape
 from distdl_jax.validation import checked_integers
 
 
 class _Reshaping(ParameterFreeLayer):
-    """What they have in common: one movement from x's blocks to the balanced ones of the output."""
+    """The base of the layers that move x's blocks to the balanced blocks of an output of another shape."""
 
     P_x: Partition
     P_y: Partition
 
-    def plan(self, x: ShapeDtypes, params: object = None) -> ReshapePlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output, P_y."""
+        return self.P_y
 
-        **Raises:** `PlanError` where x doesn't fit.
-        """
-        x = taking_part(x, self.P_x.ranks, self.P_y.ranks)
+    def _plan(self, x: ShapeDtypes, params: object) -> ReshapePlan:
         return plan_reshape(x, self.P_x, self.P_y, self._shape_from(owned_grid("x", self.P_x, x).extent))
 
     @abstractmethod
     def _shape_from(self, extent: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output, from that of x."""
-
-    def _apply(self, x: Array) -> Array:
-        """This worker's block of the output on P_y; elsewhere in P_x a zero-volume array."""
-        team = tuple(sorted({*self.P_x.ranks, *self.P_y.ranks}))
-        if self.P_x.world.rank not in team:
-            return x
-        with jax.named_scope(type(self).__name__):
-            held: dict[int, ShapeDtype] = exchange_shapes(self.P_x.world, team, purpose_of(self), x)
-            return self.plan(held).run(self.P_x.world, x)
+        """Return the shape of the output, from that of x."""
 
 
 @dataclass(frozen=True, init=False)
@@ -65,7 +52,7 @@ class Reshape(_Reshaping):
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> P_x, P_y = (P.create_cartesian_topology_partition(shape) for shape in ([1, 1], [1, 1, 1]))
+    >>> P_x, P_y = (P.grid(shape) for shape in ([1, 1], [1, 1, 1]))
     >>> Reshape(P_x, P_y, (-1, 2, 5))(jnp.ones((3, 20))).shape
     (6, 2, 5)
     """
@@ -94,7 +81,7 @@ class Flatten(_Reshaping):
     **Raises:** `InvalidArgumentError`, on every worker, where partitions don't fit; `PlanError` where x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> Flatten(P)(jnp.ones((2, 3, 4))).shape
     (2, 12)
     """

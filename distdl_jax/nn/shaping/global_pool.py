@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.kernels.pooling import least
-from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
+from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.nn.pooling import check_ordered
 from distdl_jax.nn.shaping.resample import check_features
 from distdl_jax.partition import Partition
@@ -25,7 +24,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
@@ -36,7 +35,7 @@ class GlobalPoolPlan(Plan):
     """A reduction over the features of all workers; the output, one long there, is a block on the first of them.
 
     - `grid`: the blocks of x; `dtype`: of the output.
-    - `reduction`: of what each worker's features reduce to.
+    - `reduction`: the plan that reduces the workers' own reductions.
     """
 
     grid: ProductGrid
@@ -55,7 +54,7 @@ class GlobalPoolPlan(Plan):
         return ShapeDtype((n, c, *(stop - start for start, stop in ones)), self.dtype)
 
     def finish(self, world: World, mine: Array) -> Array:
-        """The output, from what this worker's features reduce to, n x c."""
+        """Return the output, from what this worker's features reduce to, n x c."""
         total, output = self.reduction.run(world, mine), self.output(world.rank)
         if output.size == 0:
             return tie(jnp.zeros(output.shape, output.dtype), total)
@@ -63,42 +62,31 @@ class GlobalPoolPlan(Plan):
 
 
 class _GlobalPool(ParameterFreeLayer):
-    """What both have in common."""
+    """The base of both."""
 
     op: ClassVar[Literal["sum", "max"]]
     P_x: Partition
 
-    def plan(self, x: ShapeDtypes, params: object = None) -> GlobalPoolPlan:
-        """What the layer makes of what the workers of P_x hold: without a message, and the same on every worker.
-
-        **Raises:** `PlanError` where x doesn't fit.
-        """
-        x = taking_part(x, self.P_x.ranks)
+    def _plan(self, x: ShapeDtypes, params: object) -> GlobalPoolPlan:
         dtype, grid = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x)
         if 0 in grid.extent[2:]:
             raise PlanError(f"`x` must have features, but is {dtype}{list(grid.extent)}.")
         wide, output = self._dtypes(dtype)
-        held = {worker: ShapeDtype(its.shape[:2], wide) for worker, its in x.items()}
+        blocks = {worker: ShapeDtype(block.shape[:2], wide) for worker, block in x.items()}
         axes = tuple(range(2, self.P_x.dim))
-        return GlobalPoolPlan(grid, output, plan_all_reduce(held, self.P_x, self.op, axes))
+        return GlobalPoolPlan(grid, output, plan_all_reduce(blocks, self.P_x, self.op, axes))
 
-    def _apply(self, x: Array) -> Array:
-        """This worker's block of the output, n x c x 1 x ... x 1; empty where it is not first along the features."""
-        if self.P_x.rank is None:
-            return x
-        with jax.named_scope(type(self).__name__):
-            team = tuple(sorted(self.P_x.ranks))
-            plan = self.plan(exchange_shapes(self.P_x.world, team, purpose_of(self), x))
-            axes = tuple(range(2, x.ndim))
-            return plan.finish(self.P_x.world, self._own(x, axes, math.prod(plan.grid.extent[2:])))
+    def _run(self, plan: GlobalPoolPlan, params: object, x: Array) -> Array:
+        block = self._own(x, tuple(range(2, x.ndim)), math.prod(plan.grid.extent[2:]))
+        return plan.finish(self.P_x.world, block)
 
     @abstractmethod
     def _dtypes(self, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
-        """Those of the reduction and of the output, from that of x."""
+        """Return the dtypes of the reduction and of the output, from the dtype of x."""
 
     @abstractmethod
     def _own(self, x: Array, axes: tuple[int, ...], count: int) -> Array:
-        """What this worker's features reduce to, n x c; the whole tensor has `count` of each."""
+        """Reduce this worker's features, to n x c; the whole tensor has `count` features."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +148,15 @@ class DistributedGlobalMaxPool(_GlobalPool):
 
 @jax.custom_jvp
 def _largest(x: Array) -> Array:
-    """Of each row of n x c x features."""
+    """Return the largest element of each row of n x c x features."""
     return jnp.max(x, 2)
 
 
 @_largest.defjvp
 def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    """Elements that tie share alike. XLA may work x out twice, rounded in two ways, and then none is as large as the
-    largest, which jnp.max's own derivative divides by: so the first one counts in any case."""
+    """Share the cotangent equally between elements that tie."""
+    # XLA may compute x twice, rounded in two ways, and then none is as large as the largest, where the derivative of
+    # jnp.max divides by 0: so the first one counts in any case.
     (x,), (dx,) = primals, tangents
     y = _largest(x)
     first = jnp.arange(x.shape[2]) == jnp.argmax(x, 2, keepdims=True)

@@ -8,10 +8,9 @@ from typing import Protocol
 
 from jax import Array
 
-from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
+from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.world import Workers, World
 
 
@@ -43,10 +42,5 @@ class MovedPlan(Plan):
         return self.move.output(worker) if worker in self.move.workers else self.first.output(worker)
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
+        """Return this worker's block of the output, from its block `x`."""
         return self.move.run(world, self.first.run(world, x))
-
-
-def moved_to(first: RunnablePlan, x: ShapeDtypes, P_x: Partition, P_y: Partition) -> MovedPlan:
-    """`first`, of what all workers hold, whose output on `P_x` goes on to `P_y`."""
-    return MovedPlan(first, plan_repartition(first.after(x), P_x, P_y))

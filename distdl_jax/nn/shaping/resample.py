@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from numbers import Number, Real
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.layer.layer import ParameterFreeLayer, purpose_of
-from distdl_jax.nn.shaping.output_partition import MovedPlan, moved_to
+from distdl_jax.layer.layer import ParameterFreeLayer
+from distdl_jax.nn.shaping.output_partition import MovedPlan
 from distdl_jax.nn.shaping.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.collectives import mean_dtype
-from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.validation import is_integer, is_real
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
@@ -45,22 +43,8 @@ class Sampling(ParameterFreeLayer):
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
         """For each dimension of x what is read along it; None where outputs are inputs."""
 
-    def plan(self, x: ShapeDtypes, params: object = None) -> SamplingPlan | MovedPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
-
-        **Raises:** `PlanError` where x doesn't fit.
-        """
+    def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
         return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
-
-    def _apply(self, x: Array) -> Array:
-        """This worker's block of the output, from its block on P_x."""
-        others = getattr(self, "P_y", None)
-        team = tuple(sorted({*self.P_x.ranks, *(others.ranks if others else ())}))
-        if self.P_x.world.rank not in team:
-            return x
-        with jax.named_scope(type(self).__name__):
-            held = exchange_shapes(self.P_x.world, team, purpose_of(self), x)
-            return self.plan(held).run(self.P_x.world, x)
 
 
 @dataclass(frozen=True, init=False)
@@ -82,7 +66,7 @@ class DistributedUpsample(Sampling):
     where x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1, 1])
+    >>> P = dj.Partition().grid([1, 1, 1])
     >>> DistributedUpsample(P, scale_factor=2)(jnp.array([[[1.0, 2.0]]])).tolist()
     [[[1.0, 1.0, 2.0, 2.0]]]
 
@@ -126,19 +110,17 @@ class DistributedUpsample(Sampling):
             align_corners=align_corners,
         )
 
-    def plan(self, x: ShapeDtypes, params: object = None) -> SamplingPlan | MovedPlan:
-        """What the layer makes of what all of its workers hold: without a message, and the same on every worker.
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output: P_y where it is given, else P_x."""
+        return self.P_y or self.P_x
 
-        **Raises:** `PlanError` where x doesn't fit.
-        """
-        if self.mode == "linear":
-            dtype = x[self.P_x.ranks[0]].dtype
-            if not jnp.issubdtype(dtype, jnp.inexact):
-                raise PlanError(f"`x` must be floating where `mode` is 'linear', but is {dtype}.")
-        if self.P_y is None:
-            return super().plan(x)
-        x = taking_part(x, self.P_x.ranks, self.P_y.ranks)
-        return moved_to(super().plan(x), x, self.P_x, self.P_y)
+    def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
+        dtype = x[self.P_x.ranks[0]].dtype
+        if self.mode == "linear" and not jnp.issubdtype(dtype, jnp.inexact):
+            raise PlanError(f"`x` must be floating where `mode` is 'linear', but is {dtype}.")
+        plan = plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
+        return plan if self.P_y is None else MovedPlan(plan, plan_repartition(plan.after(x), self.P_x, self.P_y))
 
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
         return [None, None, *(self._along(d, n) for d, n in enumerate(extent[2:]))]

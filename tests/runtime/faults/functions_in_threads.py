@@ -19,7 +19,7 @@ from distdl_jax.functional import all_sum_reduce
 
 def everyone(comm):
     P = dj.Partition(comm)
-    return P.create_cartesian_topology_partition([P.size])
+    return P.grid([P.size])
 
 
 P, P_own = everyone(MPI.COMM_WORLD), everyone(MPI.COMM_WORLD.Dup())

@@ -10,7 +10,7 @@ says: the whole Jacobian: [[2. 0. 0.] [0. 2. 0.] [0. 0. 2.] [4. 4. 4.] [6. 6. 6.
 import numpy as np
 from parts import P, dj, jax, jnp, rank
 
-P_x = P.create_cartesian_topology_partition([2])
+P_x = P.grid([2])
 spec = dj.TensorSpec((5,), P_x)
 
 

@@ -9,7 +9,7 @@ import time
 
 from parts import P, dj, jnp, rank
 
-total = dj.nn.AllSumReduce(P.create_cartesian_topology_partition([2]), axes_reduce=(0,))
+total = dj.nn.AllSumReduce(P.grid([2]), axes_reduce=(0,))
 step = dj.jit(lambda x: total(2 * x))
 assert float(step(jnp.ones(2))[0]) == 4
 if rank == 0:

@@ -9,5 +9,5 @@ says: to 2 x 2 (0-3)
 
 from parts import P, P_root, dj, nn, on_root, rank
 
-P_grid = P.create_cartesian_topology_partition([1, 4] if rank < 2 else [2, 2])
+P_grid = P.grid([1, 4] if rank < 2 else [2, 2])
 dj.jit(nn.Repartition(P_root, P_grid))(on_root(4, 6))

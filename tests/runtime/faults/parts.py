@@ -8,9 +8,9 @@ from distdl_jax import nn
 
 P = dj.Partition()
 rank = P.rank
-P_root = P.create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
-P_all = P.create_cartesian_topology_partition([1, P.size])
-P_W = P.create_cartesian_topology_partition([P.size, 1])
+P_root = P.grid([1, 1])
+P_all = P.grid([1, P.size])
+P_W = P.grid([P.size, 1])
 
 scatter = nn.Repartition(P_root, P_all)
 spread = nn.Broadcast(P_root, P_all)

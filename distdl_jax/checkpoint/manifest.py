@@ -1,4 +1,4 @@
-"""What is in the folder of a checkpoint: the names of its files, and its manifest. Text and integers only.
+"""The folder of a checkpoint: the names of its files, and its manifest. Text and integers only.
 
 step-0000000100/
   manifest.json             which box of which leaf lies where, and checksums
@@ -16,11 +16,16 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from distdl_jax.checkpoint.hyperslabs import ROW
-from distdl_jax.checkpoint.strict_json import fields, integer, integers, parsed, typed
-from distdl_jax.checkpoint.tensor_file import dtype_named, is_storable
 from distdl_jax.errors import CheckpointError
+from distdl_jax.formats.hyperslabs import ROW
+from distdl_jax.formats.safetensors import dtype_named, is_storable
+from distdl_jax.formats.strict_json import fields, integer, integers, parsed, typed
 from distdl_jax.plans.decomposition import Box, box_shape
+
+try:
+    from zlib_ng.zlib_ng import crc32  # in a fraction of the time
+except ImportError:
+    from zlib import crc32
 
 FORMAT = "distdl_jax.checkpoint"
 VERSION = 2
@@ -37,21 +42,20 @@ _LARGEST_PLACEHOLDER = 2**31
 
 
 def worker_file(worker: int) -> str:
-    """The file that a worker writes its blocks to."""
+    """Return the name of the file that a worker writes its blocks to."""
     return f"worker-{worker:05d}.safetensors"
 
 
 def worker_note(worker: int) -> str:
-    """The file, gone once the checkpoint is complete, in which a worker says that its own is on disk."""
+    """Return the name of the file, removed in the end, that says that a worker's own is on disk."""
     return f"worker-{worker:05d}.json"
 
 
 def chunk_of(shape: Sequence[int], itemsize: int) -> int:
-    """How many bytes of a block of `shape` are to share a checksum: the least that has to be read to know that some of
-    them are sound.
+    """Return how many bytes of a block of `shape` share a checksum: the least that has to be read to trust any of them.
 
-    An eighth of the shortest stretch of which parts are read on their own, so that who needs a part of each reads
-    little more; a power of two.
+    It is a power of two, an eighth of the shortest contiguous stretch that is read in parts, so that a worker that
+    needs a part of each stretch reads little more.
 
     >>> chunk_of((1000, 2**14), 4), chunk_of((64, 64, 3, 3), 4), chunk_of((2**24,), 4), chunk_of((), 4)
     (8192, 16384, 1048576, 1048576)
@@ -61,8 +65,17 @@ def chunk_of(shape: Sequence[int], itemsize: int) -> int:
     return min(max(1 << eighth.bit_length() - 1, CHUNKS[0]), CHUNKS[1])
 
 
+def checksums(data: memoryview, chunk: int) -> list[int]:
+    """Return the CRC-32 of each `chunk` bytes, the last of what is left.
+
+    >>> checksums(memoryview(b"123456789abc"), 9) == [0xCBF43926, crc32(b"abc")]
+    True
+    """
+    return [crc32(data[start : start + chunk]) for start in range(0, len(data), chunk)]
+
+
 def chunks(nbytes: int, chunk: int) -> int:
-    """How many checksums a block has.
+    """Return the number of checksums of a block.
 
     >>> chunks(0, 8), chunks(1, 8), chunks(8, 8), chunks(9, 8)
     (0, 1, 1, 2)
@@ -71,7 +84,7 @@ def chunks(nbytes: int, chunk: int) -> int:
 
 
 class Checksums(NamedTuple):
-    """Where the checksums of a block's chunks are in its file, 32 bits each, and what their own is."""
+    """The place of the checksums of a block's chunks in its file, 32 bits each, and their own checksum."""
 
     offset: int
     crc32: int
@@ -81,8 +94,8 @@ class Checksums(NamedTuple):
 class Block:
     """One block of a leaf, row-major and little-endian, in one file.
 
-    - `box`: which part of the leaf it is. `offset`: the byte of the file that it begins at.
-    - `chunk`: how many bytes of it share a checksum (CRC-32), the last one having what is left.
+    - `box`: its part of the leaf. `offset`: its first byte in the file.
+    - `chunk`: how many bytes share a checksum (CRC-32), the last one having what is left.
     """
 
     box: Box
@@ -92,17 +105,17 @@ class Block:
     checksums: Checksums
 
     def end(self, itemsize: int) -> int:
-        """Return how many bytes its file has at least, from the bytes of an element."""
+        """Return the smallest size of its file, from the bytes of an element."""
         nbytes = volume(self.box) * itemsize
         return max(self.offset + nbytes, self.checksums.offset + 4 * chunks(nbytes, self.chunk))
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a leaf is made of, apart from its blocks.
+    """The shape and kind of a leaf's elements.
 
     - `shape`: of the whole, as it is stored: of random keys, with the dimensions of their data.
-    - `dtype`: numpy's name of it. `weak`: whether JAX lets other dtypes decide, as those of Python numbers.
+    - `dtype`: numpy's name. `weak`: whether JAX lets other dtypes decide, as for Python numbers.
     - `key`: the implementation of random keys; None for numbers.
     """
 
@@ -114,9 +127,9 @@ class Form:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf: `path` is where it stands in its tree, as `jax.tree_util.keystr` writes it.
+    """A leaf: its path in the tree, as `jax.tree_util.keystr` writes it, its form and blocks.
 
-    `placeholders`: the shapes of what workers held in place of a part, by world rank, where these were not `(0,)`.
+    `placeholders`: the shapes of workers' placeholders other than `(0,)`, by world rank.
     """
 
     path: str
@@ -127,7 +140,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says: the step, the sizes of the files in bytes, the leaves, and the number of workers."""
+    """The content of `manifest.json`: the step, the sizes of the files in bytes, the leaves, the number of workers."""
 
     step: int
     files: Mapping[str, int]
@@ -135,25 +148,27 @@ class Manifest:
     workers: int
 
     def to_json(self) -> str:
-        """The text of the file. Its checksum is that of the compact JSON of the rest, with sorted keys."""
-        said: dict[str, Any] = {"step": self.step, "files": dict(self.files), "workers": self.workers}
-        said["leaves"] = [
+        """Return the text of the file. Its checksum is of the compact JSON of the rest, with sorted keys."""
+        content: dict[str, Any] = {"step": self.step, "files": dict(self.files), "workers": self.workers}
+        content["leaves"] = [
             {
                 "path": leaf.path,
                 **asdict(leaf.form),
-                "blocks": [said_of(block) for block in leaf.blocks],
+                "blocks": [block_to_json(block) for block in leaf.blocks],
                 "placeholders": {str(worker): list(shape) for worker, shape in leaf.placeholders.items()},
             }
             for leaf in self.leaves
         ]
-        return json.dumps({"format": FORMAT, "version": VERSION, "crc32": _crc_of(said), "checkpoint": said}) + "\n"
+        return (
+            json.dumps({"format": FORMAT, "version": VERSION, "crc32": _crc_of(content), "checkpoint": content}) + "\n"
+        )
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> Manifest:
-        """Return the manifest in a text; `where` is what messages call it.
+        """Return the manifest in a text, which messages call `where`.
 
-        All that a reader relies on is checked: that blocks lie in the files, and files in the folder; that the blocks
-        of a leaf cover it, and don't overlap.
+        A reader relies on what is checked here: blocks lie in the files, and files in the folder; the blocks of a leaf
+        cover it, and don't overlap.
 
         **Raises:** `CheckpointError` where it is none, is damaged, or of a version that is not known.
         """
@@ -170,8 +185,8 @@ class Manifest:
         try:
             if outer.get("crc32") != _crc_of(outer.get("checkpoint")):
                 raise ValueError("its checksum does not fit")
-            step, said_files, workers, leaves = fields(outer["checkpoint"], "step", "files", "workers", "leaves")
-            files = {_file(name): integer(size) for name, size in typed(said_files, dict).items()}
+            step, sizes, workers, leaves = fields(outer["checkpoint"], "step", "files", "workers", "leaves")
+            files = {_file(name): integer(size) for name, size in typed(sizes, dict).items()}
             found = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
             if len({leaf.path for leaf in found}) < len(found):
                 raise ValueError("it has a leaf twice")
@@ -180,19 +195,18 @@ class Manifest:
             raise CheckpointError(f"{where} is damaged: {error}.") from None
 
 
-def block_of(said: Any) -> Block:
-    """Return a block, from what JSON makes of it; `ValueError` where that is none."""
-    box, file, offset, chunk, its_checksums = fields(said, "box", "file", "offset", "chunk", "checksums")
-    of_checksums = fields(its_checksums, *Checksums._fields)
+def block_from_json(value: Any) -> Block:
+    """Return a block from its JSON; `ValueError` where that is none."""
+    box, file, offset, chunk, place = fields(value, "box", "file", "offset", "chunk", "checksums")
+    sums = Checksums(*map(integer, fields(place, *Checksums._fields)))
     ranges = [(start, stop) for start, stop in map(integers, typed(box, list))]
     if any(start >= stop for start, stop in ranges):
         raise ValueError(f"{reprlib.repr(box)} is no box with elements")
-    its = Checksums(*map(integer, of_checksums))
-    return Block(tuple(ranges), typed(file, str), integer(offset), integer(chunk, 1, CHUNKS[1]), its)
+    return Block(tuple(ranges), typed(file, str), integer(offset), integer(chunk, 1, CHUNKS[1]), sums)
 
 
 def volume(box: Box) -> int:
-    """The number of elements in a box."""
+    """Return the number of elements in a box."""
     return prod(box_shape(box))
 
 
@@ -202,16 +216,16 @@ def _file(name: Any) -> str:
     return str(name)
 
 
-def _leaf(said: Any, files: Mapping[str, int]) -> Leaf:
+def _leaf(value: Any, files: Mapping[str, int]) -> Leaf:
     names = ("path", "shape", "dtype", "weak", "key", "blocks", "placeholders")
-    path, shape, dtype, weak, key, said_blocks, said_shapes = fields(said, *names)
+    path, shape, dtype, weak, key, json_blocks, shapes = fields(value, *names)
     if not is_storable(typed(dtype, str)):
         raise ValueError(f"{reprlib.repr(dtype)} is no dtype of a leaf")
     form = Form(integers(shape), dtype, typed(weak, bool), key if key is None else typed(key, str))
-    placeholders = {int(worker): integers(shape) for worker, shape in typed(said_shapes, dict).items()}
+    placeholders = {int(worker): integers(shape) for worker, shape in typed(shapes, dict).items()}
     if any(0 not in shape or max(shape) > _LARGEST_PLACEHOLDER for shape in placeholders.values()):
         raise ValueError("a placeholder has elements")
-    blocks = tuple(map(block_of, typed(said_blocks, list)))
+    blocks = tuple(map(block_from_json, typed(json_blocks, list)))
     for block in blocks:
         if block.file not in files or block.end(dtype_named(dtype).itemsize) > files[block.file]:
             raise ValueError(f"a block of the leaf {path or 'tree'} is in no file")
@@ -221,7 +235,7 @@ def _leaf(said: Any, files: Mapping[str, int]) -> Leaf:
 
 
 def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Return whether boxes are those that cuts along the dimensions make of a tensor, without those of no elements.
+    """Return whether boxes are the non-empty pieces that cuts along the dimensions make of a tensor.
 
     >>> _is_cut((4, 3), [((0, 2), (0, 3)), ((2, 4), (0, 3))]), _is_cut((4,), [((0, 3),), ((2, 4),)]), _is_cut((), [()])
     (True, False, True)
@@ -232,16 +246,16 @@ def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
         return False
     along = [sorted({box[d] for box in boxes}) for d in range(len(shape))]
     whole = all(
-        [0, *(stop for _, stop in its)] == [*(start for start, _ in its), n]
-        for its, n in zip(along, shape, strict=True)
+        [0, *(stop for _, stop in ranges)] == [*(start for start, _ in ranges), n]
+        for ranges, n in zip(along, shape, strict=True)
     )
     return whole and prod(map(len, along)) == len(boxes) == len({*boxes})
 
 
-def said_of(block: Block) -> dict[str, Any]:
-    """What JSON makes of a block."""
+def block_to_json(block: Block) -> dict[str, Any]:
+    """Return a block as it is in JSON."""
     return asdict(block) | {"checksums": block.checksums._asdict()}
 
 
-def _crc_of(said: Any) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True, separators=(",", ":")).encode())
+def _crc_of(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

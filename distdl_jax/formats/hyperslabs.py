@@ -1,7 +1,10 @@
-"""Parts of blocks in files: as runs, which lie together on both sides, or as slabs, of which a part is needed."""
+"""Boxes of arrays in files, read in runs, contiguous on both sides, or in slabs, of which a part is needed."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
@@ -9,24 +12,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distdl_jax.plans.decomposition import Box, Range
+from distdl_jax.errors import CheckpointError
+from distdl_jax.plans.decomposition import Box
 
 ROW = 2**14
-"""Bytes up to which what lies together is read whole, though only a part of it be needed: to ask the system for it in
-parts would take longer."""
+"""Bytes up to which contiguous rows are read whole, even if only a part is needed: reading the parts takes longer."""
 
 RUN = 2**13
-"""Bytes from which on what lies together, in the file and where it goes, is read by itself, and to its place."""
+"""Bytes from which on a run, contiguous in the file and in memory, is read by itself, right to its place."""
 
 SLAB = 4 * 2**20
 """Bytes that are read in one go at most."""
 
 
-class Slab(NamedTuple):
-    """Some of the elements of a block that lie together, and what of them is needed.
+Pause = Callable[[], None]
+"""What long work calls between two of its pieces; an exception from it ends the work."""
 
-    - `start`, `stop`: which ones, counted row-major. `shape`: what array they are.
-    - `cut`: the part of that array that is needed. `into`: where that goes in the array of all that is needed.
+
+class Slab(NamedTuple):
+    """Contiguous elements of a block, and the part of them that is needed.
+
+    - `start`, `stop`: their numbers, row-major. `shape`: the shape of the array that they form.
+    - `cut`: the part of that array that is needed. `into`: its place in the array of all that is needed.
     """
 
     start: int
@@ -37,9 +44,9 @@ class Slab(NamedTuple):
 
 
 def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -> Iterator[Slab]:
-    """The slabs of `slab` bytes at most that hold `part` of a block of `shape`, in the order in which they lie in it.
+    """Yield the slabs of `slab` bytes at most that hold `part` of a block of `shape`, in their order in the block.
 
-    `row`: bytes up to which what lies together is read whole.
+    `row`: bytes up to which contiguous rows are read whole.
 
     >>> [tuple(slab) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=99, slab=99)]
     [(6, 18, (2, 6), (slice(None, None, None), slice(2, 4, None)), (slice(0, 2, None),))]
@@ -51,7 +58,7 @@ def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -
     if not shape:
         yield Slab(0, 1, (), (), ())
         return
-    # Along dimension d several rows are read at once; those before it are gone through one by one.
+    # Along dimension d several rows are read at once; the indices before it are gone through one by one.
     d = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) * itemsize <= row or d == len(shape) - 1)
     inner = tuple(shape[d + 1 :])
     volume = prod(inner)
@@ -61,7 +68,8 @@ def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -
         base = 0
         for place, length in zip(outer, shape, strict=False):
             base = base * length + place
-        for first, last in _pieces(part[d], rows):
+        for first in range(*part[d], rows):
+            last = min(first + rows, part[d][1])
             begin = base * shape[d]
             yield Slab(
                 (begin + first) * volume,
@@ -75,15 +83,10 @@ def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -
             )
 
 
-def _pieces(whole: Range, length: int) -> Iterator[Range]:
-    for start in range(whole[0], whole[1], length):
-        yield start, min(start + length, whole[1])
-
-
 def runs(shape: Sequence[int], part: Box, first: int | None = None) -> tuple[int, Iterator[int]]:
-    """The runs of elements of a block of `shape` that make up `part`: their length, and where each begins.
+    """Return the length of the runs of elements that make up `part` of a block of `shape`, and where each begins.
 
-    `first`: the dimension along which a run lies; the part has to have all of those after it. Default: the first such.
+    `first`: the dimension along which a run lies; `part` has to be whole in those after it. Default: the first such.
 
     >>> length, starts = runs((4, 6), ((1, 3), (2, 4)))
     >>> length, list(starts)
@@ -106,7 +109,7 @@ def runs(shape: Sequence[int], part: Box, first: int | None = None) -> tuple[int
 
 
 def along(shape: Sequence[int], part: Box) -> int:
-    """The first dimension of which all that `part` has lies together in a block of `shape`.
+    """Return the first dimension from which on `part` is contiguous in a block of `shape`.
 
     >>> along((4, 6), ((1, 3), (0, 6))), along((4, 6), ((1, 3), (0, 5))), along((4, 6), ((1, 2), (0, 5)))
     (0, 1, 1)
@@ -120,10 +123,10 @@ def along(shape: Sequence[int], part: Box) -> int:
 def fill(
     read: Callable[[int, memoryview], None], shape: Sequence[int], part: Box, into: np.ndarray[Any, Any], place: Box
 ) -> None:
-    """Fill `place` of `into`, an array that lies together, with `part` of a block of `shape`.
+    """Fill `place` of `into`, a contiguous array, with `part` of a block of `shape`.
 
-    `read(start, view)` reads bytes of the block from `start` on, `SLAB` of them at most. Long runs go to their place at
-    once, what is cut smaller through a buffer of a slab.
+    `read(start, view)` reads bytes of the block from `start` on, `SLAB` of them at most. Long runs go right to their
+    place, shorter ones through a buffer of a slab.
     """
     itemsize = into.dtype.itemsize
     d = max(along(shape, part), along(into.shape, place))
@@ -145,3 +148,33 @@ def fill(
             buffer = np.empty(nbytes, np.uint8)
         read(slab.start * itemsize, buffer[:nbytes].data)
         dest[slab.into] = buffer[:nbytes].view(into.dtype).reshape(slab.shape)[slab.cut]
+
+
+def open_to_read(path: str, *, in_folder: bool = False) -> int:
+    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+
+    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
+    return descriptor
+
+
+def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
+    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` where it ends before."""
+    missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
+    if not missing:
+        return
+    for view in into:
+        while view:
+            count = os.preadv(descriptor, [view], offset)
+            if not count:
+                raise EOFError
+            view, offset = view[count:], offset + count

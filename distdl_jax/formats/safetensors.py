@@ -16,9 +16,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from distdl_jax.checkpoint.disk import open_to_read, read_exactly
-from distdl_jax.checkpoint.strict_json import fields, integers, parsed, typed
 from distdl_jax.errors import CheckpointError
+from distdl_jax.formats.hyperslabs import open_to_read, read_exactly
+from distdl_jax.formats.strict_json import fields, integers, parsed, typed
 
 METADATA = "__metadata__"
 """The one name in a header that is no tensor's."""

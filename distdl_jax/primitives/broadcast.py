@@ -1,27 +1,24 @@
-"""Broadcast and sum-reduce: copies of a subtensor on every worker of a team, and their sum back on its root.
+"""Broadcast: copies of a subtensor on every worker of a team. Sum-reduce, the adjoint, shares movement and plan.
 
-Each is the other's adjoint. Source: the DistDL documentation, "broadcast" and "backends"; Hewett and Grady (2020).
+Source: the DistDL documentation, "broadcast"; Hewett and Grady (2020).
 """
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
-from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.block_checks import checked_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
+from distdl_jax.primitives.block_checks import check_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
+from distdl_jax.primitives.channel import tag_of, tied_zeros
 from distdl_jax.primitives.collectives import broadcast_in_team, reduce_in_team
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, taking_part
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, plan_and_run, taking_part
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_boolean
 from distdl_jax.world import Workers, World
@@ -29,15 +26,18 @@ from distdl_jax.world import Workers, World
 
 @dataclass(frozen=True)
 class _Task:
-    """This worker's part in one team."""
+    """One worker's part in one team."""
 
     team: Team
     shape_dtype: ShapeDtype
 
     @property
     def tag(self) -> int:
-        """The same on all workers of the team; below the least upper bound on tags that MPI guarantees."""
-        return zlib.crc32(repr((self.team, self.shape_dtype)).encode()) % 32768
+        """The tag of the messages, the same on all workers of the team."""
+        return tag_of(self.team, self.shape_dtype)
+
+    def batched(self, n: int) -> _Task:
+        return replace(self, shape_dtype=self.shape_dtype.batched(n))
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Replication:
 
     - `as_root`, `as_member`: the tasks in the team that this worker is the root of, and holds a copy in.
     - `root_first`: whether the team that it is the root of comes first in the order of all teams.
-    - `source`, `copy`: what this worker holds on the source's side, and on the copies' side; zero-volume where it
-      is in no such team.
+    - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume where it is in
+      no such team.
     """
 
     as_root: _Task | None
@@ -62,13 +62,10 @@ class Replication:
         return replace(self, is_broadcast=not self.is_broadcast)
 
     def batched(self, n: int) -> Replication:
-        def task(task: _Task | None) -> _Task | None:
-            return None if task is None else replace(task, shape_dtype=task.shape_dtype.batched(n))
-
         return replace(
             self,
-            as_root=task(self.as_root),
-            as_member=task(self.as_member),
+            as_root=self.as_root and self.as_root.batched(n),
+            as_member=self.as_member and self.as_member.batched(n),
             source=self.source.batched(n),
             copy=self.copy.batched(n),
         )
@@ -89,12 +86,10 @@ class Replication:
                     y = result
                 else:
                     done.append(result)
-            if y is None:
-                y = tie(jnp.zeros(target.shape, target.dtype), x)
-            return tie(y, *done)
+            return tie(tied_zeros(target, x) if y is None else y, *done)
 
     def _tasks(self) -> list[_Task]:
-        """This worker's tasks in the one order in which all workers go through the teams, so no cycle can form."""
+        """Return this worker's tasks in the one order in which all workers go through the teams: no cycle can form."""
         tasks = [self.as_root, self.as_member] if self.root_first else [self.as_member, self.as_root]
         return [task for task in dict.fromkeys(tasks) if task is not None]
 
@@ -105,7 +100,7 @@ class ReplicationPlan(MovementPlan):
 
     - `rule`: which copies are whose, by places in the two teams.
     - `source`, `copies`: the world ranks of the two partitions.
-    - `inputs`: what the workers of both hold.
+    - `inputs`: the shapes and dtypes of the blocks on both.
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
     """
 
@@ -118,7 +113,7 @@ class ReplicationPlan(MovementPlan):
 
     def __post_init__(self) -> None:
         _ = self._moved  # every worker checks all teams, so that all raise the same where one does not fit
-        checked_kinds("x", self.inputs, self._dtype)
+        check_kinds("x", self.inputs, self._dtype)
 
     @cached_property
     def workers(self) -> Workers:
@@ -130,7 +125,7 @@ class ReplicationPlan(MovementPlan):
 
     @cached_property
     def _teams(self) -> dict[int, Team]:
-        """By the root's world rank, in the one order in which all workers go through them."""
+        """The teams by the root's world rank, in the one order in which all workers go through them."""
         return {
             root: Team(root, tuple(self.copies[rank] for rank in self.rule.destinations(place)))
             for place, root in enumerate(self.source)
@@ -152,8 +147,8 @@ class ReplicationPlan(MovementPlan):
         }
 
     def output(self, worker: int) -> ShapeDtype:
-        root, its_root = (worker if worker in self._teams else None), self._root_of.get(worker)
-        giving, getting = (root, its_root) if self.is_broadcast else (its_root, root)
+        as_root, as_member = (worker if worker in self._teams else None), self._root_of.get(worker)
+        giving, getting = (as_root, as_member) if self.is_broadcast else (as_member, as_root)
         if getting is not None:
             return self._moved[getting]
         assert giving is not None  # a worker that takes part is in one of the two partitions
@@ -177,21 +172,43 @@ class ReplicationPlan(MovementPlan):
         )
 
 
+def plan_replication(
+    shape_dtypes: ShapeDtypes,
+    rule: BroadcastRule,
+    P_x: Partition,
+    P_y: Partition,
+    *,
+    is_broadcast: bool,
+    preserve_batch: bool,
+) -> MovementPlan:
+    """Plan a broadcast or a sum-reduction from P_x to P_y; `rule` says which copies are whose."""
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    if P_x.ranks == P_y.ranks and rule.is_identity:
+        return Unmoved(inputs)
+    source, copies = (P_x.ranks, P_y.ranks) if is_broadcast else (P_y.ranks, P_x.ranks)
+    return ReplicationPlan(rule, source, copies, inputs, is_broadcast, preserve_batch)
+
+
+def run_replication(
+    x: Array, rule: BroadcastRule, P_x: Partition, P_y: Partition, *, is_broadcast: bool, preserve_batch: bool
+) -> Array:
+    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing where nothing moves."""
+    if P_x.ranks == P_y.ranks and rule.is_identity:
+        return x
+    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
+    label = f"{'broadcast' if is_broadcast else 'sum_reduce'} from {P_x.describe()} to {P_y.describe()}"
+    plan = partial(
+        plan_replication, rule=rule, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, preserve_batch=preserve_batch
+    )
+    return plan_and_run(P_x.world, team, label, plan, x)
+
+
 def broadcast_rule(
-    P_x: Partition, P_y: Partition, *, transpose_src: bool = False, transpose_dest: bool = False
+    P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> BroadcastRule:
-    """How `P_x` broadcasts to `P_y`."""
-    return BroadcastRule(P_x.shape, P_y.shape, transpose_src, transpose_dest)
-
-
-def sum_rule(
-    P_x: Partition, P_y: Partition, *, transpose_src: bool = False, transpose_dest: bool = False
-) -> BroadcastRule:
-    """The broadcast from `P_y` to `P_x`, of which their sum-reduction is the adjoint."""
-    try:
-        return BroadcastRule(P_y.shape, P_x.shape, transpose_dest, transpose_src)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
+    """Return how `P_x` broadcasts to `P_y`."""
+    src, dest = checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
+    return BroadcastRule(P_x.shape, P_y.shape, src, dest)
 
 
 def plan_broadcast(
@@ -203,29 +220,9 @@ def plan_broadcast(
     transpose_dest: bool = False,
     preserve_batch: bool = True,
 ) -> MovementPlan:
-    """The plan of `broadcast`, from what the workers of both partitions (and perhaps more) hold."""
-    rule = broadcast_rule(P_x, P_y, transpose_src=transpose_src, transpose_dest=transpose_dest)
-    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
-    if _moves_nothing(rule, P_x, P_y):
-        return Unmoved(inputs)
-    return ReplicationPlan(rule, P_x.ranks, P_y.ranks, inputs, is_broadcast=True, preserve_batch=preserve_batch)
-
-
-def plan_sum_reduce(
-    shape_dtypes: ShapeDtypes,
-    P_x: Partition,
-    P_y: Partition,
-    *,
-    transpose_src: bool = False,
-    transpose_dest: bool = False,
-    preserve_batch: bool = True,
-) -> MovementPlan:
-    """The plan of `sum_reduce`, from what the workers of both partitions (and perhaps more) hold."""
-    rule = sum_rule(P_x, P_y, transpose_src=transpose_src, transpose_dest=transpose_dest)
-    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
-    if _moves_nothing(rule, P_x, P_y):
-        return Unmoved(inputs)
-    return ReplicationPlan(rule, P_y.ranks, P_x.ranks, inputs, is_broadcast=False, preserve_batch=preserve_batch)
+    """Plan `broadcast` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    rule = broadcast_rule(P_x, P_y, transpose_src, transpose_dest)
+    return plan_replication(shape_dtypes, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)
 
 
 def broadcast(
@@ -241,8 +238,8 @@ def broadcast(
 
     With P_x of shape p_0 x ... x p_{D-1} and P_y of shape q_0 x ... x q_{E-1}, D <= E, every p_d, counted from the
     last dimension, is 1 or equal to its q; missing dimensions of P_x count as 1. The worker of P_y at an index gets
-    the subtensor of the worker of P_x at the same index, 0 where P_x has one worker. The adjoint sums what the
-    copies' cotangents are back to where the subtensor came from: `sum_reduce(dy, P_y, P_x)`.
+    the subtensor of the worker of P_x at the same index, 0 where P_x has one worker. The adjoint sums the
+    cotangents of the copies back to where the subtensor came from: `sum_reduce(dy, P_y, P_x)`.
 
     **Arguments:**
 
@@ -262,67 +259,5 @@ def broadcast(
     """
     check_partitions(P_x=P_x, P_y=P_y)
     preserve_batch = checked_boolean("preserve_batch", preserve_batch)
-    options = {
-        "transpose_src": checked_boolean("transpose_src", transpose_src),
-        "transpose_dest": checked_boolean("transpose_dest", transpose_dest),
-    }
-    rule = broadcast_rule(P_x, P_y, **options)
-    if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
-        return x
-    shape_dtypes = _told("broadcast", x, P_x, P_y)
-    return plan_broadcast(shape_dtypes, P_x, P_y, **options, preserve_batch=preserve_batch).run(P_x.world, x)
-
-
-def sum_reduce(
-    x: Array,
-    P_x: Partition,
-    P_y: Partition,
-    *,
-    transpose_src: bool = False,
-    transpose_dest: bool = False,
-    preserve_batch: bool = True,
-) -> Array:
-    """Sum the subtensors of `x` on `P_x` onto `P_y`, along the dimensions in which `P_y` has one worker.
-
-    The broadcast from P_y to P_x read backwards, and its adjoint: with P_y of shape q_0 x ... x q_{E-1}, E <= D,
-    every q, counted from the last dimension, is 1 or equal to P_x's size there. The worker of P_y at an index gets
-    the sum over the workers of P_x that agree with it in every dimension in which P_y has more than one worker. The
-    adjoint of this is `broadcast(dy, P_y, P_x)`.
-
-    **Arguments:**
-
-    - `x`: this worker's subtensor where it is in P_x, of the same shape and dtype as all that it is summed with;
-      elsewhere a zero-volume array, floating or complex exactly if the data is. Half precisions are summed in
-      float32 and rounded once; the sum of booleans is their "or".
-    - `P_x`, `P_y`: the partitions that the terms are on and the sums go to. A worker of P_y need not be a source.
-    - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
-    - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
-
-    **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
-
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
-    shapes don't fit; `PlanError` where the terms of a sum differ in shape or dtype, or a placeholder is not of the
-    data's kind.
-
-    Source: DistDL documentation, "broadcast" and "backends".
-    """
-    check_partitions(P_x=P_x, P_y=P_y)
-    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
-    options = {
-        "transpose_src": checked_boolean("transpose_src", transpose_src),
-        "transpose_dest": checked_boolean("transpose_dest", transpose_dest),
-    }
-    rule = sum_rule(P_x, P_y, **options)
-    if _moves_nothing(rule, P_x, P_y) or P_x.world.rank not in {*P_x.ranks, *P_y.ranks}:
-        return x
-    shape_dtypes = _told("sum_reduce", x, P_x, P_y)
-    return plan_sum_reduce(shape_dtypes, P_x, P_y, **options, preserve_batch=preserve_batch).run(P_x.world, x)
-
-
-def _moves_nothing(rule: BroadcastRule, P_x: Partition, P_y: Partition) -> bool:
-    return P_x.ranks == P_y.ranks and rule.is_identity
-
-
-def _told(name: str, x: Array, P_x: Partition, P_y: Partition) -> ShapeDtypes:
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    return exchange_shapes(P_x.world, team, f"{name} from {P_x.describe()} to {P_y.describe()}", x)
+    rule = broadcast_rule(P_x, P_y, transpose_src, transpose_dest)
+    return run_replication(x, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)

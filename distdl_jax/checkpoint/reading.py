@@ -1,0 +1,360 @@
+"""Restore a checkpoint: every worker reads the chunks of files that overlap the blocks that it needs."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from distdl_jax.checkpoint.agreement import check_same, checked_path, this_host, together
+from distdl_jax.checkpoint.contents import as_leaf, empty_block, stored_box
+from distdl_jax.checkpoint.disk import Folder, folders_in
+from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
+from distdl_jax.checkpoint.writing import world_of_specs
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
+from distdl_jax.formats.hyperslabs import Pause, fill, open_to_read, read_exactly
+from distdl_jax.formats.safetensors import dtype_named
+from distdl_jax.plans.decomposition import Box, box_shape, intersect
+from distdl_jax.spec_trees import is_spec, match, specs_by_path
+from distdl_jax.tensors import TensorSpec
+from distdl_jax.transports.open_world import world_of
+from distdl_jax.validation import checked_integer
+
+_OPEN_FILES = 32
+
+
+def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -> Any:
+    """Return this worker's blocks of what was saved in `path`, by any number of workers on any partitions.
+
+    **Arguments:**
+
+    - `path`: the folder that was given to `save`. All workers must see it.
+    - `specs`: a pytree of the structure of what was saved, with a `TensorSpec` for each leaf: of the shape that was
+      saved, and on any partition of these workers. None leaves out what is there, a leaf or a whole subtree.
+    - `step`: which step. Default: the last one that is complete.
+
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
+    saved, and to the bit; random keys as such. None where `specs` has None. Where this worker has no block it is
+    zero-volume: of the shape that this worker saved, where as many workers did, else `(0,)`.
+
+    Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
+    to a MiB, and holds a few MiB besides its blocks.
+
+    **Raises,** on all workers: `CheckpointError` where there is no such checkpoint, a file can't be read, or is damaged
+    (checksums are compared; the message names the file, the leaf and the block); `PlanError` where the leaves or their
+    shapes are not what `specs` says.
+    """
+    world = world_of_specs(specs)
+
+    def arguments(_: Pause) -> dict[str, Any]:
+        return {"path": checked_path(path), "step": None if step is None else checked_integer("step", step, 0)}
+
+    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[str, bytes]:
+        check_same(given)
+        folder = os.path.join(given[0]["path"], _chosen(**given[0]).name)
+        with _read_from(folder), open(open_to_read(os.path.join(folder, MANIFEST), in_folder=True), "rb") as manifest:
+            return folder, manifest.read()
+
+    folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    needs: list[_Need | None] = []
+
+    def prepare(_: Pause) -> None:
+        needs.extend(_needs(Manifest.from_json(text, os.path.join(folder, MANIFEST)), specs))
+        with _read_from(folder):
+            os.stat(folder)
+
+    leaves: list[Array | None] = []
+
+    def read(pause: Pause) -> None:
+        with _read_from(folder):
+            leaves.extend(_read(folder, needs, pause))
+
+    label = f"the reading of {os.path.basename(folder)}"
+    together(world, label, prepare)
+    together(world, label, read)
+    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+
+@contextmanager
+def _read_from(folder: str) -> Iterator[None]:
+    """Raise a sentence where a checkpoint is gone while it is read."""
+    try:
+        yield
+    except FileNotFoundError:
+        if os.path.isdir(folder):
+            raise
+        raise CheckpointError(
+            f"{folder}, which worker 0 has found, is not there on {this_host()}: it was removed while it was read (a "
+            "Manager keeps fewer steps, say), or `path` is not in a file system that all workers see."
+        ) from None
+
+
+def steps(path: str | os.PathLike[str]) -> list[int]:
+    """Return the steps of the complete checkpoints in `path`, ascending; none where there is no such folder.
+
+    All workers get the same list. Collective over all of them.
+
+    >>> steps("/no/such/folder")
+    []
+    """
+    world = world_of(())
+    assert world is not None
+    found: list[int] = together(
+        world, "the steps of checkpoints", lambda _: checked_path(path), lambda paths: _steps(paths[0])
+    )
+    return found
+
+
+def latest_step(path: str | os.PathLike[str]) -> int | None:
+    """Return the last step of which `path` holds a complete checkpoint; None where there is none.
+
+    All workers get the same answer. Collective over all of them.
+
+    >>> latest_step("/no/such/folder") is None
+    True
+    """
+    return max(steps(path), default=None)
+
+
+def _steps(path: str) -> list[int]:
+    return sorted({folder.step for folder in folders_in(path)})
+
+
+def _chosen(path: str, step: int | None) -> Folder:
+    found = folders_in(path)
+    if not found:
+        raise CheckpointError(f"{path} holds no complete checkpoint.")
+    of_step = [folder for folder in found if folder.step == step] if step is not None else found
+    if not of_step:
+        steps = _steps(path)
+        named = ", ".join(map(str, steps[-20:]))
+        raise InvalidArgumentError(
+            f"`step` (={step}) is none of those of which {path} holds checkpoints: "
+            f"{'... ' if len(steps) > 20 else ''}{named}."
+        )
+    return of_step[-1]
+
+
+class _Need(NamedTuple):
+    """A leaf to restore: its name in messages, its spec, the leaf on disk, and the shape of a placeholder."""
+
+    name: str
+    spec: TensorSpec
+    leaf: Leaf
+    placeholder: tuple[int, ...]
+
+
+def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
+    """Return what to read for each leaf of `specs`; None for nothing.
+
+    **Raises:** `PlanError` where that is not what was saved.
+    """
+    wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
+    saved = {leaf.path: leaf for leaf in manifest.leaves}
+    of_leaf, without = match(saved, wanted)
+    if without:
+        raise PlanError(
+            f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
+            f"{_some(saved, wanted)}."
+        )
+    if left := [path for path in saved if path not in of_leaf]:
+        raise PlanError(
+            f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
+            "TensorSpec. None in its place leaves it out."
+        )
+    for path, above in of_leaf.items():
+        if path != above and wanted[above] is not None:
+            raise PlanError(
+                f"`specs{above}` is one spec, but {[*of_leaf.values()].count(above)} leaves were saved below it, "
+                f"tree{path} first: restore needs a spec for each leaf."
+            )
+    for path, spec in wanted.items():
+        if spec is not None:
+            _check_shape(path, spec, saved[path])
+    return [
+        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted.items()
+    ]
+
+
+def _need(manifest: Manifest, name: str, spec: TensorSpec, leaf: Leaf) -> _Need:
+    world = spec.partition.world
+    saved = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
+    return _Need(name, spec, leaf, spec.known_placeholder or saved or (0,))
+
+
+def _some(paths: Any, known: Any) -> str:
+    """Return a few of the paths, the unknown ones first."""
+    order = sorted(paths, key=lambda path: path in known)
+    text = ", ".join(f"tree{path}" for path in order[:5]) or "nothing"
+    return text + (f" and {len(order) - 5} more" if len(order) > 5 else "")
+
+
+def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
+    form = leaf.form
+    of_element = () if form.key is None else _key_data(path, form)
+    shape = form.shape[: len(form.shape) - len(of_element)]
+    if shape != spec.global_shape:
+        kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
+        raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
+
+
+def _key_data(path: str, form: Form) -> tuple[int, ...]:
+    """Return the shape of the data of one of the random keys in a leaf."""
+    try:
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=form.key)))
+    except ValueError as error:
+        raise CheckpointError(
+            f"`specs{path}` holds random keys of {form.key!r}, unknown to this JAX: {error}"
+        ) from None
+    if (form.dtype, form.shape[-data.ndim :]) != (data.dtype.name, data.shape):
+        raise CheckpointError(f"`specs{path}` holds random keys of {form.key!r}, but not their data: it is damaged.")
+    return tuple(data.shape)
+
+
+def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[Array | None]:
+    """Yield this worker's block of every leaf."""
+    with Files(folder) as files:
+        for need in needs:
+            if need is None:
+                yield None
+                continue
+            form = need.leaf.form
+            box = stored_box(need.spec.box, form)
+            make = partial(empty_block, form, box, len(need.spec.global_shape), need.placeholder)
+            yield as_leaf(need.name, form, make() if box is None else read_leaf(files, need.leaf, box, make, pause))
+
+
+class Files:
+    """The files of a folder, opened when needed; where many are open, the least recently used is closed."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+
+    def path(self, name: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.folder, name)
+
+    def descriptor(self, name: str) -> int:
+        """Return the descriptor of a file; the next call may close it."""
+        if name not in self._descriptors:
+            if len(self._descriptors) == _OPEN_FILES:
+                os.close(self._descriptors.popitem(last=False)[1])
+            self._descriptors[name] = open_to_read(self.path(name), in_folder=True)
+        self._descriptors.move_to_end(name)
+        return self._descriptors[name]
+
+    def size(self, name: str) -> int:
+        """Return the number of bytes of a file."""
+        if name not in self._sizes:
+            self._sizes[name] = os.fstat(self.descriptor(name)).st_size
+        return self._sizes[name]
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Chunks:
+    """The bytes of one block, read in whole chunks, of which each is compared with its checksum."""
+
+    def __init__(self, files: Files, leaf: str, block: Block, nbytes: int) -> None:
+        self._files, self._leaf, self._block, self._nbytes = files, leaf, block, nbytes
+        self._checksums = self._read_checksums()
+        self._last: tuple[int, memoryview] = -1, memoryview(b"")  # a chunk that was needed in part
+
+    def _read_checksums(self) -> list[int]:
+        place = self._block.checksums
+        found = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
+        self._read_exactly(found, place.offset)
+        if crc32(found) != place.crc32:
+            raise self._damaged("the checksum of its checksums does not fit", place.offset)
+        numbers: list[int] = np.frombuffer(found, "<u4").tolist()
+        return numbers
+
+    def read(self, start: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `start` on."""
+        chunk, stop = self._block.chunk, start + len(into)
+        while start < stop:
+            number, skipped = divmod(start, chunk)
+            whole = (stop if stop == self._nbytes else stop - stop % chunk) - start
+            if not skipped and whole > 0:
+                self._read_chunks(into[:whole], number)
+                count = whole
+            else:
+                if self._last[0] != number:
+                    fresh = memoryview(bytearray(min(chunk, self._nbytes - number * chunk)))
+                    self._read_chunks(fresh, number)
+                    self._last = number, fresh
+                count = min(stop - start, chunk - skipped)
+                into[:count] = self._last[1][skipped : skipped + count]
+            into, start = into[count:], start + count
+
+    def _read_chunks(self, into: memoryview, first: int) -> None:
+        """Fill `into` with whole chunks from number `first` on, and compare their checksums."""
+        offset = self._block.offset + first * self._block.chunk
+        self._read_exactly(into, offset)
+        found = checksums(into, self._block.chunk)
+        expected = self._checksums[first : first + len(found)]
+        if found != expected:
+            wrong = next(n for n, (crc, other) in enumerate(zip(found, expected, strict=True)) if crc != other)
+            raise self._damaged("the checksum does not fit", offset + wrong * self._block.chunk)
+
+    def _read_exactly(self, into: memoryview, offset: int) -> None:
+        try:
+            read_exactly(self._files.descriptor(self._block.file), [into], offset)
+        except EOFError:
+            raise self._damaged("it ends too early", offset) from None
+
+    def _damaged(self, problem: str, offset: int) -> CheckpointError:
+        return _damaged(self._files, self._leaf, self._block, f"{problem} (of the bytes from {offset} on)")
+
+
+def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointError:
+    ranges = " x ".join(f"{start}:{stop}" for start, stop in block.box) or "()"
+    return CheckpointError(
+        f"{files.path(block.file)} is damaged in the block {ranges} of the leaf {leaf or 'tree'}: {problem}. Another "
+        "step may be sound."
+    )
+
+
+def read_leaf(files: Files, leaf: Leaf, wanted: Box, make: Callable[[], np.ndarray[Any, Any]], pause: Pause) -> Any:
+    """Return the block `wanted` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
+
+    At most a slab and a chunk are in memory besides. `pause` is called between two reads.
+    """
+    itemsize = dtype_named(leaf.form.dtype).itemsize
+    needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]
+    for block in needed:
+        if block.end(itemsize) > files.size(block.file):
+            raise _damaged(files, leaf.path, block, "it ends too early")
+    into = make()
+    for block in needed:
+        source = _Chunks(files, leaf.path, block, volume(block.box) * itemsize)
+
+        def read(start: int, view: memoryview, source: _Chunks = source) -> None:
+            pause()
+            source.read(start, view)
+
+        shared = intersect(block.box, wanted)
+        fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
+    return into
+
+
+def _relative(box: Box, to: Box) -> Box:
+    return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(box, to, strict=True))

@@ -1,0 +1,76 @@
+"""The base of layers that multiply with a weight: linear layers, convolutions, embeddings."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.layer.layer import PartitionedLayer
+from distdl_jax.layer.parameters import ParameterPartitions, Params
+from distdl_jax.partition import Partition
+from distdl_jax.tensors import TensorSpec
+from distdl_jax.world import Workers
+
+
+class WeightedLayer(PartitionedLayer):
+    """A layer with a weight and perhaps a bias, which live on some of the workers that multiply with them.
+
+    - `sharded`: whether they are cut over all workers that use the same block.
+    """
+
+    P_W: Any
+    sharded: bool
+
+    @cached_property
+    def _work(self) -> Partition:
+        """The workers that multiply, P_n x P_out x P_in x features."""
+        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+
+    @property
+    @abstractmethod
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The global shapes of the parameters, by name: "weight", and "bias" where there is one."""
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        return ParameterPartitions(self._work, self.sharded)
+
+    @cached_property
+    def _team(self) -> Workers:
+        return tuple(sorted({*self._work.ranks, *self.input_partition.ranks, *self.output_partition.ranks}))
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
+        return {name: TensorSpec(shape, getattr(self._parameters, name)) for name, shape in self._shapes.items()}
+
+    def init(
+        self,
+        key: Array,
+        dtype: DTypeLike = jnp.float32,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ) -> Params:
+        """Return this worker's block of the initial parameters; the global values depend on the key, not on partitions.
+
+        **Arguments:**
+
+        - `key`: a JAX random key, the same on every worker.
+        - `dtype`: of the parameters.
+        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like those of `jax.nn.initializers`. They see
+          the global shape, in PyTorch's layout. Those that count fans need to know it: a linear layer's weight takes
+          `in_axis=-1, out_axis=-2`, a convolution's `in_axis=1, out_axis=0`. Default: uniform in ±1/sqrt(fan_in) as in
+          PyTorch, where fan_in is the product of all dimensions of the weight but the first.
+
+        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
+        """
+        default = UniformFanIn(math.prod(self._shapes["weight"][1:]))
+        initializers = {"weight": weight_init or default, "bias": bias_init or default}
+        return initialize_params(self.param_specs(), key, dtype, initializers)
