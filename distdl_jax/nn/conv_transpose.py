@@ -9,20 +9,16 @@ from functools import cached_property
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.kernels.algorithm_choice import chosen_unseen
-from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
-from distdl_jax.kernels.convolution import Choose, in_equal_forms
-from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.parameters import ParameterPartitions, ParamShapeDtypes
+from distdl_jax.kernels.conv_transpose import TransposedProblem
+from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import PaddingMode
 from distdl_jax.primitives.block_checks import owned_grid
-from distdl_jax.primitives.broadcast import plan_broadcast
-from distdl_jax.primitives.halo_exchange import plan_ranges
+from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
@@ -94,23 +90,11 @@ class DistributedConvTranspose(DistributedConv):
         # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes, choose: Choose = chosen_unseen) -> ProductPlan:
-        # The algorithms are those of the ordinary convolution that it is; with stride and dilation there is no choice.
-        parts = self._partitions
+    def _fetch(self, x: ShapeDtypes) -> RangesPlan:
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
-        outputs, inputs = self._ranges(owned)
-        fetch = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
-        fetched = fetch.after(x)
-        to_work = plan_broadcast(fetched, parts.x, parts.work)
-        of_params = self._parameters.plan(params, self.bias)
-        local = self._transposed(outputs, inputs)
-        copies = to_work.after(fetched)
-        parts_of_y = products(copies, of_params, local)
-        if all(product.is_by_phases for product in local.values()):
-            local = in_equal_forms(local, copies, parts_of_y, choose)
-        to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        _, inputs = self._ranges(owned)
+        return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
 
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
         """Return, per feature dimension and worker along it, the ranges of its outputs and of the inputs they read."""
@@ -132,29 +116,26 @@ class DistributedConvTranspose(DistributedConv):
             inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
         return tuple(outputs), tuple(inputs)
 
-    def _transposed(self, outputs: Ranges, inputs: Ranges) -> dict[int, LocalTransposedConvolution]:
-        """Return the product of each worker that multiplies."""
-        work, (p_co, p_ci), w = self._partitions.work, self._partitions.channels, self._windows
-        local = {}
-        for rank, worker in enumerate(work.ranks):
-            _, i, j, *index = index_of(rank, work.shape)
-            channels, groups = self._own_groups(i, j)
-            if self.groups > 1:
-                c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
-            else:
-                c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
-            local[worker] = LocalTransposedConvolution(
-                (c_in, c_out, *w.kernel),
-                channels,
-                groups,
-                w.stride,
-                w.dilation,
-                tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
-                tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
-                tuple(low for low, _ in w.padding),
-                adds_bias=j == 0,
-            )
-        return local
+    def _problem(
+        self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> TransposedProblem:
+        (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
+        if self.groups > 1:
+            c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
+        else:
+            c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
+        outputs, inputs = self._ranges(fetch.halos.owned)
+        return TransposedProblem(
+            x.shape,
+            (c_in, c_out, *w.kernel),
+            groups,
+            x.dtype.name,
+            w.stride,
+            w.dilation,
+            tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
+            tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
+            tuple(low for low, _ in w.padding),
+        )
 
 
 class DistributedConvTranspose1d(DistributedConvTranspose):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,7 +15,8 @@ from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.kernels.pooling import largest, total
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.layer.input_checks import check_features
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
@@ -119,15 +120,16 @@ class DistributedPool(ParameterFreeLayer):
         block, output = plan.fetch.run(world, x), plan.output(world.rank)
         if output.size == 0:
             return tie(jnp.zeros(output.shape, output.dtype), block)
-        return self._pool(block, replace(self._windows, padding=plan.padding(world.rank))).astype(output.dtype)
+        placement = Placement(self._windows.stride, plan.padding(world.rank), self._windows.dilation)
+        return self._pool(block, placement).astype(output.dtype)
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the dtype of the output, from the dtype of x."""
         return dtype
 
     @abstractmethod
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        """Pool the block `x`; the windows have the padding of this block."""
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        """Pool the block `x`, on which the windows lie by `placement`."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,8 @@ class DistributedMaxPool(DistributedPool):
         check_ordered(dtype)
         return dtype
 
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        return largest(x, windows)
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        return max_pool(x, self._windows.kernel, placement)
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,12 @@ class DistributedAvgPool(DistributedPool):
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         return mean_dtype(dtype)
 
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
+    def _pool(self, x: Array, placement: Placement) -> Array:
         x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
-        sums = total(x, windows)
+        sums = sum_pool(x, self._windows.kernel, placement)
         if self.count_include_pad:
-            return sums / math.prod(windows.kernel)
-        return sums / self._entries(x.shape[2:], windows.padding).astype(x.dtype)
+            return sums / math.prod(self._windows.kernel)
+        return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
         """Count the entries of each window, over a block with the features' `shape`, that are not `padding`."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.materialize import materialize
 
 PIECE = 512
 """The number of keys that are looked at together."""
@@ -281,5 +281,5 @@ def rotated(x: Array, first: int | Array, base: float) -> Array:
     angles = ((first + jnp.arange(x.shape[1]))[:, None] * speeds[None, :].astype(wide))[None, :, None, :]
     low, high = jnp.split(x.astype(wide), 2, axis=-1)
     # XLA would compute them again for each sample and head.
-    cos, sin = written_once(jnp.stack([jnp.cos(angles), jnp.sin(angles)]).astype(wide))
+    cos, sin = materialize(jnp.stack([jnp.cos(angles), jnp.sin(angles)]).astype(wide))
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)

@@ -33,8 +33,8 @@ from distdl_jax.sequence.load_balance import (
     split_inputs,
 )
 from distdl_jax.sequence.online_softmax import Factors, Hidden, Places, Running, added, finished, gradients, start
+from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
-from distdl_jax.tracing.gradient_anchors import after_the_one_before, note_anchor
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.world import World
 
@@ -155,7 +155,7 @@ def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -
     mask = extras.mask
     if mask is not None and mask.dtype != jnp.bool_:
         extras = extras._replace(mask=reverse_only(mask))
-    y, anchor, _ = _attended(world, ring, reverse_only(after_the_one_before(q)), reverse_only(block), extras)
+    y, anchor, _ = _attended(world, ring, reverse_only(order_after_previous(q)), reverse_only(block), extras)
     note_anchor(anchor)
     return never_transposed(y)
 

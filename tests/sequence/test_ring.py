@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_programs import Drawn, Mine, check_attentions
+from blocks import block_of
 from launcher.examples import LONG
 from matrix.partitions import on
-from sequential import block_of, close
+from sequential import close
 
 import distdl_jax as dj
 from distdl_jax.plans.decomposition import balanced_ranges

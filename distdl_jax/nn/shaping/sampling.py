@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import PlanError
-from distdl_jax.kernels.layout import between_layers
+from distdl_jax.kernels.geometry import between_layers
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
