@@ -18,7 +18,7 @@ from distdl_jax.plans.halo_edges import HaloEdges, halo_edges
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.packing import joined_slices, side_by_side
-from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
 
@@ -148,7 +148,7 @@ def _with_ends_adjoint(axis: int, counts: tuple[int, int], _: None, cotangents: 
             end = lax.slice_in_dim(dx, start, start + count, axis=axis)
             end += lax.slice_in_dim(d_ends, place, place + count, axis=axis)
             # In a loop with this sum, XLA would write all of dx anew.
-            dx = lax.dynamic_update_slice_in_dim(dx, written_once(end), start, axis)
+            dx = lax.dynamic_update_slice_in_dim(dx, materialize(end), start, axis)
     return (dx,)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, w
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
+from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.plan import ShapeDtypes
@@ -31,7 +31,7 @@ from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import Padding, Sizes, is_integer
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedConv(WeightedLayer):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
@@ -78,58 +78,30 @@ class DistributedConv(WeightedLayer):
     required_kind: ClassVar[Kind | None] = None
 
     P_x: Partition
-    P_y: Partition | None
-    P_W: Partition | None
+    P_y: Partition | None = None
+    P_W: Partition | None = None
+    _: KW_ONLY
     in_channels: int
     out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Pairs
-    dilation: tuple[int, ...]
-    groups: int
-    bias: bool
-    padding_mode: PaddingMode
-    sharded: bool
+    kernel_size: Sizes
+    stride: Sizes = 1
+    padding: Padding = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    bias: bool = True
+    padding_mode: PaddingMode = "zeros"
+    sharded: bool = False
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition | None = None,
-        P_W: Partition | None = None,
-        *,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        sharded: bool = False,
-    ) -> None:
-        windows = window_spec(self.dims, kernel_size, stride, padding, dilation, padding_mode)
-        vars(self).update(  # the fields, in the form in which equal ones are equal
-            P_x=P_x,
-            P_y=P_y,
-            P_W=P_W,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=windows.kernel,
-            stride=windows.stride,
-            padding=windows.padding,
-            dilation=windows.dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            sharded=sharded,
-        )
+    def __post_init__(self) -> None:
+        w = self._windows
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
             if not is_integer(number, least=1):
                 raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
-            if number % groups:
-                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={groups}).")
+            if number % self.groups:
+                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
@@ -150,12 +122,12 @@ class DistributedConv(WeightedLayer):
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        weight = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
         return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
-    @property
+    @cached_property
     def _windows(self) -> WindowSpec:
-        return WindowSpec(self.kernel_size, self.stride, self.dilation, self.padding, self.padding_mode)
+        return window_spec(self.dims, self.kernel_size, self.stride, self.padding, self.dilation, self.padding_mode)
 
     @property
     def kind(self) -> Kind:
@@ -235,8 +207,9 @@ class DistributedConv(WeightedLayer):
         """Return the arithmetic on `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
         (p_co, p_ci), (i, j) = self._partitions.channels, channels
         rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
-        placement = Placement(self.stride, fetch.padding(index), self.dilation)
-        return Problem(x.shape, (rows[i], columns[j], *self.kernel_size), placement, groups, x.dtype.name)
+        w = self._windows
+        placement = Placement(w.stride, fetch.padding(index), w.dilation)
+        return Problem(x.shape, (rows[i], columns[j], *w.kernel), placement, groups, x.dtype.name)
 
     def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
         """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
@@ -251,7 +224,8 @@ class DistributedConv(WeightedLayer):
     def __repr__(self) -> str:
         w = self._windows
         shown = [f"{self.in_channels} -> {self.out_channels}", f"kernel {shape_text(w.kernel)}"]
-        shown += [f"{name} {getattr(self, name)}" for name in ("stride", "dilation") if set(getattr(self, name)) != {1}]
+        steps = {"stride": w.stride, "dilation": w.dilation}
+        shown += [f"{name} {values}" for name, values in steps.items() if set(values) != {1}]
         if set(w.padding) != {(0, 0)}:
             shown.append(f"padding {w.padding} {w.mode}")
         if self.groups > 1:

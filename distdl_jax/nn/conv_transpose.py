@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,19 +12,19 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.kernels.conv_transpose import TransposedProblem
 from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import PaddingMode
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.validation import Padding, Sizes, is_integer
+from distdl_jax.validation import is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class DistributedConvTranspose(DistributedConv):
     r"""The adjoint of a convolution with respect to its input, as a layer: it enlarges x where the stride is above 1.
 
@@ -56,55 +56,33 @@ class DistributedConvTranspose(DistributedConv):
     Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
     """
 
-    output_padding: tuple[int, ...]
+    padding_mode: PaddingMode = field(default="zeros", init=False)
+    output_padding: int | Sequence[int] = field(default=0, kw_only=True)
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition | None = None,
-        P_W: Partition | None = None,
-        *,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        output_padding: int | Sequence[int] = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        sharded: bool = False,
-    ) -> None:
-        if isinstance(padding, str):
-            raise InvalidArgumentError(f"`padding` (={padding!r}) must be numbers in a transposed convolution.")
-        super().__init__(
-            P_x,
-            P_y,
-            P_W,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            sharded=sharded,
-        )
-        given = output_padding if isinstance(output_padding, Sequence | np.ndarray) else (output_padding,) * self.dims
-        limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
-        if len(given) != self.dims or not all(
-            is_integer(extra, least=0) and extra < limit for extra, limit in zip(given, limits, strict=False)
+    def __post_init__(self) -> None:
+        if isinstance(self.padding, str):
+            raise InvalidArgumentError(f"`padding` (={self.padding!r}) must be numbers in a transposed convolution.")
+        super().__post_init__()
+        vars(self).update(output_padding=self._extra)
+
+    @cached_property
+    def _extra(self) -> tuple[int, ...]:
+        """The output padding of each feature dimension."""
+        given = self.output_padding
+        values = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,) * self.dims
+        limits = [max(pair) for pair in zip(self._windows.stride, self._windows.dilation, strict=True)]
+        if len(values) != self.dims or not all(
+            is_integer(extra, least=0) and extra < limit for extra, limit in zip(values, limits, strict=True)
         ):
             raise InvalidArgumentError(
-                f"`output_padding` (={output_padding!r}) must be an integer of 0 or more, below stride or dilation "
+                f"`output_padding` (={given!r}) must be an integer of 0 or more, below stride or dilation "
                 f"({', '.join(map(str, limits))}), or one for each of {self.dims} feature dimensions."
             )
-        vars(self).update(output_padding=tuple(map(int, given)))
+        return tuple(map(int, values))
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        weight = (self.in_channels, self.out_channels // self.groups, *self._windows.kernel)
         return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @cached_property
@@ -121,7 +99,8 @@ class DistributedConvTranspose(DistributedConv):
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
         """Return, per feature dimension and worker along it, the ranges of its outputs and of the inputs they read."""
         outputs, inputs = [], []
-        along = zip(self.kernel_size, self.stride, self.dilation, self.padding, self.output_padding, strict=True)
+        w = self._windows
+        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._extra, strict=True)
         for d, (k, s, dilation, (low, high), extra) in enumerate(along):
             n, reach = owned.extent[d + 2], dilation * (k - 1)
             total = (n - 1) * s - low - high + reach + extra + 1
@@ -140,7 +119,7 @@ class DistributedConvTranspose(DistributedConv):
     def _problem(
         self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
     ) -> TransposedProblem:
-        (p_co, p_ci), (i, j) = self._partitions.channels, channels
+        (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
         if self.groups > 1:
             c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
         else:
@@ -148,14 +127,14 @@ class DistributedConvTranspose(DistributedConv):
         outputs, inputs = self._ranges(fetch.halos.owned)
         return TransposedProblem(
             x.shape,
-            (c_in, c_out, *self.kernel_size),
+            (c_in, c_out, *w.kernel),
             groups,
             x.dtype.name,
-            self.stride,
-            self.dilation,
+            w.stride,
+            w.dilation,
             tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
             tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
-            tuple(low for low, _ in self.padding),
+            tuple(low for low, _ in w.padding),
         )
 
 

@@ -4,7 +4,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from playing import held
+from playing import shape_dtypes
 from playing_layers import Fetched, Played, cuts, play_product
 
 import distdl_jax as dj
@@ -52,8 +52,8 @@ def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a pooling by all of its workers; `dy` is that of the sums, for an average."""
     layer = pool.layer(dj.planning_world(pool.world))
     given = cuts(x, pool.x_boxes)
-    plan: PoolingPlan = layer.plan(held(given))
-    assert plan == pool.layer(dj.planning_world(pool.world, pool.world - 1)).plan(held(given))
+    plan: PoolingPlan = layer.plan(shape_dtypes(given))
+    assert plan == pool.layer(dj.planning_world(pool.world, pool.world - 1)).plan(shape_dtypes(given))
     fetched = Fetched(plan.fetch, given)
     y, dx = {}, {}
     for rank, block in fetched.blocks.items():

@@ -37,7 +37,7 @@ def test_onednn_on_some_workers_only_is_refused_on_all(monkeypatch):
 
 
 def refusal(monkeypatch, environments):
-    """The one sentence that all workers raise, with these environments."""
+    """Return the one sentence that all workers raise, with these environments."""
     comm = MPI.COMM_WORLD
     monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings(environments[comm.rank]))
     with pytest.raises(dj.SetupError) as raised:

@@ -1,4 +1,4 @@
-"""A thread of the parent that has all tests of one group run, in one world after the other, and tells the results."""
+"""A thread of the parent that runs all tests of one group, in one world after the other."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ import pytest
 
 from launcher import marks, reports
 from launcher.costs import Costs
-from launcher.pace import Pace
+from launcher.slowdown import Slowdown
 from launcher.stacks import ranks_text
 from launcher.world import Rank, World
 
@@ -21,8 +21,8 @@ GRACE = 5.0  # for the other ranks to fail too, once one has
 LAST_WORDS = 10.0  # for mpiexec to end by itself, once a rank is gone
 
 
-class Trouble(Exception):
-    """A world that has to go. `broken`: and another one of its kind would be no better."""
+class WorldError(Exception):
+    """A world has to end. `broken`: another one of its kind would fail in the same way."""
 
     def __init__(self, title: str, text: str, broken: bool = False):
         super().__init__(title)
@@ -35,19 +35,19 @@ class Stopped(Exception):
 
 @dataclass
 class Outcome:
-    """What an item came to on all ranks, and what they warned of meanwhile."""
+    """The reports of an item from all ranks, and their warnings."""
 
     reports: list[pytest.TestReport]
     warnings: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Lane:
+class GroupRunner:
     """Runs the items of one group, in their order."""
 
     def __init__(
         self,
         config: pytest.Config,
-        pace: Pace,
+        slowdown: Slowdown,
         costs: Costs,
         home: Path,
         group: marks.Group,
@@ -57,7 +57,7 @@ class Lane:
         environment: dict[str, str],
     ) -> None:
         self.thread = threading.Thread(target=self._run_all, name=str(group), daemon=True)
-        self.config, self.pace, self.costs, self.home = config, pace, costs, home
+        self.config, self.slowdown, self.costs, self.home = config, slowdown, costs, home
         self.group, self.items = group, items
         self.size = group.processes
         self.arguments, self.options, self.environment = arguments, options, environment
@@ -69,10 +69,10 @@ class Lane:
         self._world: World | None = None
         self._starting = False
         self._numbers: dict[str, int] = {}
-        self._broken: Trouble | None = None
+        self._broken: WorldError | None = None
 
     def next_outcome(self) -> Outcome:
-        """That of the next item; waits for it."""
+        """Wait for the outcome of the next item."""
         outcome = self._outcomes.get()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -89,7 +89,7 @@ class Lane:
                     self._kill()
                 self.seconds = time.monotonic() - began
                 self._outcomes.put(outcome)
-        except BaseException as error:  # whatever it is, the main thread waits to hear of it
+        except BaseException as error:  # whatever it is, the main thread waits for it
             self._outcomes.put(error)
         finally:
             self._kill()
@@ -114,19 +114,19 @@ class Lane:
                 if self._world.dirty(number):
                     self._world.spent = True
                     return merged
-        except Trouble as trouble:
-            if trouble.broken:
-                self._broken = trouble
+        except WorldError as error:
+            if error.broken:
+                self._broken = error
             failed = self._failures(self._numbers.get(item.nodeid, -1))
             self._kill()
-            report = reports.failure(item, trouble.title, trouble.text, failed, self.size)
+            report = reports.failure(item, error.title, error.text, failed, self.size)
             report.duration = time.monotonic() - began
             return [report]
         if place + 1 == len(self.items):
             try:
                 self._finish()
-            except Trouble as trouble:
-                merged.append(reports.failure(item, trouble.title, trouble.text, {}, self.size, "teardown"))
+            except WorldError as error:
+                merged.append(reports.failure(item, error.title, error.text, {}, self.size, "teardown"))
             self._world.spent = True
         return merged
 
@@ -141,19 +141,19 @@ class Lane:
         try:
             self._world = World(self.group, self.costs, self.home, spec, arguments, self.environment, where, show)
         except OSError as error:
-            raise Trouble(f"no {self.group} could be started", str(error), broken=True) from error
+            raise WorldError(f"no {self.group} could be started", str(error), broken=True) from error
         self._starting = True
-        self.pace.begin(self.group, self.size)
+        self.slowdown.begin(self.group, self.size)
 
     def _started(self, world: World) -> None:
         self._starting = False
-        self.pace.end(self.group)
+        self.slowdown.end(self.group)
         self.starts.append(time.monotonic() - world.began)
         self.costs.starts += sum(world.start_costs())
-        self.pace.started(sum(world.start_costs()) / self.size)
+        self.slowdown.started(sum(world.start_costs()) / self.size)
 
-    def _wait(self, item: pytest.Item, number: int) -> Trouble | None:
-        """Until the item is done on every rank; the reason why it cannot run, if a rank could not collect it."""
+    def _wait(self, item: pytest.Item, number: int) -> WorldError | None:
+        """Wait until the item is done on every rank; return why it cannot run, if a rank could not collect it."""
         world = self._world
         assert world is not None
         died = 0.0
@@ -167,13 +167,13 @@ class Lane:
             now = time.monotonic()
             refused = next((rank.refused for rank in world.ranks.values() if rank.refused), "")
             if refused:
-                raise Trouble(refused, "", broken=True)
+                raise WorldError(refused, "", broken=True)
             # Before its end, for a world that has nothing to run may have ended by now.
             if world.ready() and any(item.nodeid in (rank.ready or {})["missing"] for rank in world.ranks.values()):
                 return self._missing(world, item)
             if dead and died == 0:
                 died = now
-            if dead and (world.ended() or now - died > LAST_WORDS * self.pace.now()):
+            if dead and (world.ended() or now - died > LAST_WORDS * self.slowdown.factor()):
                 world.poll()
                 if not world.complete(number):
                     raise self._death(world, number)
@@ -187,24 +187,24 @@ class Lane:
 
     def _check_time(self, world: World, item: pytest.Item, number: int, now: float) -> None:
         if not world.ready():
-            limit = marks.start_limit(self.size, self.pace)
+            limit = marks.start_limit(self.size, self.slowdown)
             if now - world.began > limit:
                 title = f"the {self.group} was not ready within {limit:.3g} s"
-                raise Trouble(title, self._scene(world), broken=True)
+                raise WorldError(title, self._scene(world), broken=True)
             return
-        limit = marks.limit(item, self.pace)
+        limit = marks.limit(item, self.slowdown)
         starts = [rank.started[number] for rank in world.ranks.values() if number in rank.started]
         since = min(starts) if starts else world.last_sign()
         if now - since > limit:
             text = f"{item.nodeid} did not end within its limit of {limit:.3g} s"
-            raise Trouble("a hang", f"{text}\n{self._where(world, number)}\n\n{self._scene(world)}")
+            raise WorldError("a hang", f"{text}\n{self._where(world, number)}\n\n{self._scene(world)}")
         failed = [rank.done[number][0] for rank in world.ranks.values() if rank.done.get(number, (0, 0))[1] == 2]
-        grace = GRACE * self.pace.now()
+        grace = GRACE * self.slowdown.factor()
         if failed and now - min(failed) > grace:
             title = f"{grace:.3g} s after a rank had failed, others were still in the test"
-            raise Trouble(title, f"{self._where(world, number)}\n\n{self._scene(world)}")
+            raise WorldError(title, f"{self._where(world, number)}\n\n{self._scene(world)}")
 
-    def _death(self, world: World, number: int) -> Trouble:
+    def _death(self, world: World, number: int) -> WorldError:
         scene = self._scene(world, stacks=not world.ended())
         started = any(rank.ready for rank in world.ranks.values())
         verb = "died" if started else "did not start"
@@ -212,9 +212,9 @@ class Lane:
         if named:
             scene = f"mpiexec names {ranks_text(named, world.size)}\n\n{scene}"
         where = self._where(world, number) + "\n\n" if started else ""
-        return Trouble(f"the {self.group} {verb}: {world.exit_text()}", where + scene, broken=not started)
+        return WorldError(f"the {self.group} {verb}: {world.exit_text()}", where + scene, broken=not started)
 
-    def _missing(self, world: World, item: pytest.Item) -> Trouble:
+    def _missing(self, world: World, item: pytest.Item) -> WorldError:
         lacking = [rank for rank in world.numbered() if item.nodeid in (rank.ready or {})["here"]]
         title = f"not collected on {ranks_text([rank.rank for rank in lacking], world.size)}"
         texts: dict[str, list[int]] = {}
@@ -222,8 +222,8 @@ class Lane:
             for event in rank.collected:
                 if item.nodeid.startswith(event["nodeid"]):
                     texts.setdefault(f"{event['outcome']}: {event['text']}", []).append(rank.rank)
-        told = [f"--- {ranks_text(ranks, world.size)} ---\n{text}" for text, ranks in texts.items()]
-        return Trouble(title, "\n".join(told))
+        shown = [f"--- {ranks_text(ranks, world.size)} ---\n{text}" for text, ranks in texts.items()]
+        return WorldError(title, "\n".join(shown))
 
     def _finish(self) -> None:
         """Let a world that has run all its items end by itself."""
@@ -231,30 +231,30 @@ class Lane:
         assert world is not None
         began = time.monotonic()
         while not world.ended():
-            limit = marks.end_limit(self.pace)
+            limit = marks.end_limit(self.slowdown)
             if time.monotonic() - began > limit:
                 title = f"the {self.group} ran all its tests and did not end within {limit:.3g} s"
-                raise Trouble(title, self._scene(world))
+                raise WorldError(title, self._scene(world))
             self._pause()
         if world.process.returncode != 0:
             title = f"the {self.group} ran all its tests and ended badly: {world.exit_text()}"
-            raise Trouble(title, self._scene(world, stacks=False))
+            raise WorldError(title, self._scene(world, stacks=False))
 
     def _scene(self, world: World, stacks: bool = True) -> str:
-        """Stacks, and what was written outside of tests."""
+        """Return the stacks, and what was written outside of tests."""
         shown = [world.stacks()] if stacks else []
         if world.tail():
             shown.append(f"--- the end of the world's own output ---\n{world.tail()}")
         return "\n\n".join(shown)
 
     def _where(self, world: World, number: int) -> str:
-        """Which ranks were in the test, and which had finished it or not reached it."""
+        """Say which ranks were in the test, and which had finished it or not reached it."""
         groups: dict[str, list[int]] = {}
         for rank in world.numbered():
             groups.setdefault(_place(rank, number), []).append(rank.rank)
-        told = [f"{ranks_text(ranks, world.size)}: {place}" for place, ranks in groups.items()]
+        places = [f"{ranks_text(ranks, world.size)}: {place}" for place, ranks in groups.items()]
         lost = world.size - len(world.numbered())
-        return "\n".join([*told, *([f"{lost} ranks were never heard of"] if lost else [])])
+        return "\n".join([*places, *([f"{lost} ranks were never heard of"] if lost else [])])
 
     def _failures(self, number: int) -> dict[int, pytest.TestReport]:
         if self._world is None:
@@ -266,7 +266,7 @@ class Lane:
         if self._world is not None:
             if self._starting:
                 self._starting = False
-                self.pace.starting.pop(self.group, None)
+                self.slowdown.starting.pop(self.group, None)
             self._world.kill()
             self._world = None
 

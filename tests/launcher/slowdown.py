@@ -1,4 +1,4 @@
-"""How slow this machine is now: limits are multiples of how long worlds take to start in the same run."""
+"""The slowdown of this machine now: limits are multiples of how long worlds take to start in the same run."""
 
 import math
 import os
@@ -16,7 +16,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-class Pace:
+class Slowdown:
     """1 on a machine where worlds start as fast as usual; the slowest start of the run says how much slower it is."""
 
     def __init__(self) -> None:
@@ -31,16 +31,16 @@ class Pace:
         self.slowest = min(MOST, max(self.slowest, _slower(*self.starting.pop(group))))
 
     def started(self, cost: float) -> None:
-        """A world has, at so many processor seconds a rank."""
+        """Count a start that cost so many processor seconds a rank."""
         self.cheapest = cost if self.cheapest is None else min(self.cheapest, cost)
 
     @property
     def processor(self) -> float:
-        """How much more than usual is to be expected of anything in processor seconds; what else runs hardly counts."""
+        """The factor by which processor seconds are more than usual; what else runs hardly counts."""
         return max(1.0, (self.cheapest or 0) / USUAL_COST)
 
-    def now(self) -> float:
-        """Also a start that is still under way counts, with the time it has taken so far."""
+    def factor(self) -> float:
+        """Return the slowdown; a start that is still under way counts with the time it has taken so far."""
         so_far = [_slower(*start) for start in list(self.starting.values())]
         return min(MOST, max([self.slowest, *so_far]))
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from launcher import marks, settings
-from launcher.pace import Pace
+from launcher.slowdown import Slowdown
 from launcher.stacks import shorten
 
 
 def backstop(limit: float) -> float:
-    """Seconds after which the process ends where the limit's signal does not get through."""
+    """Return the seconds after which the process ends where the limit's signal does not get through."""
     return 3 * limit + 5
 
 
 def real_stderr() -> int:
-    """A copy of stderr, taken while pytest does not capture it, for messages that must come through."""
+    """Copy stderr, while pytest does not capture it, for messages that must come through."""
     return os.dup(2)
 
 
@@ -60,19 +60,19 @@ def within(limit: Callable[[], float], name: str, stderr: int) -> Iterator[None]
         faulthandler.cancel_dump_traceback_later()
 
 
-class PlainGuard:
+class TimeLimit:
     """Plugin of the parent: every test that runs in the parent has its limit, and so has each file that is collected.
 
     The collection as a whole has none: how long it takes depends on how busy the machine is.
     """
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
+    def __init__(self, slowdown: Slowdown) -> None:
+        self.slowdown = slowdown
         self.stderr = real_stderr()
         self.pytest_collectreport()
 
     def pytest_collectreport(self) -> None:
-        """One more has been collected; the next one has as long again."""
+        """Give the next file as long again, now that one more has been collected."""
         limit = settings.own_limit() or settings.DEFAULT_LIMIT
         faulthandler.dump_traceback_later(backstop(limit), exit=True, file=self.stderr)
 
@@ -84,5 +84,5 @@ class PlainGuard:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         if marks.of(item) != marks.PARENT:
             return (yield)
-        with within(lambda: marks.limit(item, self.pace), item.nodeid, self.stderr):
+        with within(lambda: marks.limit(item, self.slowdown), item.nodeid, self.stderr):
             return (yield)

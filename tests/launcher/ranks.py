@@ -1,22 +1,24 @@
-"""What the ranks of a world agree on, before the tests and after each."""
+"""The ranks of a world, and what they decide together: before the tests, and after each."""
 
 import time
 from array import array
 from typing import Any, Protocol
 
 
-class Agreement(Protocol):
+class Ranks(Protocol):
+    """The ranks that run the same tests."""
+
     rank: int
     size: int
 
     def missing(self, mine: set[str]) -> set[str]:
-        """The items that some rank could not collect. All ranks meet here."""
+        """Return the items that some rank could not collect. All ranks meet here."""
 
     def largest_and_smallest(self, code: int) -> tuple[int, int]:
-        """Of all ranks' codes."""
+        """Return the largest and the smallest of all ranks' codes."""
 
 
-class Alone:
+class OneProcess:
     """A process without MPI."""
 
     rank, size = 0, 1
@@ -28,7 +30,7 @@ class Alone:
         return code, code
 
 
-class OverMPI:
+class MPIRanks:
     """The ranks of `MPI.COMM_WORLD`."""
 
     def __init__(self) -> None:

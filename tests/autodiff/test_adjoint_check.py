@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradients.whole import LOCAL, WORKERS, Here, Step, Together, drawn, run
+from drawn_programs import LOCAL, WORKERS, Here, Step, Together, drawn, run
 from jax import lax
 from launcher.examples import examples
 
@@ -280,7 +280,7 @@ def test_a_derivative_that_moves_data_backward_only_is_not_transposed(name: str)
         "linearize": lambda x: dj.linearize(total, x)[0],
     }
     said = (
-        rf"dj.{name} can't pass through .* at test_same_adjoints.py:\d+ in total: backward it moves data, .*replicated"
+        rf"dj.{name} can't pass through .* at test_adjoint_check.py:\d+ in total: backward it moves data, .*replicated"
     )
     with pytest.raises(dj.InvalidArgumentError, match=said) as raised:
         jax.jit(run[name])(x)
@@ -321,7 +321,7 @@ def test_indexing_an_empty_block_inside_vmap_is_named(transform: Callable[..., A
             0
         ]
 
-    said = r"on worker 2 float64\[0\], made in test_same_adjoints.py:\d+ in one, moves in test_same_adjoints.py:\d+ in"
+    said = r"on worker 2 float64\[0\], made in test_adjoint_check.py:\d+ in one, moves in test_adjoint_check.py:\d+ in"
     with pytest.raises(dj.PlanError, match=said) as raised:
         transform(lambda x: jnp.sum(jax.vmap(one)(x)))(block)
     assert len(set(P.allgather_data(str(raised.value)))) == 1
