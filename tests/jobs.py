@@ -89,23 +89,23 @@ IMPORTED = ("jax", "jax.numpy", "jax.extend.core")
 
 
 def _python(environment: dict[str, str]) -> list[str]:
-    """What stands for `python`. In a long run each program starts as users start it."""
+    """Return the words for `python`. In a long run each program starts as users start it."""
     if long_run():
         return [sys.executable]
     return forkserver.python(IMPORTED, environment, program_alone=("DISTDL_JAX_", "PYTEST_"))
 
 
 def _environment(flags: Sequence[str]) -> dict[str, str]:
-    """What a user's program finds, with these flags for XLA."""
+    """Return the environment of a user's program, with these flags for XLA."""
     environment = mpiexec.clean(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     environment["JAX_PLATFORMS"] = "cpu"
     environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
     given = environment.pop("XLA_FLAGS", "").split()
-    kept = [flag for flag in given if flag not in FAST_TO_COMPILE]
+    other = [flag for flag in given if flag not in FAST_TO_COMPILE]
     if flags:
-        kept += ["--xla_cpu_multi_thread_eigen=false", *flags]
-    return environment | ({"XLA_FLAGS": " ".join(kept)} if kept else {})
+        other += ["--xla_cpu_multi_thread_eigen=false", *flags]
+    return environment | ({"XLA_FLAGS": " ".join(other)} if other else {})
 
 
 def start(
@@ -116,8 +116,10 @@ def start(
     flags: Sequence[str] = (),
     anew: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start `python *arguments` on `size` workers; its output and its errors come out of one pipe. `anew`: importing
-    all itself, as users start it."""
+    """Start `python *arguments` on `size` workers, with output and errors in one pipe.
+
+    `anew`: the programs import everything themselves, as users start them.
+    """
     environment = _environment(flags) | (settings or {})
     python = [sys.executable] if anew else _python(environment)
     return subprocess.Popen(
@@ -133,7 +135,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
-    """The exit status and the output; past the limit the program is ended, and its output says so."""
+    """Return the exit status and the output; past the limit end the program, and say so in the output."""
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -145,7 +147,7 @@ def finish(process: subprocess.Popen[str], limit: float) -> tuple[int, str]:
 
 @cache
 def start_up() -> float:
-    """Seconds in which two workers start, compile something and end, measured once in a run, beside all else."""
+    """Measure, once in a run, the seconds in which two workers start, compile something and end."""
     began = time.monotonic()
     status, output = finish(start(2, "-c", STARTS, anew=True), 1800)
     assert status == 0, output
@@ -153,7 +155,7 @@ def start_up() -> float:
 
 
 def patience(seconds: float) -> float:
-    """`seconds`, or more where starting takes longer than usual."""
+    """Return `seconds`, or more where starting takes longer than usual."""
     return seconds * max(1.0, start_up() / USUAL_START)
 
 
@@ -166,12 +168,12 @@ def run(
     flags: Sequence[str] = (),
     anew: bool = False,
 ) -> tuple[int, str]:
-    """`start` and `finish` in one; `settings` go into the environment, and `limit` grows on a slow machine."""
+    """Start and finish in one; `settings` go into the environment, and `limit` grows on a slow machine."""
     return finish(start(size, *arguments, cwd=cwd, settings=settings, flags=flags, anew=anew), patience(limit))
 
 
 def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: Sequence[str] = ()) -> tuple[int, str]:
-    """The exit status and the output of `python *arguments`, without a launcher; `limit` grows on a slow machine."""
+    """Return exit status and output of `python *arguments` without a launcher; `limit` grows on a slow machine."""
     most, environment = patience(limit), _environment(flags)
     command = [*_python(environment), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=most, cwd=cwd, env=environment)
@@ -181,8 +183,11 @@ def run_alone(*arguments: object, limit: float = 120, cwd: Path = ROOT, flags: S
 def run_all(
     commands: Sequence[Sequence[object]], size: int | None = None, limit: float = 120, cwd: Path = ROOT
 ) -> list[tuple[int, str]]:
-    """The status and the output of several programs, each a file (or "-m" and a module) and its arguments, which run
-    one after the other: in one world of `size` workers, or without a launcher, where they take `--simulate`."""
+    """Return the status and the output of several programs, which run one after the other.
+
+    Each is a file (or "-m" and a module) and its arguments. They run in one world of `size` workers, or without a
+    launcher, where they take `--simulate`.
+    """
     lines = [json.dumps([str(word) for word in command]) for command in commands]
     options: dict[str, Any] = {"limit": limit, "cwd": cwd, "flags": FAST_TO_COMPILE}
     if size is None:

@@ -15,7 +15,7 @@ tested: set[str] = set()
 
 
 def what_breaks(item: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test that says, where it fails, what `item` is for and what would replace it."""
+    """Mark a test of `item`: where it fails, it says what the item is for and what would replace it."""
     tested.add(item.__name__)
 
     def explained(test: Callable[..., None]) -> Callable[..., None]:
@@ -36,7 +36,7 @@ MOST_LOOKS = 3000
 
 
 def while_watched(look: Callable[[], bool], work: Callable[[threading.Event], None]) -> bool:
-    """Whether `look`, from another thread, was ever true while `work` ran; the event tells `work` that it may end."""
+    """Return whether `look`, from another thread, was ever true while `work` ran; the event ends `work`."""
     found, may_end = [], threading.Event()
 
     def watch() -> None:
@@ -55,7 +55,7 @@ def while_watched(look: Callable[[], bool], work: Callable[[threading.Event], No
 
 
 def calls(effect: Effect, called: list[Any]) -> Callable[[Any], Any]:
-    """An operation that calls Python, in the order that `effect` keeps, and notes its operand and the thread."""
+    """Make an operation that calls Python, in the order that `effect` keeps, and notes its operand and the thread."""
     operation = Primitive("call")
     operation.def_effectful_abstract_eval(lambda x: (x, {effect}))
 

@@ -37,7 +37,7 @@ def test_a_failure_gives_the_sentence() -> None:
 
 
 def imported(file: Any) -> set[str]:
-    """The modules that a file of Python imports, wherever in it."""
+    """Return the modules that a file of Python imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom):

@@ -118,7 +118,7 @@ def test_a_linear_operation_is_differentiated_without_tracing_its_rule() -> None
 
 
 def is_in(kind: str) -> Callable[[], bool]:
-    """Whether the main thread is in it."""
+    """Return whether the main thread is in the function."""
     return lambda: compat.activity(sys._current_frames()[threading.main_thread().ident or 0]) == kind
 
 

@@ -24,7 +24,7 @@ WORKERS = 4
 
 
 def signatures() -> dict[str, str]:
-    """The signature of each public name and of the public methods of each class."""
+    """Return the signature of each public name and of the public methods of each class."""
     found: dict[str, str] = {}
     for module in MODULES:
         namespace = getattr(dj, module) if module else dj
@@ -58,7 +58,7 @@ def _signature(value: Any) -> str:
 
 
 def trees() -> dict[str, Any]:
-    """The parameters, their specs, and the state of a layer of each kind, on each worker."""
+    """Return the parameters, their specs, and the state of a layer of each kind, on each worker."""
     found: dict[str, Any] = {}
     for name, build in LAYERS.items():
         for worker in range(WORKERS):

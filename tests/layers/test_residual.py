@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
+from blocks import block_of
 from matrix.partitions import On, on
-from sequential import Beside, block_of, check_beside, cut
+from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn

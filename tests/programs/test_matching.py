@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from speed import python_pace
+from speed import python_slowdown
 
 from distdl_jax.programs.ir import Cond, Loop, Operation, Place, operations, simplified
 from distdl_jax.programs.matching import find_mismatch, find_stops
@@ -109,7 +109,7 @@ def test_places_are_of_no_weight():
 def test_long_loops_are_decided_at_once(programs, expected):
     start = time.process_time()
     assert reason(programs) == expected
-    assert time.process_time() - start < 2 * python_pace()
+    assert time.process_time() - start < 2 * python_slowdown()
 
 
 def test_a_play_without_end_is_given_up(monkeypatch):
@@ -205,4 +205,4 @@ def test_five_hundred_operations_on_four_workers_take_no_time():
     programs = {w: RING[w] * 500 for w in range(4)}
     start = time.process_time()
     assert find_mismatch(programs) is None
-    assert time.process_time() - start < 1 * python_pace()
+    assert time.process_time() - start < 1 * python_slowdown()

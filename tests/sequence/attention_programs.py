@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blocks import block_of
 from matrix.partitions import On, on
-from sequential import block_of, close, cut
+from sequential import close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from all_workers import refusal
 from attention_programs import check_attentions, drawn
+from blocks import block_of
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import block_of, close, cut
+from sequential import close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
+from blocks import block_of
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, block_of, check_beside, close, cut
+from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn

@@ -19,7 +19,7 @@ def halves(scale):
 
 
 def of_an_earlier_run(scale):
-    """In the reverse order, so that the two devices are likely to be the other worker's."""
+    """Return arrays of workers in reverse order, whose devices are likely to be the other worker's."""
     return dj.simulate(2, lambda: scale * (4 * (1 - dj.Partition().rank) + jnp.arange(4.0)))[::-1]
 
 

@@ -27,7 +27,7 @@ def no_thread_is_left():
 
 @pytest.fixture(autouse=True)
 def workers_come_in_any_order(monkeypatch):
-    """Each is held up before what it does with others: what is said must not depend on who comes first."""
+    """Hold each worker up before what it does with others: errors must not depend on who comes first."""
     rng = random.Random(0)
 
     def held_up(method):

@@ -61,7 +61,7 @@ sys.exit(int(sys.argv[1]) if P.rank == 1 else 0)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program with a module and a package beside it, which make partitions when they are imported."""
+    """Write a program with a module and a package beside it, which make partitions when they are imported."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__init__.py").write_text("from . import first\nfrom .first import rank\n")
     (tmp_path / "parts" / "first.py").write_text("from model import P\n\nrank = P.rank\n")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.limit(600)
 
 
 def partitions():
-    """All workers, the first of them and all of them in two dimensions."""
+    """Return all workers, the first of them, and all of them in two dimensions."""
     P = dj.Partition()
     P_root = P.grid([1, 1])
     return P, P_root, P.grid([1, P.size])

@@ -28,7 +28,7 @@ class Played:
         return posts
 
     def announces(self, worker, wait, now):
-        """A worker announces a wait, and all are asked; the number of the question."""
+        """Let a worker announce a wait, and all be asked; return the number of the question."""
         self.waits[worker] = (wait,)
         assert self.hear(Answer(worker, self.states[worker], (wait,)), now) == []
         return self.asks(now)
@@ -46,7 +46,7 @@ class Played:
         return posts
 
     def counted(self):
-        """For how many seconds each worker waits that count, as the last question has found."""
+        """Return how many seconds of each worker's wait count, as the last question has found."""
         found = [event.what.split(" count")[0] for event in self.coordinator.events if "of which" in event.what]
         return float(found[-1].split("of which ")[1].split()[0])
 
@@ -65,7 +65,7 @@ def to_all(message, size=2):
 
 
 def clock(played, seconds, kind="executing", episode=0, now=100.0):
-    """What follows when worker 0 has waited for so long, and all answer."""
+    """Let worker 0 have waited for so long and all answer; return what follows."""
     number = played.announces(0, Wait(kind, episode, seconds), now)
     played.answer(number, now=now)
     return played.tick(now)

@@ -54,11 +54,11 @@ class Step:
     retries: frozenset[int] = frozenset()
 
     def workers(self, worlds: list[tuple[int, ...]]) -> tuple[int, ...]:
-        """Who takes part, by number in the job; `team` is by number in the step's world, but where one is opened."""
+        """Return the workers that take part, by number in the job."""
         return self.team if self.kind == "open" else tuple(worlds[self.world][rank] for rank in self.team)
 
     def computes(self) -> float:
-        """Seconds in its program, of all workers."""
+        """Return the seconds in its program, of all workers."""
         parts = () if self.function is None else self.function.parts.values()
         return sum(seconds for part in parts for kind, seconds in part if kind == "compute")
 
@@ -97,22 +97,22 @@ class Draw:
 
 
 def duration(random: Random, longest: float) -> float:
-    """Most are short, from microseconds; some as long as is allowed."""
+    """Draw a duration: mostly short, from microseconds; sometimes as long as is allowed."""
     return longest * 10 ** (-10 * random.random() ** 0.3) if random.random() < 0.5 else 1e-3 * random.random()
 
 
 def some(random: Random, size: int, most: int) -> list[int]:
-    """Some workers, now and then all."""
+    """Draw some workers, now and then all."""
     return random.sample(range(size), size if random.random() < 0.1 else min(size, most))
 
 
 def team_of(random: Random, size: int) -> tuple[int, ...]:
-    """Two workers or more, in any order."""
+    """Draw two workers or more, in any order."""
     return tuple(random.sample(range(size), random.choice((2, 2, size, random.randint(2, size)))))
 
 
 def overlapping_worlds(random: Random, size: int) -> list[tuple[int, ...]]:
-    """Communicators none of which has all workers: most have workers in common, some none, some lie within another."""
+    """Draw communicators none of which has all workers: most share workers, some don't, some lie within another."""
     worlds: list[tuple[int, ...]] = []
     longest, least = random.choice((2, 3, size)), random.choice((0, 1, 1, 1))  # a chain, say
     while set().union(*worlds) != set(range(size)):
@@ -131,14 +131,14 @@ def overlapping_worlds(random: Random, size: int) -> list[tuple[int, ...]]:
 
 
 def team_across(random: Random, worlds: list[tuple[int, ...]], first: int) -> tuple[int, ...]:
-    """Two workers or more of a communicator, and of another one that has some of its workers."""
+    """Draw two workers or more of a communicator, and of another one that has some of its workers."""
     common = [world for world in worlds if set(world) & set(worlds[first])]
     known = sorted({*worlds[first], *random.choice(common)})
     return tuple(random.sample(known, random.randint(2, len(known))))
 
 
 def function_of(random: Random, world: int, size: int, name: str, longest: float) -> Function:
-    """Some collectives and messages, the same for all workers."""
+    """Draw some collectives and messages, the same for all workers."""
     parts: dict[int, list[tuple[str, Any]]] = {worker: [] for worker in range(size)}
     for _ in range(random.randint(1, 3)):
         for worker in random.sample(range(size), min(size, 2)):
@@ -156,7 +156,7 @@ def function_of(random: Random, world: int, size: int, name: str, longest: float
 
 
 def drawn(seed: int, faulty: bool) -> Draw:
-    """The job of this seed."""
+    """Return the job of this seed."""
     random, other, apart = Random(seed), Random(seed + 0.5), False
     size = random.choice((2, 2, 3, 3, 4, 5, random.randint(2, 9), random.randint(2, 9)))
     if random.random() < 0.08:
@@ -221,7 +221,7 @@ def call_of(
     traced: set[str],
     some_skip: bool,
 ) -> Step:
-    """A call of a function, which is traced the first time."""
+    """Draw a call of a function, which is traced the first time."""
     members = worlds[function.world]
     everyone = tuple(range(len(members)))
     first = function.name not in traced
@@ -243,7 +243,7 @@ def call_of(
 
 
 def choose_fault(random: Random, draw: Draw) -> None:
-    """One that can happen, and where."""
+    """Draw a fault that can happen, and where."""
     draw.faulty = random.randrange(draw.size)
     places: dict[str, list[int]] = {fault: [] for fault in FAULTS}
     called: set[str] = set()
@@ -274,7 +274,7 @@ def choose_fault(random: Random, draw: Draw) -> None:
 
 
 def job_of(draw: Draw) -> Job:
-    """The job, about to begin."""
+    """Return the job, about to begin."""
     random = Random(draw.seed + 1)
     network = Network(lambda: duration(random, draw.slowest), random.random() < 0.7)
     job = Job(draw.size, TimeLimits(draw.limit, draw.longer * draw.limit), network, random, draw.worlds)
@@ -285,7 +285,7 @@ def job_of(draw: Draw) -> Job:
 
 
 def stand_still(job: Job, draw: Draw, random: Random) -> None:
-    """Watches without the interpreter's lock, stopped workers, and the whole job suspended."""
+    """Draw watches without the interpreter's lock, stopped workers, and a suspension of the whole job."""
     soon = draw.limit / 20 if draw.limit else 10 ** random.uniform(-2, 4)
     if draw.fault is None and random.random() < 0.3:
         begin = random.uniform(0, soon)
@@ -300,7 +300,7 @@ def stand_still(job: Job, draw: Draw, random: Random) -> None:
 
 
 def program_of(worker: Worker, draw: Draw) -> Steps:
-    """What the worker does, its fault included."""
+    """Return the worker's program, with its fault."""
     for number, step in enumerate(draw.steps):
         yield from worker.compute(step.before.get(worker.rank, 0.0))
         if draw.fault is not None and (number, worker.rank) == (draw.at, draw.faulty):
@@ -340,7 +340,7 @@ def healthy_step(worker: Worker, step: Step) -> Steps:
 
 
 def faulty_step(worker: Worker, draw: Draw, step: Step, fault: str) -> Iterator[Any]:
-    """The fault, in place of the step or before it; whether the step is done with."""
+    """Run the fault, in place of the step or before it; return whether the step is done with."""
     job, function = worker.job, step.function
     match fault:
         case "hangs":

@@ -31,20 +31,20 @@ def told(path: Path, word: str) -> list[str]:
 
 
 def clock(path: Path) -> int:
-    """The time limit that the program asks for, in seconds; more where even a start takes longer; 0 for none."""
+    """Return the time limit that the program asks for, in seconds; more where even a start takes longer; 0 for none."""
     asked = int((told(path, "timeout") or ["0"])[0])
     return asked and max(asked, ceil(start_up()))
 
 
 def run_alone(path: Path, settings: dict[str, str]) -> tuple[int, str]:
-    """Without a launcher."""
+    """Run the program without a launcher."""
     command, environment = [sys.executable, str(path)], {**os.environ, **settings}
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), cwd=ROOT, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
 def play(path: Path) -> tuple[int, str]:
-    """The program's exit status and output."""
+    """Return the program's exit status and output."""
     limit = max(40, STARTS * start_up()) + clock(path)
     settings = dict(setting.split("=", 1) for setting in told(path, "environment"))
     # Without a limit of its own, no program may end by the library's.
@@ -59,7 +59,7 @@ def play(path: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[tuple[int, str]]]]:
-    """What every chosen program does. Three at a time: most of the time they wait."""
+    """Run every chosen program, three at a time: most of the time they wait."""
     start_up()
     chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(3) as pool:

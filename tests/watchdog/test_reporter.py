@@ -15,7 +15,7 @@ LIMIT = 16.0
 
 
 def answers(facts):
-    """What it tells in a wait that lasts past the limit, while the coordinator asks."""
+    """Return what the reporter answers in a wait that lasts past the limit, while the coordinator asks."""
     reporter, messages = Reporter(0, LIMIT), []
     for now in range(20):
         reporter, posts = reporter.hear(Question(now), float(now)).look(facts, now + 0.5)
@@ -49,7 +49,7 @@ def test_all_questions_are_answered_with_details():
 
 
 def alone(facts, *times):
-    """What it says at these times, if the coordinator is silent."""
+    """Return what the reporter says at these times, if the coordinator is silent."""
     reporter, messages = Reporter(0, LIMIT), []
     for now in times:
         reporter, posts = reporter.look(facts, now)

@@ -13,7 +13,7 @@ from distdl_jax.watchdog.thread_sampler import Sampler
 
 @contextmanager
 def a_thread_in(file: str, function: str) -> Iterator[threading.Thread]:
-    """A thread whose innermost frame is of this function."""
+    """Start a thread whose innermost frame is of this function."""
     inside, ends, names = threading.Event(), [], {}
     exec(compile(f"def {function}():\n inside()\n while not ends: pass", file, "exec"), names)
     names |= {"inside": inside.set, "ends": ends}
@@ -44,7 +44,7 @@ COMPILER, RUNS = "x/jax/_src/compiler.py", "x/jax/_src/interpreters/pxla.py"
 
 
 def looks_until(sampler: Sampler, sees, began: float) -> float:
-    """When, by looks that are a second apart, the sampler sees what it is to see."""
+    """Return when the sampler first sees it, in looks that are a second apart."""
     for second in range(1000):
         if sees(sampler.look(began + second)):
             return began + second

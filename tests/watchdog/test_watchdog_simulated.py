@@ -25,7 +25,7 @@ SLACK = 150.0  # seconds: those concerned are asked again after pauses of up to 
 
 
 def play(draw: Draw) -> tuple[str | None, Ended | None]:
-    """What is wrong with how the job ended, and how it did."""
+    """Run the job; return what is wrong with how it ended, and how it did."""
     job = job_of(draw)
     ended = job.run()
     return failure(draw, job, ended), ended
@@ -33,12 +33,12 @@ def play(draw: Draw) -> tuple[str | None, Ended | None]:
 
 @cache
 def played(seed: int, faulty: bool) -> tuple[str | None, Ended | None]:
-    """The same of the job that is drawn."""
+    """Run the job that is drawn."""
     return play(drawn(seed, faulty))
 
 
 def failure(draw: Draw, job: Job, ended: Ended | None) -> str | None:
-    """What is wrong with how the job ended; None where it did as it should."""
+    """Return what is wrong with how the job ended; None where it did as it should."""
     # Who is not through.
     stands = {worker.rank for worker in job.workers if worker.left is None}
     if draw.fault is None:
@@ -53,7 +53,7 @@ def failure(draw: Draw, job: Job, ended: Ended | None) -> str | None:
 
 
 def misnamed(draw: Draw, job: Job, ended: Ended) -> str | None:
-    """What is wrong with whom the end is about; None where nothing is.
+    """Return what is wrong with the workers that the end names; None where nothing is.
 
     The faulty worker always is. Two workers that differ are both named, for nobody can tell which of them was meant;
     so are all workers of a cycle. By the clock, nobody is named who is at work. And where a worker has just stopped, it
@@ -74,7 +74,7 @@ def misnamed(draw: Draw, job: Job, ended: Ended) -> str | None:
 
 
 def shrunk(draw: Draw) -> Draw:
-    """The job without the steps that its failure does not need."""
+    """Return the job without the steps that its failure does not need."""
     for number in reversed(range(len(draw.steps))):
         if number != draw.at or draw.fault is None:
             steps = draw.steps[:number] + draw.steps[number + 1 :]

@@ -67,7 +67,7 @@ class Job:
             heapq.heappush(self._events, (time, next(self._order), watch, event))
 
     def run(self, most: int = 20_000_000) -> Ended | None:
-        """Until the watch ends the job, all programs have ended, or nothing can happen any more.
+        """Run until the watch ends the job, all programs have ended, or nothing can happen any more.
 
         `most`: how many events that may take. With a limit of a year, of which every hour has its lines and questions,
         it takes millions.
@@ -94,7 +94,7 @@ class Job:
         )
 
     def _has_waited_long(self) -> bool:
-        """Longer than a watch may have something to do that lets programs go on."""
+        """Return whether a wait is longer than a watch may need to let programs go on."""
         spans = (span for worker in self.workers for still in (worker.watch, worker.whole) for span in still.spans)
         still = sum(end - begin for begin, end in spans if end < FOREVER)
         return bool(self.limits.waiting) and self.now > self._stands_since + 3 * self.limits.program + 200 + still
@@ -103,7 +103,7 @@ class Job:
         self.at(self.now, lambda: self._advance(worker, steps))
 
     def end(self, text: str, about: tuple[int, ...]) -> None:
-        """By a watch; the first word counts."""
+        """End the job by a watch; the first word counts."""
         self.ended = self.ended or Ended(self.now, text, about)
 
     def _advance(self, worker: Worker, steps: Steps) -> None:
@@ -125,7 +125,7 @@ class Job:
                 return
 
     def poke(self, worker: Worker, watch: bool = False) -> None:
-        """Something has changed that it may wait for."""
+        """Wake a worker: something has changed that it may wait for."""
         if worker.blocked:
             self.at(self.now, lambda: self._look_again(worker), watch)
 
@@ -143,7 +143,7 @@ class Job:
                 worker.blocked.append((condition, steps))
 
     def arrives(self, key: Any) -> float:
-        """When a message that is sent now arrives: those of one pair keep their order."""
+        """Return when a message that is sent now arrives: those of one pair keep their order."""
         time = max(self.now + self.network.delay(), self._last.get(key, 0.0))
         self._last[key] = time
         return time
@@ -160,7 +160,7 @@ class Job:
         return lambda: all(met[rank] >= mine for rank in team)
 
     def meet(self, worker: Worker, team: tuple[int, ...]) -> Callable[[], bool]:
-        """Where workers of the job make a communicator that no world knows of yet."""
+        """Let workers of the job make a communicator that no world knows of yet; return whether all have come."""
         met = self._met["communicator", team]
         met[worker.rank] += 1
         mine = met[worker.rank]

@@ -33,7 +33,7 @@ class World:
         self._agreed = 0
 
     def agreed_number(self, watch: Watch, function: Function) -> int:
-        """The number of the call on whose plan all have agreed, by the first worker; 0 where it doesn't count."""
+        """Return the number of the call on whose plan all have agreed, by the first worker; 0 where none counts."""
         if watch.rank == COORDINATOR:
             earlier = {watch.rank: watch.log.earlier() for watch in self.watches}
             if (different := different_earlier_calls(function.name, earlier)) is not None:
@@ -80,7 +80,7 @@ class Watch:
         return Facts(calls, self._agreement(), run, program, function, compiles, "", left, covered, detail)
 
     def is_covered(self) -> bool:
-        """Whether another world of the worker's has all workers of this one; of equal ones the first has the others."""
+        """Return whether another world of the worker has all workers of this one; of equal worlds the first does."""
         worlds, mine = list(self.worker.watches), set(self.world.members)
         place = worlds.index(self.world)
         return any(
@@ -89,11 +89,11 @@ class Watch:
         )
 
     def watches(self, team: Sequence[int]) -> bool:
-        """Whether this world's timeout counts for a wait of these workers of the job."""
+        """Return whether this world's timeout counts for a wait of these workers of the job."""
         return not self.is_covered() and set(self.world.members) >= set(team)
 
     def _agreement(self) -> State | None:
-        """Of another world's, one sees more that has all workers of it."""
+        """Return what this world sees of another world's agreement."""
         if self.agreement is not None:
             return self.agreement
         for world, watch in self.worker.watches.items():
@@ -121,7 +121,7 @@ class Watch:
             self.world.job.at(time, lambda: self._turn() if self._turn_at == time else None, watch=True)
 
     def _turn(self) -> None:
-        """As an agent's: hear all that has arrived, look at the worker, then let the coordinator decide."""
+        """Take an agent's turn: hear all that has arrived, look at the worker, then let the coordinator decide."""
         self._turn_at = FOREVER
         job, worker, world = self.world.job, self.worker, self.world
         if job.now >= worker.dead_at:
@@ -172,7 +172,7 @@ class Watch:
             self.post(message, rank)
 
     def tell(self, worker: int, label: str) -> None:
-        """A message of an agreement."""
+        """Send a message of an agreement."""
         self.sent[worker] += 1
         job, other, message = self.world.job, self.world.watches[worker], (self.rank, label, self.log.summary())
 

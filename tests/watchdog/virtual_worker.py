@@ -58,14 +58,14 @@ class Still:
     spans: list[tuple[float, float]] = field(default_factory=list)
 
     def until(self, time: float) -> float:
-        """When it runs again."""
+        """Return when the worker runs again."""
         for begin, end in self.spans:
             if begin <= time < end:
                 time = end
         return time
 
     def awake(self, time: float) -> float:
-        """For how long it has run, as the watch's clock has it."""
+        """Return for how long the worker has run, by the watch's clock."""
         lost = (max(0.0, min(time, end) - begin - LONGEST_TURN) for begin, end in self.spans if begin < time)
         return time - sum(lost)
 
@@ -92,12 +92,12 @@ class Worker:
         )
 
     def is_at_work(self) -> bool:
-        """Whether it neither waits for others nor has left."""
+        """Return whether the worker neither waits for others nor has left."""
         agrees = any(watch.agreement is not None for watch in self.watches.values())
         return self.left is None and not self.run and not agrees and self.opening is None
 
     def is_in_an_unknown_program(self) -> bool:
-        """Whether it is in a program of which one of its largest worlds does not know what it waits for."""
+        """Return whether one of the worker's largest worlds does not know what its program waits for."""
         largest = [watch.log for watch in self.watches.values() if not watch.is_covered()]
         knows = self.program and not self.mixed and all(self.program_of is log for log in largest)
         return bool(self.run) and not knows
@@ -155,7 +155,7 @@ class Worker:
         self._look_soon()
 
     def _time_opening(self, number: int, began: float) -> None:
-        """The clock over one that no world watches: as that of the watchdog's thread."""
+        """Time the opening of a world that no world watches, as the watchdog's thread does."""
         limit, job = self.job.limits.waiting, self.job
         if not limit or self.opening is None or self.opening[0] != number or job.now >= self.dead_at:
             return
@@ -164,7 +164,7 @@ class Worker:
         job.at(job.now + max(left, TURN), lambda: self._time_opening(number, began), watch=True)
 
     def _gather(self, watch: Watch, label: str, sources: Iterable[int]) -> Steps:
-        """A message of each of `sources`, unless the agreement is replayed."""
+        """Wait for a message of each of `sources`, unless the agreement is replayed."""
         silent = list(sources)
         while silent:
             assert watch.agreement is not None
@@ -225,7 +225,7 @@ class Worker:
         log.tracing = False
 
     def plain(self, watch: Watch, parts: list[tuple[str, Any]], overlaps: bool) -> Steps:
-        """A program of jax.jit, among workers of a world."""
+        """Run a program of jax.jit, among workers of a world."""
         self.mixed = self.mixed or any(kind != "compute" for kind, _ in parts)
         yield from self._dispatch(watch, "", parts, 0, overlaps)
 
