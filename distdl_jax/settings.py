@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -78,66 +78,67 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-def _setting(value: Any, **described: Any) -> Any:
-    return field(default=value, metadata={"setting": Setting(**described)})
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The values of all settings."""
-
-    timeout: TimeLimits = _setting(
-        TimeLimits(1800.0, 4 * 3600.0),
+SETTINGS: dict[str, Setting] = {
+    "timeout": Setting(
         name="DISTDL_JAX_TIMEOUT",
         default="1800, and 14400 for a program that all workers are in",
         accepts="a number of seconds, or 0 for no limit",
         parse=_seconds,
         purpose="How long a worker waits for others before the clock ends the job.",
-    )
-    debug: bool = _setting(
-        False,
+    ),
+    "debug": Setting(
         name="DISTDL_JAX_DEBUG",
         default="0",
         accepts="0 or 1",
         parse=_switch,
         purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
         "and `dj.check_replicated` looks.",
-    )
-    fast_convolutions: bool = _setting(
-        True,
+    ),
+    "fast_convolutions": Setting(
         name="DISTDL_JAX_FAST_CONVOLUTIONS",
         default="1",
         accepts="0 or 1",
         parse=_switch,
         purpose="With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
-    )
-    tuning: str = _setting(
-        "on",
+    ),
+    "tuning": Setting(
         name="DISTDL_JAX_TUNING",
         default="on",
         accepts="on, read or off",
         parse=_one_of("on", "read", "off"),
         purpose="How a convolution's form is chosen on CPUs: by what is measured on the machine, and kept; by "
         "what was kept, measuring nothing; or by the library's own records, the same on every machine.",
-    )
-    tuning_file: Path | None = _setting(
-        None,
+    ),
+    "tuning_file": Setting(
         name="DISTDL_JAX_TUNING_FILE",
         default="distdl_jax/tuning.json in the user's cache",
         accepts="an absolute path",
         parse=_absolute_path,
         purpose="Where measured times are kept.",
         alike=False,
-    )
-    onednn: str = _setting(
-        "on",
+    ),
+    "onednn": Setting(
         name="DISTDL_JAX_ONEDNN",
         default="on",
         accepts="on, always or off",
         parse=_one_of("on", "always", "off"),
         purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
         "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
-    )
+    ),
+}
+"""Every setting, by its attribute of `Settings`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of all settings."""
+
+    timeout: TimeLimits = field(default=TimeLimits(1800.0, 4 * 3600.0))
+    debug: bool = False
+    fast_convolutions: bool = True
+    tuning: str = "on"
+    tuning_file: Path | None = None
+    onednn: str = "on"
 
     def describe(self, name: str) -> str:
         """Return a setting's value, as one would set it."""
@@ -148,10 +149,6 @@ class Settings:
                 return str(int(number))
             case value:
                 return "not set" if value is None else str(value)
-
-
-SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Settings)}
-"""Every setting, by its attribute of `Settings`."""
 
 
 @dataclass(frozen=True)
