@@ -92,7 +92,7 @@ SETTINGS: dict[str, Setting] = {
         accepts="0 or 1",
         parse=_switch,
         purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
-        "and `dj.check_replicated` looks.",
+        "`init` compares the workers' random keys; and `dj.check_replicated` looks.",
     ),
     "fast_convolutions": Setting(
         name="DISTDL_JAX_FAST_CONVOLUTIONS",
