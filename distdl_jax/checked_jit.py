@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper, wraps
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,16 +17,16 @@ from jax import Array
 from jax.core import Tracer
 
 from distdl_jax.agreement.replay import Agreed
-from distdl_jax.autodiff.constant_inputs import told_of_constants
 from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
-from distdl_jax.programs.diagnosis import mismatch_text
+from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Program
-from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.programs.report import Report
-from distdl_jax.tracing.effect_free_call import contained, inputs_unread
+from distdl_jax.source_lines import function_name
+from distdl_jax.tracing.constant_inputs import constants_text
+from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
 from distdl_jax.tracing.program_reader import read_program
-from distdl_jax.tracing.vmap_check import compared_as_a_whole
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.call_log import CallLog, Earlier
@@ -93,14 +90,17 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     check_function("fun", fun)
     name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
-        traceable = fun if hasattr(fun, "trace") else jax.jit(_another(fun))
-        with _unchecked(), worlds_used() as worlds:
+        traceable = fun if hasattr(fun, "trace") else jax.jit(_unequal(fun))
+        with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
         world, program = _read(traced.jaxpr.jaxpr, worlds)
         if world is None:
             raise SetupError(f"{name} {_SEVERAL_WORLDS}")
         return world.agree(
-            tuple(range(world.size)), f"the check of {name}", program, lambda programs: _report(name, programs)
+            tuple(range(world.size)),
+            f"the check of {name}",
+            program,
+            lambda programs: Report(name, programs, problem_text(name, programs)),
         )
 
 
@@ -109,30 +109,32 @@ class CheckedFunction:
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         check_function("fun", fun)
-        _hear_of_compilations()
+        _listen_for_compilations()
         self._name = function_name(fun)
-        self._inner: Any = jax.jit(_another(fun), **_of_the_inner_jit(options))
-        # Where its calls count, by worker (of dj.simulate, too): nowhere if one trace counts, another doesn't.
+        # The outer function has the options that a jitted function within another may not have.
+        inner = {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
+        self._inner: Any = jax.jit(_unequal(fun), **inner)
+        # The log in which calls count, by worker (of dj.simulate, too): none if one trace counts and another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
-        # What was agreed on in its traces, by worker and by their arguments.
+        # The agreements of its traces, by worker and by their arguments.
         self._agreed: WeakKeyDictionary[WorkerStatus, dict[Hashable, list[Agreed]]] = WeakKeyDictionary()
-        self._effects: list[Any] = []  # those of the messages which it is known to send: by MPI, in dj.simulate
+        self._effects: list[Any] = []  # of the messages that it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
-            if not _enclosing.compared:
+            if not trace_context.compared:
                 self._trace(args, kwargs)
             return self._inner(*args, **kwargs)
 
         @wraps(fun)
         def compared_alone(*args: Any, **kwargs: Any) -> tuple[dict[int, Array], Any]:
             traced, world = self._trace(args, kwargs)
-            return self._contained(traced, world, args, kwargs)
+            return self._call_without_effect(traced, world, args, kwargs)
 
         self._jitted: Any = jax.jit(compared, **options)
-        # What is not part of anything else: with the array that is there when its program is done, if it communicates;
-        # under the number of its effect, for another call of the same function may have another one. (What has an
-        # address in its name would be a key of its own, in each process, in JAX's persistent cache.)
+        # Of a call that is part of nothing else: with the array that is there when its program is done, if that
+        # communicates, under the number of its effect, for another call of the same function may have another one. (An
+        # effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
         self._alone: Any = None if _SHAPED_LIKE_THE_RESULT & set(options) else jax.jit(compared_alone, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
@@ -143,13 +145,13 @@ class CheckedFunction:
             return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)):
-            _enclosing.to_compile = False
+            trace_context.to_compile = False
             try:
                 if transformed or self._alone is None:
                     return self._jitted(*args, **kwargs)
                 done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
             except Exception as error:
-                if _enclosing.to_compile:  # the caller may catch it, but the others wait
+                if trace_context.to_compile:  # the caller may catch it, but the others wait
                     status.cannot_run(f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR])
                 raise
             for number, array in done.items():
@@ -157,30 +159,31 @@ class CheckedFunction:
             return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that communicates: C++ has no frame, so the watchdog knows it by this one."""
+        """Make a call that communicates: C++ has no frame, so the watchdog knows it by this one."""
         for effect in self._effects:
             wait_for_program(effect)
         return self._alone(*args, **kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
-        """Trace it, and compare what it communicates; the traced program, and the world that it belongs to."""
+        """Trace it, and compare what it communicates; return the traced program, and the world that it belongs to."""
         agreed, signature = self._agreed.setdefault(worker_status(), {}), _signature(args, kwargs)
         with worker_status().traced(agreed.get(signature)) as agreements:
-            with _unchecked(), worlds_used() as worlds:
+            with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
             world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
             if not agreements.replayed:
                 self._count_in(log)
-        _enclosing.to_compile, _enclosing.handled = True, sys.exc_info()[1]
+        trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
         if signature is not None:
             agreed[signature] = agreements.made
             if len(agreed) > MOST_SIGNATURES:
                 del agreed[next(iter(agreed))]
         return traced, world
 
-    def _contained(
+    def _call_without_effect(
         self, traced: Any, world: World | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[int, Array], Any]:
+        """Return the result of the traced program, and an array that is there when it is done, by its effect."""
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
             return {}, self._inner(*args, **kwargs)
@@ -190,26 +193,28 @@ class CheckedFunction:
         leaves, structure = jax.tree.flatten((args, kwargs))
         dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
         # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
-        unread = {dynamic[i] for i in inputs_unread(traced.jaxpr, len(dynamic))}
+        unread = {dynamic[i] for i in unread_inputs(traced.jaxpr, len(dynamic))}
         arrays = [leaves[place] for place in dynamic if place not in unread]
-        of_result: Any = None  # not that of `out_info`, whose leaves are no arrays: a user's node may ask them for more
+        result_structure: Any = (
+            None  # `out_info` would not do: its leaves are no arrays, which a user's node may ask for
+        )
 
         def of_arrays(*arrays: Array) -> list[Array]:
-            nonlocal of_result
-            given, whole = iter(arrays), list(leaves)
+            nonlocal result_structure
+            rest, values = iter(arrays), list(leaves)
             for place in dynamic:
                 like = leaves[place]
-                whole[place] = jnp.zeros(like.shape, like.dtype) if place in unread else next(given)
-            args, kwargs = jax.tree.unflatten(structure, whole)
-            results, of_result = jax.tree.flatten(self._inner(*args, **kwargs))
+                values[place] = jnp.zeros(like.shape, like.dtype) if place in unread else next(rest)
+            args, kwargs = jax.tree.unflatten(structure, values)
+            results, result_structure = jax.tree.flatten(self._inner(*args, **kwargs))
             return results
 
         # One equation, the call: to lower it takes no second trace of all that it holds.
-        done, results = contained(jax.make_jaxpr(of_arrays)(*arrays), effect, arrays)
-        return {self._effects.index(effect): done}, jax.tree.unflatten(of_result, results)
+        done, results = call_without_effect(jax.make_jaxpr(of_arrays)(*arrays), effect, arrays)
+        return {self._effects.index(effect): done}, jax.tree.unflatten(result_structure, results)
 
     def clear_cache(self) -> None:
-        """As that of `jax.jit`: the function is traced and compiled anew when it is called next."""
+        """Have the function traced and compiled anew when it is called next, as that of `jax.jit` does."""
         for jitted in (self._jitted, self._alone, self._inner):
             if jitted is not None:
                 jitted.clear_cache()
@@ -219,7 +224,7 @@ class CheckedFunction:
         self._counts_in[status] = log if self._counts_in.get(status, log) is log else None
 
     def __reduce__(self) -> str:
-        """Copied and pickled as functions are: a copy is the function itself, a pickle its name."""
+        """Copy and pickle it as functions are: a copy is the function itself, a pickle its name."""
         return getattr(self, "__qualname__", self._name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -235,10 +240,10 @@ class CheckedFunction:
 
 
 MOST_OF_AN_ERROR = 2000
-"""How many characters of a compiler's error the other workers are told."""
+"""How many characters of a compiler's error the other workers get."""
 
 MOST_SIGNATURES = 64
-"""For how many kinds of arguments a function's agreements are kept."""
+"""For how many kinds of arguments a function's agreements are stored."""
 
 
 def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
@@ -253,8 +258,8 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     return signature
 
 
-def _another(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does the same, but is equal to none.
+def _unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same, but is equal to none.
 
     Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
     worker whose block of a larger tensor has the shape of one before would not trace what the others do.
@@ -268,49 +273,22 @@ def _another(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SHAPED_LIKE_THE_RESULT = {"out_shardings"}
-"""The options that say something of each part of what the function returns."""
-
-
-class _Enclosing(threading.local):
-    """What `dj.jit` knows of this thread.
-
-    - `compared`: whether an enclosing trace is compared, so that what is nested in it need not be.
-    - `to_compile`: whether all have agreed on the plan of its call, and it has yet to compile its program.
-    - `handled`: the exception that was being handled when they did.
-    """
-
-    compared = False
-    to_compile = False
-    handled: BaseException | None = None
-
-
-_enclosing = _Enclosing()
+"""The options that have a part for each part of the function's result."""
 
 
 @cache
-def _hear_of_compilations() -> None:
+def _listen_for_compilations() -> None:
     def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
         # JAX says so of a compilation that fails, too, while its error passes.
-        if event == "/jax/core/compile/backend_compile_duration" and sys.exc_info()[1] is _enclosing.handled:
-            _enclosing.to_compile = False
+        if event == "/jax/core/compile/backend_compile_duration" and sys.exc_info()[1] is trace_context.handled:
+            trace_context.to_compile = False
 
     jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
-@contextmanager
-def _unchecked() -> Iterator[None]:
-    """Trace something that is compared as a whole."""
-    before, _enclosing.compared = _enclosing.compared, True
-    try:
-        with compared_as_a_whole():
-            yield
-    finally:
-        _enclosing.compared = before
-
-
 @dataclass(frozen=True)
-class _Told:
-    """What a worker tells of its program: whether it has 64-bit numbers, its operations, what calls were before."""
+class _Contribution:
+    """A worker's program for the comparison: whether it has 64-bit numbers, its operations, the calls before it."""
 
     x64: bool
     program: Program
@@ -324,8 +302,10 @@ _SEVERAL_WORLDS = (
 
 
 def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, CallLog | None]:
-    """Raise on all workers where the programs of the function don't complete together. The world that it belongs to,
-    if it is one; where all must call it, the log that its calls count in."""
+    """Raise on all workers where the programs of the function don't complete together.
+
+    Returns the world that it belongs to, if any; where all must call it, the log that its calls count in.
+    """
     world, program = _read(jaxpr, worlds)
     if world is None:
         log.warning("%s %s", name, _SEVERAL_WORLDS)
@@ -335,66 +315,48 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
     world.check_devices()
     if world.size == 1:
         return world, None
-    start, log_of_calls = perf_counter(), world.calls
-    earlier = Earlier(0, None) if log_of_calls is None else log_of_calls.earlier()
-    mine = _Told(bool(jax.config.jax_enable_x64), program, earlier)  # type: ignore[attr-defined, unused-ignore]
+    start, call_log = perf_counter(), world.calls
+    earlier = Earlier(0, None) if call_log is None else call_log.earlier()
+    mine = _Contribution(bool(jax.config.jax_enable_x64), program, earlier)  # type: ignore[attr-defined, unused-ignore]
 
-    def decide(told: dict[int, _Told]) -> tuple[str | None, int | None]:
-        programs = {worker: theirs.program for worker, theirs in told.items()}
+    def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None]:
+        programs = {worker: one.program for worker, one in contributions.items()}
         world.remember(name, programs)
-        number = max(theirs.earlier.number for theirs in told.values()) + 1 if takes_all(programs) else None
-        wide = {worker for worker, theirs in told.items() if theirs.x64}
-        if 0 < len(wide) < len(told):
-            narrow = min(set(told) - wide)
-            return (
-                f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}.",
-                0,
-            )
-        different = different_earlier_calls(name, {worker: theirs.earlier for worker, theirs in told.items()})
-        if different is not None:
+        number = max(one.earlier.number for one in contributions.values()) + 1 if takes_all(programs) else None
+        earlier = {worker: one.earlier for worker, one in contributions.items()}
+        if (problem := _different_widths(contributions)) is not None:
+            return problem, 0
+        if (different := different_earlier_calls(name, earlier)) is not None:
             return different[0], 0
-        mismatch = find_mismatch(programs)
-        return (None if mismatch is None else mismatch_text(name, mismatch)), number
+        return problem_text(name, programs), number
 
     # Whoever runs its operations one by one does not run what is compared.
-    purpose = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
-    problem, number = world.agree(tuple(range(world.size)), purpose, mine, decide)
+    label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
+    problem, number = world.agree(tuple(range(world.size)), label, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
-        if log_of_calls is not None:
-            log_of_calls.cannot_compare()
-        raise PlanError(problem + told_of_constants(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
+        if call_log is not None:
+            call_log.cannot_compare()
+        raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
     replayed = (agreements := worker_status().agreements) is not None and agreements.replayed
-    if log_of_calls is None or number is None or replayed:
+    if call_log is None or number is None or replayed:
         return world, None
-    worker_status().agreed_on(log_of_calls, number, name)
-    return world, log_of_calls
+    worker_status().agreed_on(call_log, number, name)
+    return world, call_log
+
+
+def _different_widths(contributions: dict[int, _Contribution]) -> str | None:
+    wide = {worker for worker, one in contributions.items() if one.x64}
+    if len(wide) in (0, len(contributions)):
+        return None
+    narrow = min(set(contributions) - wide)
+    return f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}."
 
 
 def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program]:
-    """The world that a program which uses these belongs to, None where there is none; and what it communicates."""
+    """Return the world that a program which uses `worlds` belongs to, if any, and what the program communicates."""
     for world in (world_of(worlds), world_of(())):
         with suppress(OutsideWorldError):
             if world is not None:
                 return world, read_program(world.transport, jaxpr)
     return None, ()
-
-
-def _report(name: str, programs: dict[int, Program]) -> Report:
-    mismatch = find_mismatch(programs)
-    return Report(name, programs, None if mismatch is None else mismatch_text(name, mismatch))
-
-
-def _of_the_inner_jit(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that a jitted function within another may have; the outer one has them all."""
-    return {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
-
-
-def function_name(fun: Callable[..., Any]) -> str:
-    """A function as messages name it, the same on all workers: its name, and where it is defined."""
-    fun = inspect.unwrap(fun)
-    while isinstance(fun, partial):
-        fun = inspect.unwrap(fun.func)
-    code = getattr(fun, "__code__", None)
-    name = getattr(fun, "__qualname__", type(fun).__name__).replace("<locals>.", "")
-    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"

@@ -1,16 +1,19 @@
-"""Which source line of the user's program something happens at: the innermost outside libraries."""
+"""Lines and functions of the user's program, as messages name them: the innermost line outside libraries."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 _LIBRARIES = (
     *(
@@ -24,16 +27,16 @@ _LIBRARIES = (
 
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _GENERATED = ("<frozen ", "<string>", "<__array_function__")
-"""What is code of no file: of Python's own, of dataclasses, of numpy. A notebook's cell is the user's."""
+"""Names of code without a file: Python's own, dataclasses', numpy's. A notebook's cell is the user's."""
 
 
 def user_line() -> str:
-    """The line of the user's program that this thread is at, `train.py:31 in loss`."""
+    """Return the line of the user's program that this thread is at, `train.py:31 in loss`."""
     return line_of(sys._getframe(1))
 
 
 def line_of(innermost: FrameType) -> str:
-    """The same of another thread, which must stand still, from the innermost of its frames."""
+    """Return the line of another thread, which must stand still, from the innermost of its frames."""
     frame: FrameType | None = innermost
     without_file = None
     while frame is not None and is_library(frame.f_code.co_filename):
@@ -46,10 +49,20 @@ def line_of(innermost: FrameType) -> str:
 
 
 def is_library(file_name: str) -> bool:
-    """Whether a source file belongs to this library, to those that it is built on, or to Python."""
+    """Return whether a source file belongs to this library, to those that it is built on, or to Python."""
     return file_name.startswith(_LIBRARIES) or file_name.startswith(_GENERATED)
 
 
 def is_of_python(file_name: str) -> bool:
-    """Whether it belongs to Python's own library."""
+    """Return whether a source file belongs to Python's own library."""
     return file_name.startswith(_PYTHON) and "-packages" not in file_name
+
+
+def function_name(fun: Callable[..., Any]) -> str:
+    """Return a function's name for messages, the same on all workers: its name, and where it is defined."""
+    fun = inspect.unwrap(fun)
+    while isinstance(fun, functools.partial):
+        fun = inspect.unwrap(fun.func)
+    code = getattr(fun, "__code__", None)
+    name = getattr(fun, "__qualname__", type(fun).__name__).replace("<locals>.", "")
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"

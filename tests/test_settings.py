@@ -9,9 +9,10 @@ import pytest
 from jobs import ROOT
 
 import distdl_jax as dj
-from distdl_jax.kernels import conv_algorithms as conv_forms
-from distdl_jax.kernels.conv_algorithms import Forms
+from distdl_jax.kernels import problem as problems
+from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import Algorithms, Problem
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
@@ -110,16 +111,17 @@ def test_no_other_file_reads_the_environment():
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
     readers += ("transports/threads/workers.py",)
-    readers += ("kernels/processor.py", "kernels/tuning_cache.py")
-    readers += ("kernels/onednn/compiled.py", "kernels/onednn/build.py")
+    readers += ("kernels/cpu/timing.py", "kernels/cpu/tuning_cache.py")
+    readers += ("kernels/cpu/onednn/library.py", "kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_convolutions_are_written_out_only_if_wanted(monkeypatch, fast):
     """In three dimensions on a CPU; plain is one operation of XLA's."""
-    monkeypatch.setattr(conv_forms, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
+    monkeypatch.setattr(problems, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
     x, weight = jnp.ones((1, 2, 6, 6, 6)), jnp.ones((2, 2, 3, 3, 3))
-    window, forms = Placement((1,) * 3, ((1, 1),) * 3, (1,) * 3), Forms(*("rewritten",) * 3)
-    program = jax.make_jaxpr(lambda *a: conv_forms.convolution(*a, window, 1, forms))(x, weight)
+    problem = Problem(x.shape, weight.shape, Placement((1,) * 3, ((1, 1),) * 3, (1,) * 3), 1, x.dtype.name)
+    rewritten = Algorithms(*("rewritten",) * 3)
+    program = jax.make_jaxpr(lambda x, weight: convolution(problem, (x,), weight, rewritten))(x, weight)
     assert ("[1,2,6,6,6] = conv_general_dilated[" in str(program)) != fast

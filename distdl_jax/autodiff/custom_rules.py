@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
-from jax.extend.core import ClosedJaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.compat import bound_again
 from distdl_jax.errors import PlanError
 from distdl_jax.source_lines import is_library
-from distdl_jax.tracing.gradient_chain import anchor_of
-from distdl_jax.tracing.program_reader import defined_at, is_in_one_piece, line_of_equation, read_program
+from distdl_jax.tracing.adjoint_order import anchor_of, is_inexact
+from distdl_jax.tracing.jaxprs import defined_at, equations, is_opaque_call
+from distdl_jax.tracing.program_reader import line_of_equation, read_program
 from distdl_jax.world import Transport
 
 
-def own_rules(program: ClosedJaxpr) -> list[Any]:
-    """The equations of a traced function that have a derivative of their own, those of this library left out."""
-    return list(_found(program.jaxpr))
+def custom_rules(program: ClosedJaxpr) -> list[Any]:
+    """Return the equations of a traced function that have a derivative of the user's."""
+
+    def has_rule(eqn: Any) -> bool:
+        return eqn.primitive.name == "custom_vjp_call" and not is_opaque_call(eqn)
+
+    found = filter(has_rule, equations(program.jaxpr.eqns, enter=lambda eqn: not has_rule(eqn)))
+    return [eqn for eqn in found if anchor_of(eqn) is None and not _is_of_library(eqn)]
 
 
-def moving(transport: Transport, rules: list[Any]) -> list[bool | Exception]:
-    """Whether each of these derivatives moves data; where it can't be told, what tracing it raised.
+def moves_data(transport: Transport, rules: list[Any]) -> list[bool | Exception]:
+    """Return whether each of these derivatives moves data; where it can't be told, the exception that tracing raised.
 
     They are traced: workers whose programs hold them do it together.
     """
     return [_moves(transport, eqn) for eqn in rules]
 
 
-def moved_backward_only(transport: Transport, rules: list[Any], moves: list[bool | Exception]) -> str | None:
-    """The line of the first that moves data, but whose function does not: it is no transpose of what that does."""
+def line_moving_backward_only(transport: Transport, rules: list[Any], moves: list[bool | Exception]) -> str | None:
+    """Return the line of the first that moves data though its function does not: so it is no transpose of that."""
     only = (
         line_of_equation(eqn)
-        for eqn, it_moves in zip(rules, moves, strict=True)
-        if it_moves is True and not _communicates(transport, eqn.params["call_jaxpr"].jaxpr)
+        for eqn, backward in zip(rules, moves, strict=True)
+        if backward is True and not read_program(transport, eqn.params["call_jaxpr"].jaxpr)
     )
     return next(only, None)
 
 
-def _found(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name != "custom_vjp_call" or is_in_one_piece(eqn):
-            for inner in jaxprs_in_params(eqn.params):
-                yield from _found(inner)
-        elif anchor_of(eqn) is None and not _of_library(eqn):
-            yield eqn
-
-
-def _of_library(eqn: Any) -> bool:
+def _is_of_library(eqn: Any) -> bool:
     return is_library(defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")[2])
 
 
 def _moves(transport: Transport, eqn: Any) -> bool | Exception:
     def derivative(*args: Array) -> Any:
-        # By what its function holds, JAX can't differentiate it.
+        # By its function's constants JAX can't differentiate it.
         count = eqn.params.get("num_consts", 0)
         consts, varying = args[:count], args[count:]
         results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
@@ -68,14 +64,9 @@ def _moves(transport: Transport, eqn: Any) -> bool | Exception:
     except PlanError:
         raise
     except Exception as error:
-        return error  # said where it is differentiated, if it is
-    return _communicates(transport, program.jaxpr)
-
-
-def _communicates(transport: Transport, jaxpr: Any) -> bool:
-    return bool(read_program(transport, jaxpr))
+        return error  # raised where it is differentiated, if it is
+    return bool(read_program(transport, program.jaxpr))
 
 
 def _cotangent(result: Array) -> Any:
-    inexact = jax.numpy.issubdtype(result.dtype, jax.numpy.inexact)
-    return result if inexact else np.zeros(result.shape, jax.dtypes.float0)
+    return result if is_inexact(result) else np.zeros(result.shape, jax.dtypes.float0)

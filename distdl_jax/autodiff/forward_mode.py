@@ -19,12 +19,12 @@ from jax.tree_util import Partial
 from distdl_jax.agreement.agree import agree
 from distdl_jax.autodiff.adjoint_check import traced_derivative
 from distdl_jax.autodiff.linearity import depends_on_first
-from distdl_jax.autodiff.opaque_call import called_by
-from distdl_jax.autodiff.tangents import Varying, check_alike, check_tangents, described, has_derivative
+from distdl_jax.autodiff.opaque_call import call_by
+from distdl_jax.autodiff.tangents import Varying, check_alike, check_tangents, described
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives.movement import to_be_transposed
-from distdl_jax.tracing.gradient_anchors import depending_on_movements, note_anchor
+from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, with_all_adjoints
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function, check_numbers, checked_boolean, checked_integers
 
@@ -37,7 +37,7 @@ def jvp(
     *,
     partition: Partition | None = None,
 ) -> Any:
-    """`jax.jvp` for functions that move data: the value of `fun`, and its derivative along a direction.
+    """Evaluate `fun` and its derivative along a direction: `jax.jvp` for functions that move data.
 
     With x the tensors that all workers' `primals` are blocks of, and v those of their `tangents`, this is f(x) and
     f'(x) v: each worker gets its blocks of both. All workers call it, those without data with zero-volume arrays.
@@ -63,9 +63,9 @@ def jvp(
 
     Source: Hewett and Grady (2020), movements as linear operators; transposed twice, a linear map is itself.
     """
-    _agreed("jvp", fun, partition, lambda: check_tangents(primals, tangents), has_aux)
+    _check_together("jvp", fun, partition, lambda: check_tangents(primals, tangents), has_aux)
     point, direction = Varying(tuple(primals)), Varying(tuple(tangents), like=tuple(primals))
-    along, *_ = _alike(
+    along, *_ = _same_adjoints(
         _along, _of_leaves(fun, point, has_aux), (point.leaves, direction.leaves), partition, transposes="jvp"
     )
     (value, *aux), tangent = along(point.leaves, direction.leaves)
@@ -73,7 +73,7 @@ def jvp(
 
 
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, partition: Partition | None = None) -> Any:
-    """`jax.linearize` for functions that move data: the value of `fun` at a point, and its derivative there.
+    """Evaluate `fun` at a point, and return its derivative there: `jax.linearize` for functions that move data.
 
     **Arguments:** those of `jvp`, the primals one by one.
 
@@ -88,20 +88,20 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     >>> derivative(jnp.array([1.0, 0.0])).tolist(), derivative(jnp.array([0.0, 1.0])).tolist()
     ([2.0, 0.0], [0.0, 6.0])
     """
-    _agreed("linearize", fun, partition, lambda: check_numbers("primals", primals), has_aux)
+    _check_together("linearize", fun, partition, lambda: check_numbers("primals", primals), has_aux)
     point = Varying(primals)
     zeros = jax.tree.map(jnp.zeros_like, point.leaves)
-    _, of_leaves, traced = _alike(
+    _, of_leaves, traced = _same_adjoints(
         _along, _of_leaves(fun, point, has_aux), (point.leaves, zeros), partition, transposes="linearize"
     )
     linearized = partial(_linearized, of_leaves)
-    both = called_by(partition, linearized, point.leaves) if traced else linearized(point.leaves)
+    both = call_by(partition, linearized, point.leaves) if traced else linearized(point.leaves)
     (value, *aux), pushforward = both
 
     def derivative(*tangents: Any) -> Any:
-        _agreed("linearize", fun, partition, lambda: check_tangents(primals, tangents))
+        _check_together("linearize", fun, partition, lambda: check_tangents(primals, tangents))
         direction = Varying(tangents, like=primals).leaves
-        return Varying(value).tangent(called_by(partition, pushforward, direction))
+        return Varying(value).tangent(call_by(partition, pushforward, direction))
 
     return (value, derivative, *aux)
 
@@ -114,11 +114,11 @@ def hvp(
     *,
     partition: Partition | None = None,
 ) -> Any:
-    """The Hessian of what the workers' scalars sum to, times a vector: `jax.jvp(jax.grad(f), primals, tangents)[1]`.
+    """Multiply the Hessian of the sum of the workers' scalars by a vector.
 
-    With f = f_0 + ... + f_{P-1}, the sum of what `fun` returns on each worker (see `value_and_grad`), and x and v the
-    tensors that `primals` and `tangents` are blocks of, each worker gets its blocks of f''(x) v. The Hessian is
-    symmetric, so it is the gradient's pullback, applied to v.
+    It is `jax.jvp(jax.grad(f), primals, tangents)[1]`. With f = f_0 + ... + f_{P-1}, the sum of what `fun` returns on
+    each worker (see `value_and_grad`), and x and v the tensors that `primals` and `tangents` are blocks of, each worker
+    gets its blocks of f''(x) v. The Hessian is symmetric, so it is the gradient's pullback, applied to v.
 
     **Arguments:**
 
@@ -146,14 +146,14 @@ def hvp(
         if any(not -len(primals) <= number < len(primals) for number in chosen):
             raise InvalidArgumentError(f"`argnums` (={argnums}) must name arguments among {len(primals)} `primals`.")
 
-    _agreed("hvp", fun, partition, check)
+    _check_together("hvp", fun, partition, check)
     point, direction = Varying(tuple(primals)), Varying(tuple(tangents), like=tuple(primals))
 
     @wraps(fun)
     def of_leaves(leaves: list[Array], _: Any = None) -> Array:
         return fun(*point.filled(leaves))
 
-    times, *_ = _alike(
+    times, *_ = _same_adjoints(
         _hessian_times, of_leaves, (point.leaves, direction.leaves), partition, has_aux=False, transposes="hvp"
     )
     product = times(point.leaves, direction.leaves)
@@ -162,11 +162,11 @@ def hvp(
 
 
 def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partition | None = None) -> Callable[..., Any]:
-    """`jax.linear_transpose` for linear functions that move data: the adjoint of `fun`.
+    """Return the adjoint of `fun`: `jax.linear_transpose` for linear functions that move data.
 
     With F the linear map from all workers' arguments to all workers' results, the function returned is F*, in the
-    inner product that is summed over workers: <F x, y> = <x, F* y>. It is exact; of an affine `fun` it is that of its
-    linear part. `fun` is run once, at 0.
+    inner product that is summed over workers: <F x, y> = <x, F* y>. It is exact; of an affine `fun` it is the
+    adjoint of the linear part. `fun` is run once, at 0.
 
     **Arguments:**
 
@@ -188,20 +188,20 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partitio
 
     def check() -> None:
         for path, leaf in jax.tree.leaves_with_path(primals):
-            if not (hasattr(leaf, "dtype") and has_derivative(leaf)):
+            if not (hasattr(leaf, "dtype") and is_inexact(leaf)):
                 raise InvalidTypeError(
                     f"`primals` must hold floating or complex arrays, but primals{jax.tree_util.keystr(path)} is "
                     f"{described(leaf)}."
                 )
 
-    _agreed("linear_transpose", fun, partition, check)
+    _check_together("linear_transpose", fun, partition, check)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), primals)
 
     @wraps(fun)
     def of_primals(primals: Any, _: Any = None) -> tuple[Array, Any]:
         return jnp.zeros(()), fun(*primals)
 
-    _, chosen, _ = _alike(_transposed_at_zero, of_primals, (zeros, None), partition)
+    _, chosen, _ = _same_adjoints(_transposed_at_zero, of_primals, (zeros, None), partition)
     (anchor, value), pullback = jax.vjp(chosen, zeros)
     note_anchor(anchor)
 
@@ -209,36 +209,41 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partitio
         if depends_on_first(lambda primals, cotangent: jax.vjp(fun, *primals)[1](cotangent), zeros, value):
             raise InvalidArgumentError("`fun` must be linear: its derivative depends on where it is taken.")
 
-    _agreed("linear_transpose", fun, partition, check_linear)
+    _check_together("linear_transpose", fun, partition, check_linear)
 
     def transpose(cotangent: Any) -> Any:
-        _agreed("linear_transpose", fun, partition, lambda: check_alike("the transpose's argument", cotangent, value))
-        (result,) = called_by(partition, pullback, (jnp.zeros(()), cotangent))
+        _check_together(
+            "linear_transpose",
+            fun,
+            partition,
+            lambda: check_alike("the transpose's argument", cotangent, value),
+        )
+        (result,) = call_by(partition, pullback, (jnp.zeros(()), cotangent))
         return result
 
     return transpose
 
 
-_OfLeaves = Callable[..., Any]
+_LeafFunction = Callable[..., Any]
 """A function of the leaves that vary; it returns a zero that depends on every movement, and more."""
 
 
-def _alike(
-    derivative: Callable[[_OfLeaves], Callable[..., Any]],
-    fun: _OfLeaves,
+def _same_adjoints(
+    derivative: Callable[[_LeafFunction], Callable[..., Any]],
+    fun: _LeafFunction,
     args: tuple[Any, Any],
     partition: Partition | None,
     has_aux: bool = True,
     transposes: str | None = None,
-) -> tuple[Callable[..., Any], _OfLeaves, bool]:
-    """`derivative` of `fun`, as all workers run the same adjoints in it, and the function that it is then of; whether
-    that could be traced.
+) -> tuple[Callable[..., Any], _LeafFunction, bool]:
+    """Return `derivative` of `fun`, in which all workers run the same adjoints; the function that it is then of; and
+    whether that could be traced.
 
     To be called with `args`, of which the first is what `fun` is differentiated by.
     """
-    chosen: list[_OfLeaves] = []
+    chosen: list[_LeafFunction] = []
 
-    def of(fun: _OfLeaves) -> Callable[..., Any]:
+    def of(fun: _LeafFunction) -> Callable[..., Any]:
         chosen.append(fun)
         return derivative(fun)
 
@@ -248,12 +253,12 @@ def _alike(
         traced = traced_derivative(workers.world, workers.ranks, of, fun, has_aux, args, {}, (0,), transposes)
         if traced is not None:
             return traced, chosen[-1], True
-    direct = depending_on_movements(fun, has_aux, chained_from=(0,) if together else None)
+    direct = with_all_adjoints(fun, has_aux, chained_from=(0,) if together else None)
     return derivative(direct), direct, False
 
 
-def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _OfLeaves:
-    """`fun` of the leaves of `point` that vary: a zero, then those of its value that vary, and all that it returned."""
+def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafFunction:
+    """Return `fun` of the leaves of `point` that vary: a zero, the leaves of its value that vary, and all results."""
 
     @wraps(fun)
     def of_leaves(leaves: list[Array], _: Any = None) -> tuple[Array, tuple[list[Array], tuple[Any, ...]]]:
@@ -264,8 +269,8 @@ def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _OfLea
     return of_leaves
 
 
-def _linearized(of_leaves: _OfLeaves, leaves: list[Array]) -> tuple[tuple[Any, ...], Callable[[list[Array]], Any]]:
-    """What the function returned, and its derivative, the transpose of its transpose: from leaves to leaves."""
+def _linearized(of_leaves: _LeafFunction, leaves: list[Array]) -> tuple[tuple[Any, ...], Callable[[list[Array]], Any]]:
+    """Return the function's results, and its derivative, the transpose of its transpose: from leaves to leaves."""
 
     def with_aux(leaves: list[Array]) -> tuple[Any, tuple[Any, ...]]:
         anchor, (varying, returned) = of_leaves(leaves)
@@ -284,7 +289,7 @@ def _pushed(pushforward: Callable[..., Any], direction: list[Array]) -> Any:
 
 
 def _zero_mapped_with(direction: list[Array]) -> Array:
-    """A zero that is batched where the direction is, as the cotangent of what depends on every movement.
+    """Return a zero that is batched where the direction is, as the cotangent of what depends on every movement.
 
     So all that moves for a direction is batched on all workers under `jax.vmap`, also on one whose part of the function
     does not depend on it.
@@ -292,7 +297,7 @@ def _zero_mapped_with(direction: list[Array]) -> Array:
     return tie(jnp.zeros(()), *direction)
 
 
-def _along(of_leaves: _OfLeaves) -> Callable[..., Any]:
+def _along(of_leaves: _LeafFunction) -> Callable[..., Any]:
     def along(leaves: list[Array], direction: list[Array]) -> tuple[tuple[Any, ...], list[Array]]:
         returned, pushforward = _linearized(of_leaves, leaves)
         return returned, pushforward(direction)
@@ -300,7 +305,7 @@ def _along(of_leaves: _OfLeaves) -> Callable[..., Any]:
     return along
 
 
-def _hessian_times(part: _OfLeaves) -> Callable[..., list[Array]]:
+def _hessian_times(part: _LeafFunction) -> Callable[..., list[Array]]:
     def value_and_gradient(leaves: list[Array]) -> tuple[Array, list[Array]]:
         value, pullback = jax.vjp(part, leaves)
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -318,7 +323,7 @@ def _hessian_times(part: _OfLeaves) -> Callable[..., list[Array]]:
     return times
 
 
-def _transposed_at_zero(of_primals: _OfLeaves) -> Callable[..., Any]:
+def _transposed_at_zero(of_primals: _LeafFunction) -> Callable[..., Any]:
     def transposed(primals: Any, _: Any) -> Any:
         results, pullback = jax.vjp(of_primals, primals)
         return pullback(jax.tree.map(jnp.zeros_like, results))
@@ -327,12 +332,12 @@ def _transposed_at_zero(of_primals: _OfLeaves) -> Callable[..., Any]:
 
 
 def _anchored(fun: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
-    """`fun` with a zero in front of what it returns, which depends on every movement in it."""
-    return depending_on_movements(lambda *args: (jnp.zeros(()), fun(*args)), has_aux=True)
+    """Return `fun` with a zero in front of its results, which depends on every movement in it."""
+    return with_all_adjoints(lambda *args: (jnp.zeros(()), fun(*args)), has_aux=True)
 
 
 def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
-    """A pullback that is to be transposed in its turn."""
+    """Return a pullback that is to be transposed in its turn."""
 
     def transposable(*cotangents: Any) -> Any:
         with to_be_transposed(True):
@@ -341,7 +346,9 @@ def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
     return transposable
 
 
-def _agreed(name: str, fun: Any, partition: Partition | None, check: Callable[[], None], has_aux: bool = False) -> None:
+def _check_together(
+    name: str, fun: Any, partition: Partition | None, check: Callable[[], None], has_aux: bool = False
+) -> None:
     """Make the check on all workers; where one refuses, all do, before anything moves."""
     check_workers("partition", partition)
     workers = Partition() if partition is None else partition

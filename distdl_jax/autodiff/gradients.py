@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from distdl_jax.agreement.agree import agree
 from distdl_jax.autodiff.adjoint_check import traced_derivative
-from distdl_jax.checked_jit import function_name
 from distdl_jax.compat import mapped_sizes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives import all_sum_reduce
-from distdl_jax.tracing.gradient_anchors import depending_on_movements
+from distdl_jax.source_lines import function_name
+from distdl_jax.tracing.adjoint_order import with_all_adjoints
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import check_function, checked_boolean, checked_integers
@@ -30,7 +30,7 @@ def value_and_grad(
     partition: Partition | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`jax.value_and_grad` for a function that returns this worker's part of a scalar: the parts are summed.
+    """Differentiate like `jax.value_and_grad` a function that returns this worker's part of a scalar.
 
     What is differentiated is f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every
     worker gets the whole value of f and the gradient with respect to its own arguments. A loss must therefore be
@@ -65,7 +65,7 @@ def value_and_grad(
     """
     argnums = _checked_argnums(fun, argnums, partition)
     has_aux = checked_boolean("has_aux", has_aux)
-    local = _of_the_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
+    local = _derivative_of_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
 
     @wraps(fun)
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -87,7 +87,7 @@ def grad(
     partition: Partition | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`jax.grad` of the sum over workers of what `fun` returns: `value_and_grad` without the value.
+    """Differentiate like `jax.grad` the sum over workers of what `fun` returns: `value_and_grad` without the value.
 
     What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
     those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
@@ -107,18 +107,18 @@ def grad(
     """
     argnums = _checked_argnums(fun, argnums, partition)
     has_aux = checked_boolean("has_aux", has_aux)
-    return _of_the_sum(jax.grad, fun, argnums, has_aux, partition, options)
+    return _derivative_of_sum(jax.grad, fun, argnums, has_aux, partition, options)
 
 
 def _checked_argnums(fun: Any, argnums: Any, partition: Any) -> int | tuple[int, ...]:
-    """`argnums` as integers, where the arguments are what they should be."""
+    """Return `argnums` as integers; refuse arguments that are not what they should be."""
     check_function("fun", fun)
     check_workers("partition", partition)
     numbers = checked_integers("argnums", argnums, or_one=True)
     return numbers if isinstance(argnums, Iterable) else numbers[0]
 
 
-def _of_the_sum(
+def _derivative_of_sum(
     derivative: Callable[..., Callable[..., Any]],
     fun: Callable[..., Any],
     argnums: int | tuple[int, ...],
@@ -126,13 +126,13 @@ def _of_the_sum(
     partition: Partition | None,
     options: dict[str, Any],
 ) -> Callable[..., Any]:
-    """`derivative(fun, argnums, has_aux, **options)`, in which all workers run the same adjoints."""
+    """Return `derivative(fun, argnums, has_aux, **options)`, in which all workers run the same adjoints."""
 
     def local(fun: Callable[..., Any]) -> Callable[..., Any]:
         return derivative(fun, argnums, has_aux, **options)
 
     fun = _with_scalar_loss(fun, has_aux)
-    direct = local(depending_on_movements(fun, has_aux))
+    direct = local(with_all_adjoints(fun, has_aux))
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
@@ -145,14 +145,14 @@ def _of_the_sum(
             return direct(*args, **kwargs)
         traced = traced_derivative(workers.world, workers.ranks, local, fun, has_aux, args, kwargs, places)
         if traced is None:
-            return local(depending_on_movements(fun, has_aux, chained_from=places))(*args, **kwargs)
+            return local(with_all_adjoints(fun, has_aux, chained_from=places))(*args, **kwargs)
         return traced(*args)
 
     return differentiated
 
 
 def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """Have `fun` refuse a loss that is no scalar, in words that say what it returned."""
+    """Return `fun`, which refuses a loss that is no scalar, and says what it returned."""
 
     @wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -175,10 +175,10 @@ def _everybody() -> Partition:
 
 
 def summed(value: jax.Array, workers: Partition) -> jax.Array:
-    """The sum of the workers' values, in the dtype of those that are not Python's numbers."""
+    """Return the sum of the workers' values, in the dtype of those that are not Python's numbers."""
     if workers.size > 1 and workers.active:
         mine = (str(value.dtype), jax.typeof(value).weak_type)
-        told = agree(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
-        dtypes = {dtype for dtype, weak in told.values() if not weak} or {dtype for dtype, _ in told.values()}
+        dtypes_of = agree(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
+        dtypes = {dtype for dtype, weak in dtypes_of.values() if not weak} or {dtype for dtype, _ in dtypes_of.values()}
         value = jax.lax.convert_element_type(value, jnp.result_type(*sorted(dtypes)))  # also of Python's numbers
     return all_sum_reduce(value, workers, axes_keep=())

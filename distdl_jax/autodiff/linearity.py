@@ -2,71 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from distdl_jax.compat import scan_counts
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+from distdl_jax.tracing.jaxprs import Branches, DataFlow, structure
 
 
 def depends_on_first(fun: Callable[..., Any], first: Any, *rest: Any) -> bool:
-    """Whether what `fun` returns for its arguments depends on the numbers in `first`, as far as its program tells.
+    """Return whether the result of `fun` depends on the numbers in `first`, as far as its program tells.
 
     Arrays without elements don't count, nor what is but tied to something. Whatever is not known well is taken to
     depend on all that it gets.
     """
     program = jax.make_jaxpr(fun)(first, *rest)
     number = len(jax.tree.leaves(first))
-    given = [place < number for place in range(len(program.jaxpr.invars))]
-    return any(_dependent(program.jaxpr, given))
+    avals: list[Any] = program.in_avals
+    return any(_Dependence().run(program.jaxpr, [n < number and aval.size > 0 for n, aval in enumerate(avals)]))
 
 
-def _dependent(program: Jaxpr, given: Sequence[bool]) -> list[bool]:
-    """Which results of a program depend on those of its arguments that are marked."""
-    marked: dict[Any, bool] = dict.fromkeys(program.constvars, False)
-    marked.update(zip(program.invars, given, strict=True))
+class _Dependence(DataFlow[bool]):
+    """Whether a value with elements depends on some of the arguments."""
 
-    def of(atom: Any) -> bool:
-        return not isinstance(atom, Literal) and marked[atom] and atom.aval.size > 0
+    of_literals = of_constants = False
+    unknown = True
 
-    for equation in program.eqns:
-        results = _of_equation(equation, [of(atom) for atom in equation.invars])
-        marked.update(zip(equation.outvars, results, strict=True))
-    return [of(atom) for atom in program.outvars]
+    def equation(self, eqn: Any, args: list[bool]) -> list[bool]:
+        return [depends and var.aval.size > 0 for depends, var in zip(self._all(eqn, args), eqn.outvars, strict=True)]
 
+    def _all(self, eqn: Any, args: list[bool]) -> list[bool]:
+        everything = [any(args)] * len(eqn.outvars)
+        if not any(args):
+            return everything
+        if eqn.primitive.name == "tie":
+            return [args[0]]
+        if eqn.primitive.name == "optimization_barrier":
+            return args
+        if isinstance(structure(eqn), Branches) and args[0]:
+            return everything
+        return self.through_bodies(eqn, args) or everything
 
-def _of_equation(equation: Any, given: list[bool]) -> list[bool]:
-    name, params = equation.primitive.name, equation.params
-    everything = [any(given)] * len(equation.outvars)
-    if not any(given):
-        return everything
-    if name == "tie":
-        return [given[0]]
-    if name == "optimization_barrier":
-        return given
-    if name == "scan":
-        return _of_scan(equation, given)
-    if name == "cond":
-        of_branches = [_dependent(branch.jaxpr, given[1:]) for branch in params["branches"]]
-        return everything if given[0] else [any(results) for results in zip(*of_branches, strict=True)]
-    inner = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
-    body = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-    if (name in _CALLS or name == "custom_vmap_call") and isinstance(body, Jaxpr) and len(body.invars) == len(given):
-        return _dependent(body, given)
-    return everything
-
-
-def _of_scan(equation: Any, given: list[bool]) -> list[bool]:
-    """What is carried depends on all that it does in any pass."""
-    consts, carried = scan_counts(equation)
-    now = list(given)
-    while True:
-        results = _dependent(equation.params["jaxpr"].jaxpr, now)
-        after = [a or b for a, b in zip(now[consts : consts + carried], results[:carried], strict=True)]
-        if after == now[consts : consts + carried]:
-            return results
-        now[consts : consts + carried] = after
+    def join(self, one: bool, other: bool) -> bool:
+        return one or other

@@ -1,4 +1,4 @@
-"""What varies in a derivative along a direction: the leaves of pytrees that have tangents, and which these may be."""
+"""The leaves of pytrees that vary in a derivative along a direction, and the tangents that they may have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.tracing.adjoint_order import is_inexact
 from distdl_jax.validation import check_numbers
 
 
@@ -27,39 +28,34 @@ class Varying:
 
     @property
     def leaves(self) -> list[Array]:
-        """Those that have derivatives."""
+        """The leaves that have derivatives."""
         like = self.tree if self.like is None else self.like
         pairs = zip(jax.tree.leaves(self.tree), jax.tree.leaves(like), strict=True)
-        return [jnp.asarray(leaf) for leaf, other in pairs if has_derivative(other)]
+        return [jnp.asarray(leaf) for leaf, other in pairs if is_inexact(other)]
 
     def filled(self, leaves: Sequence[Array]) -> Any:
-        """The pytree with other leaves in place of those."""
+        """Return the pytree with other leaves in place of those that vary."""
         rest = iter(leaves)
-        return jax.tree.map(lambda leaf: next(rest) if has_derivative(leaf) else leaf, self.tree)
+        return jax.tree.map(lambda leaf: next(rest) if is_inexact(leaf) else leaf, self.tree)
 
     def tangent(self, leaves: Sequence[Array]) -> Any:
-        """The pytree with `leaves`, and nothing in place of what has no derivative."""
+        """Return the pytree with `leaves`, and empty tangents in place of leaves without a derivative."""
         rest = iter(leaves)
         return jax.tree.map(
-            lambda leaf: next(rest) if has_derivative(leaf) else np.zeros(jnp.shape(leaf), jax.dtypes.float0),
+            lambda leaf: next(rest) if is_inexact(leaf) else np.zeros(jnp.shape(leaf), jax.dtypes.float0),
             self.tree,
         )
 
 
-def has_derivative(leaf: Any) -> bool:
-    """Whether it is floating or complex."""
-    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
-
-
 def check_tangents(primals: Any, tangents: Any) -> None:
-    """Refuse what is no point, or no direction there."""
+    """Refuse `primals` that are no point, and `tangents` that are no direction there."""
     for name, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, tuple | list):
             raise InvalidTypeError(f"`{name}` must be a tuple or a list of arguments, but is {described(given)}.")
     check_numbers("primals", tuple(primals))
     expected = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
-            jnp.shape(leaf), jnp.result_type(leaf) if has_derivative(leaf) else jax.dtypes.float0
+            jnp.shape(leaf), jnp.result_type(leaf) if is_inexact(leaf) else jax.dtypes.float0
         ),
         tuple(primals),
     )
@@ -68,10 +64,10 @@ def check_tangents(primals: Any, tangents: Any) -> None:
 
 def check_alike(name: str, given: Any, expected: Any) -> None:
     """Refuse a pytree that has not the structure, shapes and dtypes of another."""
-    its: Any = jax.tree.structure(given)
+    found: Any = jax.tree.structure(given)
     wanted: Any = jax.tree.structure(expected)
-    if its != wanted:
-        raise InvalidTypeError(f"{name} must have the structure {wanted}, but has {its}.")
+    if found != wanted:
+        raise InvalidTypeError(f"{name} must have the structure {wanted}, but has {found}.")
     for (path, leaf), like in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
         dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
         but = f" at {jax.tree_util.keystr(path) or 'its top'}, but has {described(leaf)} there."
@@ -82,7 +78,7 @@ def check_alike(name: str, given: Any, expected: Any) -> None:
 
 
 def described(leaf: Any) -> str:
-    """A leaf, as errors name it."""
+    """Return a leaf's name for errors."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"an array of shape {tuple(leaf.shape)} and dtype {leaf.dtype}"
     return repr(leaf)

@@ -14,7 +14,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.materialize import materialize
 from distdl_jax.validation import checked_axis
 
 
@@ -51,7 +51,7 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     assert P_x.rank is not None
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
-    mine = written_once(jnp.max(x, axis, initial=_lowest(x.dtype)))  # what is sent is compared with the answer
+    mine = materialize(jnp.max(x, axis, initial=_lowest(x.dtype)))  # what is sent is compared with the answer
     lines = _lines(P_x, grid, axis, mine.dtype)
     largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, mine)
     if start == stop:

@@ -7,9 +7,6 @@ checkpoint and control flow. Source: Hewett and Grady (2020), arXiv:2006.03108, 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeGuard
@@ -20,9 +17,10 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
-from distdl_jax.tracing.gradient_anchors import after_the_one_before, note_anchor
-from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.program_reader import movement_scope
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
@@ -104,7 +102,7 @@ def move(world: World, part: Movement, x: Array) -> Array:
     if not part.differentiable:
         return _run(world, part, x)
     with movement_scope():
-        parts, anchor, _ = _move(world, part, reverse_only(after_the_one_before(x)))
+        parts, anchor, _ = _move(world, part, reverse_only(order_after_previous(x)))
     note_anchor(anchor)
     return never_transposed(_joined(parts))
 
@@ -118,7 +116,7 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array |
     """
     if _is_nonlinear(part):
         # XLA might compute x again for the residual, an ulp apart.
-        x = written_once(x)
+        x = materialize(x)
     y = _run(world, part, x)
     residual = part.residual(x, y) if _is_nonlinear(part) else None
     return _parts(y), tie(nothing(y.dtype), y), residual
@@ -168,28 +166,9 @@ def _backward(
 _move.defvjp(_forward, _backward)
 
 
-class _Calls(threading.local):
-    """Of this thread: whether movements that are traced stay calls."""
-
-    kept = False
-
-
-_calls = _Calls()
-
-
-@contextmanager
-def kept_as_calls(kept: bool = True) -> Iterator[None]:
-    """In traced programs movements stay calls of a jitted function; otherwise its body is in its place."""
-    before, _calls.kept = _calls.kept, kept
-    try:
-        yield
-    finally:
-        _calls.kept = before
-
-
 def _run(world: World, part: Movement, x: Array) -> Array:
     """Run the movement under jit, so that eager calls with an equal part don't compile again."""
-    run = _call if _calls.kept else _inlined
+    run = _call if trace_context.calls_kept else _inlined
     with agreed_on_sizes(world, part, x):
         return run(world, part, x)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.programs.ir import Operation
-from distdl_jax.programs.matching import Mismatch, Stop
+from distdl_jax.programs.ir import Operation, Program
+from distdl_jax.programs.matching import Mismatch, Stop, find_mismatch
 
 _BACKWARD = (
     "It belongs to the backward pass, which JAX runs on a worker only where that worker's input is differentiated and "
@@ -15,8 +17,13 @@ _BACKWARD = (
 )
 
 
-def mismatch_text(name: str, mismatch: Mismatch) -> str:
-    """The message that all workers raise; `name` is the function's."""
+def problem_text(name: str, programs: Mapping[int, Program]) -> str | None:
+    """Return the message that all workers raise where programs don't complete together; `name` is the function's."""
+    mismatch = find_mismatch(programs)
+    return None if mismatch is None else _mismatch_text(name, mismatch)
+
+
+def _mismatch_text(name: str, mismatch: Mismatch) -> str:
     first, *others = mismatch.stops
     match mismatch.reason:
         case "amount":
@@ -54,7 +61,7 @@ def _at(stop: Stop) -> str:
 
 
 def tags_text(a: Stop, b: Stop) -> str:
-    """That the tags differ, where it is that."""
+    """Return that the tags of two operations differ; "" where it is not that."""
     for sender, receiver in ((a, b), (b, a)):
         sent, expected = sender.operation, receiver.operation
         if not sent or not expected or expected.recv_tag in (None, sent.send_tag):
@@ -71,7 +78,7 @@ def _ended(stop: Stop, waiting: Stop) -> str:
 
 
 def describe(operation: Operation) -> str:
-    """The operation, the layer that it is part of and its source line."""
+    """Return the operation, the layer that it is part of and its source line, in words."""
     place = operation.place
     layer = f", part of {place.layer.replace('/', ' > ')}" if place.layer else ""
     direction = " in the backward pass" if place.backward else ""

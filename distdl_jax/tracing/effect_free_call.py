@@ -1,9 +1,9 @@
 """A traced program as one operation without JAX effects.
 
-What orders messages is an ordered effect. JAX hands its token from one call of a jitted function to the next in
-Python, which takes some 100 us a call and 5 us for each array; what has no effects it calls from C++ in a few. So the
-token of a whole program is made inside it. Between programs the caller keeps the order: each gives an array that is
-there when the program is done, and is not called before that of the one before it is there.
+Messages are ordered by an effect. JAX hands its token from one call of a jitted function to the next in Python, which
+takes some 100 us a call and 5 us for each array; a program without effects it calls from C++ in a few. So the token of
+a whole program is made inside it. Between programs the caller keeps the order: each returns an array that is there when
+the program is done, and is not called before the array of the one before it is there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from jax.extend.core import ClosedJaxpr, Primitive, Var, jaxpr_as_fun
 from jax.interpreters import mlir
 
 
-def contained(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """What a traced program that has no effect but this ordered one gives for `args`, and before that an array without
-    elements that is there when the program is done.
+def call_without_effect(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Return an array without elements that is there when a program with this one effect is done, and its results.
 
     To be traced by a `jax.jit` that nothing transforms: it has neither a derivative nor a batched form.
     """
@@ -30,8 +29,8 @@ def contained(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[A
     return done, results
 
 
-def inputs_unread(jaxpr: ClosedJaxpr, count: int) -> list[int]:
-    """Which of the `count` inputs of a traced program no operation and no result of it has, but for random keys."""
+def unread_inputs(jaxpr: ClosedJaxpr, count: int) -> list[int]:
+    """Return which of the `count` inputs no operation and no result of a program has, random keys left out."""
     variables = jaxpr.jaxpr.invars
     if len(variables) != count:  # with constants among them; then none
         return []

@@ -1,6 +1,6 @@
-"""`written_once`: a value that a compiled program works out in one place, and reads wherever it is used.
+"""`materialize`: a value that a compiled program computes in one place, and reads wherever it is used.
 
-XLA works an array out again for each use where that saves memory traffic, and may round it otherwise: sums of products
+XLA computes an array again for each use where that saves memory traffic, and may round it otherwise: sums of products
 once or twice. Two uses that must agree to the last bit, such as what is sent and what the answer is compared with, need
 more than a barrier, which is gone before XLA decides that.
 """
@@ -13,12 +13,12 @@ from jax import Array, lax
 
 
 @jax.custom_jvp
-def written_once(x: Array) -> Array:
-    """`x`, as the result of a loop, which XLA neither takes apart nor runs twice. Its derivative is the identity."""
+def materialize(x: Array) -> Array:
+    """Return `x` as the result of a loop, which XLA neither takes apart nor runs twice. The derivative is 1."""
     return _through_a_loop(x)
 
 
-written_once.defjvp(lambda primals, tangents: (written_once(*primals), *tangents))
+materialize.defjvp(lambda primals, tangents: (materialize(*primals), *tangents))
 
 
 def _loop(x: Array) -> Array:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from typing import Any
 
 import jax
-from jax.extend.core import jaxprs_in_params
 
 from distdl_jax.compat import source_frames
 from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
 from distdl_jax.source_lines import is_library
+from distdl_jax.tracing.jaxprs import Branches, Scan, While, bodies, is_opaque_call, structure
 from distdl_jax.world import Transport
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
-IN_ONE_PIECE = "in_one_piece"
-"""The function that is a whole program with a derivative of its own; see the module of that name."""
-
-
+_JAX_SCOPES = ("while", "body", "cond", "checkpoint", "closed_call")
+_TRANSFORMATIONS = ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted")
 _NUMBER = re.compile(r"#(\d+)")
 _numbers = count(1)
 
@@ -37,7 +35,7 @@ def movement_scope() -> Any:
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
-    """What a traced program communicates, in the order in which it does."""
+    """Return what a traced program communicates, in the order in which it does."""
     return tuple(_Reader(transport).read(jaxpr, ()))
 
 
@@ -49,22 +47,23 @@ class _Reader:
 
     def read(self, jaxpr: Any, around: tuple[Any, ...]) -> Iterator[Operation | Loop | Cond]:
         for eqn in jaxpr.eqns:
-            name = eqn.primitive.name
-            inside = (*around, eqn)
+            eqns = (*around, eqn)
             if (operation := self._transport.operation(eqn)) is not None:
-                movement, is_adjoint = self._movement(inside)
-                yield replace(operation, movement=movement, is_adjoint=is_adjoint, place=_place(inside))
-            elif name == "scan":
-                yield Loop(eqn.params["length"], self._body(eqn.params["jaxpr"], inside), _place(inside))
-            elif name == "while":
-                test = self._body(eqn.params["cond_jaxpr"], inside)
-                yield from test
-                yield Loop(None, self._body(eqn.params["body_jaxpr"], inside) + test, _place(inside))
-            elif name == "cond":
-                yield Cond(tuple(self._body(branch, inside) for branch in eqn.params["branches"]), _place(inside))
-            else:
-                for inner in jaxprs_in_params(eqn.params):
-                    yield from self.read(inner, inside)
+                movement, is_adjoint = self._movement(eqns)
+                yield replace(operation, movement=movement, is_adjoint=is_adjoint, place=_place(eqns))
+                continue
+            match structure(eqn):
+                case Scan(body, length):
+                    yield Loop(length, self._body(body, eqns), _place(eqns))
+                case While(condition, body):
+                    test = self._body(condition, eqns)
+                    yield from test
+                    yield Loop(None, self._body(body, eqns) + test, _place(eqns))
+                case Branches(branches):
+                    yield Cond(tuple(self._body(branch, eqns) for branch in branches), _place(eqns))
+                case _:
+                    for inner in bodies(eqn):
+                        yield from self.read(inner, eqns)
 
     def _movement(self, eqns: tuple[Any, ...]) -> tuple[int, bool]:
         """Return the number of the movement that an operation is part of, and whether it is in its adjoint."""
@@ -81,54 +80,38 @@ class _Reader:
         return tuple(self.read(closed.jaxpr, around))
 
 
-def is_in_one_piece(eqn: Any) -> bool:
-    """Whether an equation is a program that is differentiated in one piece, made of movements like any other."""
-    if eqn.primitive.name != "custom_vjp_call":
-        return False
-    name, _, file = defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")
-    return name == IN_ONE_PIECE and is_library(file)
-
-
-def defined_at(jaxpr: Any) -> str:
-    """Of which function a program is: `name at file:line`; "" where JAX does not tell."""
-    return getattr(jaxpr.debug_info, "func_src_info", None) or ""
-
-
 def line_of_equation(eqn: Any) -> str:
-    """The source line that an equation of a traced program comes from; "" where none is known."""
+    """Return the source line that an equation of a traced program comes from; "" where none is known."""
     return _line((eqn,))
 
 
 def _place(eqns: tuple[Any, ...]) -> Place:
-    """Where the innermost of `eqns` comes from."""
+    """Return where the innermost of `eqns` comes from."""
     return place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
 
 
 @lru_cache(maxsize=4096)
 def place_of(line: str, stacks: tuple[str, ...]) -> Place:
-    """Where an operation comes from, from the name stacks around it, the outermost first."""
+    """Return where an operation comes from, from the name stacks around it, the outermost first."""
     names = [name for stack in stacks for name in stack.split("/") if name]
-    layers = [name for name in map(_bare, names) if name]
+    layers = [name for name in map(_layer, names) if name]
     return Place(line, "/".join(dict.fromkeys(layers)), any("transpose(" in name for name in names))
 
 
-def _bare(name: str) -> str:
-    """The scope's own name, out of the transformations around it: `transpose(jvp(DistributedLinear))`."""
-    while name.endswith(")") and name.split("(", 1)[0] in ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted"):
+def _layer(name: str) -> str:
+    """Return a scope's own name without the transformations around it, as in `transpose(jvp(Linear))`; "" for JAX's."""
+    while name.endswith(")") and name.split("(", 1)[0] in _TRANSFORMATIONS:
         name = name.split("(", 1)[1][:-1]
-    return "" if _NUMBER.search(name) or name in ("while", "body", "cond", "checkpoint", "closed_call") else name
+    return "" if _NUMBER.search(name) or name in _JAX_SCOPES else name
 
 
 def _line(eqns: tuple[Any, ...]) -> str:
     # Rather the line of a primitive's call than those of what is cached inside it.
-    wrappers = (n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS and not is_in_one_piece(eqn))
+    wrappers = (n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS and not is_opaque_call(eqn))
     wrapped = next(wrappers, len(eqns) - 1)
     for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
-        for frame in _frames(eqn.source_info.traceback):
-            file = frame.file_name.rsplit(os.sep, 1)[-1]
-            return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
+        for frame in source_frames(eqn.source_info.traceback):
+            if not is_library(frame.file_name):
+                file = frame.file_name.rsplit(os.sep, 1)[-1]
+                return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
     return ""
-
-
-def _frames(traceback: Any) -> Iterable[Any]:
-    return (frame for frame in source_frames(traceback) if not is_library(frame.file_name))

@@ -7,16 +7,15 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
-from distdl_jax.primitives.movement import kept_as_calls
+from distdl_jax.tracing.context import trace_context
 
 
 class Traced:
     """`fun(*args, **kwargs)`, traced as a function of the positional arguments at `places`.
 
-    `fun` is called once. What it returns may hold anything: leaves that don't depend on JAX's values are kept as they
-    are.
+    `fun` is called once. Its result may hold anything: leaves that don't depend on JAX's values stay as they are.
 
     - `as_call`: in a trace, whether the program is to be one call, which costs nothing to be traced again.
     - `program`: from the leaves of these arguments to those leaves of the result that are JAX's.
@@ -36,32 +35,28 @@ class Traced:
         leaves, structure = jax.tree.flatten([args[place] for place in places])
 
         def flat(*leaves: Any) -> list[Any]:
-            given = list(args)
+            values = list(args)
             for place, value in zip(places, jax.tree.unflatten(structure, leaves), strict=True):
-                given[place] = value
+                values[place] = value
             # JAX sets the mesh, also where there is none, for an equation that it evaluates again. Where it is set from
             # the start, what is traced here (movements, functions under jit) is found there, and not traced twice.
             with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
-                results, self._structure = jax.tree.flatten(fun(*given, **kwargs))
+                results, self._structure = jax.tree.flatten(fun(*values, **kwargs))
             self._constants = [None if isinstance(leaf, Tracer) else [leaf] for leaf in results]
             return [leaf for leaf in results if isinstance(leaf, Tracer)]
 
         # Evaluated eagerly, a movement that is one call is compiled once; its parts would be, each by each, every time.
         eagerly = not isinstance(jax.numpy.zeros(()), Tracer)
-        with kept_as_calls(eagerly):
+        with trace_context.set(calls_kept=eagerly):
             self.program = jax.make_jaxpr(jax.jit(flat) if as_call and not eagerly else flat)(*leaves)
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
-        """The leaves of the arguments at `places`: what the program takes."""
+        """Return the leaves of the arguments at `places`, which the program takes."""
         return jax.tree.leaves([args[place] for place in self._places])
 
     def result(self, values: Sequence[Any]) -> Any:
-        """What `fun` returned, with what the program gave in the place of what it traced."""
-        left = iter(values)
+        """Return the result of `fun`, with the program's `values` in the place of the leaves that were traced."""
+        rest = iter(values)
         return jax.tree.unflatten(
-            self._structure, [next(left) if kept is None else kept[0] for kept in self._constants]
+            self._structure, [next(rest) if constant is None else constant[0] for constant in self._constants]
         )
-
-    def __call__(self, *args: Any) -> Any:
-        """What `fun` returns for `args`, by its program; at other places than `places` they are not looked at."""
-        return self.result(jaxpr_as_fun(self.program)(*self.leaves(args)))

@@ -10,7 +10,7 @@ from playing_layers import Fetched, Played, cuts, play_product
 import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Pool
-from distdl_jax.kernels.convolution import LocalConvolution
+from distdl_jax.nn.conv_plan import LocalConvolution
 from distdl_jax.nn.pooling import PoolingPlan
 
 
@@ -24,14 +24,14 @@ def convolved(of: LocalConvolution, x: np.ndarray, w: np.ndarray, b: np.ndarray)
     """The local product, in numpy."""
     assert w.shape == of.weight_shape
     own = x[:, slice(*of.channels)]
-    assert own.shape[1] == w.shape[1] * of.groups
-    shape = (x.shape[0], w.shape[0], *of.outputs)
-    if 0 in of.outputs:
-        y = np.zeros(shape)
+    problem, window = of.problem, of.problem.window
+    assert own.shape[1] == w.shape[1] * problem.groups
+    if 0 in problem.y[2:]:
+        y = np.zeros(problem.y)
     else:
-        y = direct.convolve(direct.pad(own, of.padding), w, of.windows.stride, of.windows.dilation, of.groups)
-    assert y.shape == shape, f"{y.shape}, not {shape}"
-    return y + b.reshape(-1, *(1,) * len(of.outputs)) if of.adds_bias and b.size else y
+        y = direct.convolve(direct.pad(own, window.padding), w, window.stride, window.dilation, problem.groups)
+    assert y.shape == problem.y, f"{y.shape}, not {problem.y}"
+    return y + b.reshape(-1, *(1,) * (y.ndim - 2)) if of.adds_bias and b.size else y
 
 
 def convolved_adjoint(
@@ -39,11 +39,12 @@ def convolved_adjoint(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients with respect to x, w and b."""
     dx, dw = np.zeros(x.shape), np.zeros(w.shape)
-    if 0 not in of.outputs:
+    problem, window = of.problem, of.problem.window
+    if 0 not in problem.y[2:]:
         own = x[:, slice(*of.channels)]
-        padded = direct.pad(own, of.padding)
-        its, dw = direct.convolve_adjoint(dy, padded, w, of.windows.stride, of.windows.dilation, of.groups)
-        dx[:, slice(*of.channels)] = direct.pad_adjoint(its, own.shape[2:], of.padding)
+        padded = direct.pad(own, window.padding)
+        d_padded, dw = direct.convolve_adjoint(dy, padded, w, window.stride, window.dilation, problem.groups)
+        dx[:, slice(*of.channels)] = direct.pad_adjoint(d_padded, own.shape[2:], window.padding)
     return dx, dw, dy.sum(axis=(0, *range(2, dy.ndim)))
 
 

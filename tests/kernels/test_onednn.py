@@ -1,4 +1,4 @@
-"""oneDNN's convolutions: how they are compiled, found and refused. What they compute: tests/layers."""
+"""oneDNN's convolutions: how they are compiled, found and refused. What they compute: tests/kernels."""
 
 import ctypes
 import shutil
@@ -9,28 +9,28 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import onednn as command
-from distdl_jax.kernels import conv_onednn
+from distdl_jax.kernels.cpu.onednn import build, convolution, library
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.onednn import build, compiled
+from distdl_jax.kernels.problem import Problem
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
-needs_it = pytest.mark.skipif(compiled.version() == "none", reason="oneDNN's convolutions are not compiled here")
+needs_it = pytest.mark.skipif(library.version() == "none", reason="oneDNN's convolutions are not compiled here")
 
 
 def test_without_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled, "path", lambda: tmp_path / "none.so")
-    assert compiled.loaded.__wrapped__() is None
+    monkeypatch.setattr(library, "path", lambda: tmp_path / "none.so")
+    assert library.loaded.__wrapped__() is None
 
 
 @needs_it
 def test_one_that_was_compiled_for_something_else_is_left_out_with_a_warning(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled, "made_for", lambda: "another jaxlib")
+    monkeypatch.setattr(library, "made_for", lambda: "another jaxlib")
     with pytest.warns(RuntimeWarning, match="must have been compiled for another jaxlib, but says .*, jaxlib"):
-        assert compiled.loaded.__wrapped__() is None
-    monkeypatch.setattr(compiled, "path", lambda: tmp_path / "broken.so")
+        assert library.loaded.__wrapped__() is None
+    monkeypatch.setattr(library, "path", lambda: tmp_path / "broken.so")
     (tmp_path / "broken.so").write_text("no library")
     with pytest.warns(RuntimeWarning, match="Make it anew: python -m distdl_jax.onednn"):
-        assert compiled.loaded.__wrapped__() is None
+        assert library.loaded.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_how_many_threads(monkeypatch, environment, count):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert compiled.threads() == count
+    assert library.threads() == count
 
 
 def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
@@ -71,13 +71,13 @@ def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
     assert command.main() == 0
     new = ctypes.CDLL(str(tmp_path / "new.so"))
     new.convolution_made_for.restype = ctypes.c_char_p
-    assert new.convolution_made_for().decode() == compiled.made_for()
-    assert f"is ready: oneDNN {compiled.version()}" in capsys.readouterr().out
+    assert new.convolution_made_for().decode() == library.made_for()
+    assert f"is ready: oneDNN {library.version()}" in capsys.readouterr().out
 
 
 @needs_it
 def test_the_memory_of_a_call_is_allocated_by_xla():
-    call = conv_onednn.Call("forward", (4, 32, 16, 16), (32, 32, 3, 3), (4, 32, 14, 14), WINDOW, 1)
-    x, weight = jnp.ones(call.x, "float32"), jnp.ones(call.weight, "float32")
-    program = jax.jit(lambda x, weight: conv_onednn.forward(x, weight, WINDOW, 1)).lower(x, weight).compile()
-    assert program.memory_analysis().temp_size_in_bytes >= conv_onednn.memory(call) > x.nbytes
+    problem = Problem((4, 32, 16, 16), (32, 32, 3, 3), WINDOW, 1, "float32")
+    x, weight = jnp.ones(problem.x, "float32"), jnp.ones(problem.weight, "float32")
+    program = jax.jit(lambda x, weight: convolution.forward(problem, (x,), weight)).lower(x, weight).compile()
+    assert program.memory_analysis().temp_size_in_bytes >= convolution.memory(problem, "forward") > x.nbytes

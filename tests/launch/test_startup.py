@@ -28,7 +28,7 @@ def test_workers_with_different_software_are_refused_on_all(monkeypatch):
 @pytest.mark.world(3)
 def test_onednn_on_some_workers_only_is_refused_on_all(monkeypatch):
     comm = MPI.COMM_WORLD
-    monkeypatch.setattr(launch_checks, "onednn_version", lambda: "none" if comm.rank == 1 else "3.2.0")
+    monkeypatch.setattr(launch_checks, "_onednn_version", lambda: "none" if comm.rank == 1 else "3.2.0")
     with pytest.raises(dj.SetupError) as raised:
         launch_checks.check_workers_agree(comm)
     assert str(raised.value).endswith("the same oneDNN, but it is 3.2.0 on 2 of 3 workers and none on worker 1.")

@@ -377,8 +377,8 @@ def adjoint_of(fun: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, dy: jax.vjp(fun, x)[1](dy)
 
 
-def test_linear_functions_are_told_from_others() -> None:
-    told = {name: depends_on_first(adjoint_of(fun), X, fun(X)) for name, fun in LINEAR.items()}
-    assert not any(told.values()), told
-    told = {name: depends_on_first(adjoint_of(fun), X, fun(X)) for name, fun in NOT_LINEAR.items()}
-    assert all(told.values()), told
+def test_linear_functions_are_recognised() -> None:
+    found = {name: depends_on_first(adjoint_of(fun), X, fun(X)) for name, fun in LINEAR.items()}
+    assert not any(found.values()), found
+    found = {name: depends_on_first(adjoint_of(fun), X, fun(X)) for name, fun in NOT_LINEAR.items()}
+    assert all(found.values()), found

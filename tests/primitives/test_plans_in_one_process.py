@@ -37,7 +37,7 @@ def test_a_plan_is_the_same_on_every_worker(case: Case) -> None:
     assert plan.outputs == {worker: ShapeDtype(shapes[worker], np.dtype(float)) for worker in plan.workers}
     if set(map(type, case.shapes)) == {tuple}:
         everyone = plan.after(shape_dtypes(case))
-        assert {worker: held.shape for worker, held in everyone.items()} == dict(enumerate(shapes))
+        assert {worker: block.shape for worker, block in everyone.items()} == dict(enumerate(shapes))
 
 
 DRAWS = (random_replication, random_all_sum_reduce, random_repartition, random_halo_exchange, random_gather)
@@ -107,13 +107,13 @@ def test_plans_of_thousands_of_workers() -> None:
 def test_a_plan_that_wants_what_nobody_has_is_refused() -> None:
     """It would be zeros, in silence: what the library plans is in the tensor, but where it wraps around."""
     owned = ProductGrid.balanced((6,), (2,), (0, 1))
-    held = {worker: ShapeDtype((3,), np.dtype("float32")) for worker in (0, 1)}
+    blocks = {worker: ShapeDtype((3,), np.dtype("float32")) for worker in (0, 1)}
     for ranges in (((0, 3), (3, 7)), ((0, 3), (4, 6)), ((0, 3), (3, 5)), ((0, 4), (3, 6))):
         exchange = Exchange(owned, ProductGrid((0, 1), (ranges,)))
         with pytest.raises(PlanError, match=r"must cover the tensor, of shape \(6,\), and nothing outside"):
-            RepartitionPlan("repartition", held, np.dtype("float32"), exchange, True)
+            RepartitionPlan("repartition", blocks, np.dtype("float32"), exchange, True)
     P = dj.planning_world(2)
     outside = ((-1, 3), (3, 6))
     with pytest.raises(PlanError, match=r"in dimension 0, of length 6, they need \(\(-1, 3\), \(3, 6\)\)"):
-        plan_ranges("x", held, P, Halos(owned, (outside,)))
-    assert plan_ranges("x", held, P, Halos(owned, (outside,), (True,))).output(0).shape == (4,)
+        plan_ranges("x", blocks, P, Halos(owned, (outside,)))
+    assert plan_ranges("x", blocks, P, Halos(owned, (outside,), (True,))).output(0).shape == (4,)

@@ -50,8 +50,8 @@ def test_every_query_looks_at_every_key_before_it_once(p: int) -> None:
     for n in (0, 1, p - 1, p, 2 * p, 3 * p + 1, 8 * p - 1):
         blocks = balanced_ranges(n, p)
         sees = sum(np.outer(_places(block, n), _places((0, block[1]), n)) for block in blocks)
-        for helping in (False, True):
-            pairs, work, turns = np.zeros((n, n)), np.zeros(p), turns_of(blocks, blocks, True, helping)
+        for balanced in (False, True):
+            pairs, work, turns = np.zeros((n, n)), np.zeros(p), turns_of(blocks, blocks, True, balanced)
             looks = [(i, block, block) for i, block in enumerate(blocks)]
             for turn in turns:
                 looks += [(i, turn.queries[i], turn.keys[i]) for i in range(p)]
@@ -67,9 +67,9 @@ def test_every_query_looks_at_every_key_before_it_once(p: int) -> None:
                 work[i] += (queries[1] - queries[0]) * (keys[1] - keys[0])
             np.testing.assert_array_equal(pairs, sees)
             if n == 2 * p:
-                assert np.max(work) == (2 * (p + 1) if helping else 4 * p)
+                assert np.max(work) == (2 * (p + 1) if balanced else 4 * p)
         if p > 1 and n >= p:
-            assert sum(turn.helps for turn in turns_of(blocks, blocks, True, True)) == p // 2
+            assert sum(turn.is_balanced for turn in turns_of(blocks, blocks, True, True)) == p // 2
 
 
 def _places(its: tuple[int, int], n: int) -> np.ndarray:
@@ -79,9 +79,9 @@ def _places(its: tuple[int, int], n: int) -> np.ndarray:
 def test_to_a_memory_all_go_round() -> None:
     """Queries and keys are of other places then; workers without queries fetch nothing, and nobody helps."""
     queries, keys = [(0, 2), (2, 4), (4, 4)], [(0, 3), (3, 5), (5, 7)]
-    turns = turns_of(queries, keys, causal=False, helping=True)
+    turns = turns_of(queries, keys, causal=False, balanced=True)
     assert [turn.keys for turn in turns] == [((5, 7), (0, 3), (0, 0)), ((3, 5), (5, 7), (0, 0))]
-    assert all(turn.queries == tuple(queries) and not turn.helps for turn in turns)
+    assert all(turn.queries == tuple(queries) and not turn.is_balanced for turn in turns)
 
 
 @pytest.mark.simulated(*(sorted(MORE) if MANY else [4]))

@@ -1,5 +1,6 @@
 """What a worker is recorded to be doing: the process's own, or that of a thread that acts as a worker."""
 
+import logging
 import subprocess
 import sys
 import threading
@@ -29,7 +30,9 @@ def test_threads_may_be_workers_of_their_own(caplog):
             with worker_status().call(f"function {rank}"):
                 ready.wait(10)
                 assert worker_status().in_call and worker_status().calls[-1] == (1, f"function {rank}")
-                lines[rank] = log.process("here", {})[0]
+                record = log.makeRecord(log.name, logging.INFO, "", 0, "here", (), None)
+                assert log.filter(record)
+                lines[rank] = record.getMessage()
         assert worker_status() is before
 
     before, calls = worker_status(), len(worker_status().calls)

@@ -25,7 +25,7 @@ from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.tracing.materialize import written_once
+from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
 
@@ -160,5 +160,5 @@ def _largest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
     (x,), (dx,) = primals, tangents
     y = _largest(x)
     first = jnp.arange(x.shape[2]) == jnp.argmax(x, 2, keepdims=True)
-    are_largest = written_once((x == y[..., None]) | first).astype(x.dtype)
+    are_largest = materialize((x == y[..., None]) | first).astype(x.dtype)
     return y, jnp.sum(dx * are_largest, 2) / jnp.sum(are_largest, 2)

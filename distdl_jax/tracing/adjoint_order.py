@@ -1,0 +1,305 @@
+"""The order of adjoints: all workers run the adjoints of the same movements, in the reverse order of the movements.
+
+JAX runs the adjoint of a movement on a worker only where, on that worker, the movement's input is differentiated and
+its output used. A block without elements, a constant or a loss that ignores an output would have the others wait for
+ever.
+
+- An *anchor* is an empty second result of each movement. What is differentiated is made to depend on all anchors.
+- A *chain* is for programs where that does not do: there every movement depends on the one before it. In loops,
+  branches, `jax.checkpoint` and nested jits, whose values can't be used outside, it is one more argument and result.
+
+A function that can't be traced gets both while it runs (`with_all_adjoints`); a traced program is evaluated again
+(`Chain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
+
+from distdl_jax.compat import at_line_of, bound_again
+from distdl_jax.tracing.context import Anchors, trace_context
+from distdl_jax.tracing.jaxprs import Branches, Call, Scan, equations, evaluate, is_opaque_call, structure
+from distdl_jax.tracing.program_reader import movement_scope
+from distdl_jax.tracing.tie import tie
+from distdl_jax.world import Transport
+
+NO_LINK = jax.ShapeDtypeStruct((0,), jnp.float32)
+"""The chain in a body's arguments and results: an array without elements."""
+
+
+def first_link() -> Array:
+    """Return a chain that depends on nothing."""
+    return jnp.zeros(NO_LINK.shape, NO_LINK.dtype)
+
+
+def is_inexact(x: Any) -> bool:
+    """Return whether a value is floating or complex, and so has derivatives."""
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+# --- functions that run -----------------------------------------------------------------------------------------------
+
+
+def note_anchor(anchor: Array) -> None:
+    """Add the anchor of a movement to the innermost collection, if it was made at the level of its function.
+
+    What is made inside a loop or a nested jit can't be used outside of it.
+    """
+    if (anchors := _anchors_here()) is not None:
+        anchors.found.append(anchor)
+        if anchors.link is not None:
+            anchors.link = tie(anchors.link, anchor)
+
+
+def anchors_are_noted() -> bool:
+    """Return whether what is traced here is at the level of a function whose anchors are collected."""
+    return _anchors_here() is not None
+
+
+def _anchors_here() -> Anchors | None:
+    anchors = trace_context.anchors
+    return anchors if anchors is not None and anchors.trace == get_opaque_trace_state() else None
+
+
+def order_after_previous(x: Array) -> Array:
+    """Return `x`, which is to move: where anchors make a chain, it depends on the movement before."""
+    anchors = _anchors_here()
+    return x if anchors is None or anchors.link is None else tie(x, anchors.link)
+
+
+def with_all_adjoints(
+    fun: Callable[..., Any], has_aux: bool, chained_from: Sequence[int] | None = None
+) -> Callable[..., Any]:
+    """Return `fun`, whose scalar (the first of its results with `has_aux`) depends on every movement in it, by zero.
+
+    With `chained_from`, the places of arguments that are differentiated, every movement at the level of `fun` itself
+    depends on the one before it, too.
+    """
+
+    @wraps(fun)
+    def dependent(*args: Any, **kwargs: Any) -> Any:
+        link = None
+        if chained_from is not None:
+            leaves, structure = jax.tree.flatten([args[place] for place in chained_from])
+            link = start_chain(leaves)
+            chosen = dict(zip(chained_from, jax.tree.unflatten(structure, leaves), strict=True))
+            args = tuple(chosen.get(place, arg) for place, arg in enumerate(args))
+        anchors = Anchors(get_opaque_trace_state(), [], link)
+        with trace_context.set(anchors=anchors):
+            result = fun(*args, **kwargs)
+        return tie_scalar(result, anchors.found, has_aux)
+
+    return dependent
+
+
+def tie_scalar(result: Any, anchors: Sequence[Array], has_aux: bool) -> Any:
+    """Return `result`, a scalar (the first of two with `has_aux`), which depends on `anchors`, by zero."""
+    value, *rest = result if has_aux else (result,)
+    value = jnp.asarray(value)
+    if value.shape == () and is_inexact(value):
+        value = tie(value, *anchors)
+    return (value, *rest) if has_aux else value
+
+
+def start_chain(args: list[Any]) -> Array | None:
+    """Return the first link of a chain, which is differentiated as the smallest floating one of `args` is.
+
+    That one changes in place. None where there is none.
+    """
+    inexact = [i for i, arg in enumerate(args) if is_inexact(arg)]
+    if not inexact:
+        return None
+    first = min(inexact, key=lambda i: jnp.size(args[i]))
+    args[first], link = _start(jnp.asarray(args[first]))
+    return link
+
+
+@jax.custom_vjp
+def _start(x: Array) -> tuple[Array, Array]:
+    """Return `x`, and a chain that is differentiated, and batched, where `x` is."""
+    return x, tie(first_link(), x)
+
+
+_start.defvjp(lambda x: (_start(x), None), lambda _, cotangents: (tie(*cotangents),))
+
+
+@jax.custom_vjp
+def _saved(link: Array) -> Array:
+    """Return `link`, which the backward pass needs: so `jax.checkpoint` computes again, on every worker, what it
+    depends on."""
+    return link
+
+
+_saved.defvjp(lambda link: (_saved(link), link), lambda link, cotangent: (tie(cotangent, link),))
+
+
+# --- traced programs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The order that the movements of a traced program are to have.
+
+    - `transport`: knows the equations that communicate.
+    - `tied`: whether every movement depends on the one before. Then all workers differentiate every movement of
+      floating data, also those that would need no adjoint. Otherwise the result alone depends on all of them, which
+      costs nothing at run time.
+    """
+
+    transport: Transport
+    tied: bool
+
+    def evaluate(self, program: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Array]]:
+        """Return the results of `program`, and arrays without elements on which its result is to depend."""
+        args = list(args)
+        link = start_chain(args) if self.tied else None
+        links = [] if link is None else [link]
+        return self.run(program, args, links), links
+
+    def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array]) -> list[Any]:
+        """Return the results of `program`; `links` gets the links of its chain: the last one alone, if tied."""
+        return evaluate(program, args, lambda eqn, args: self._equation(eqn, args, links))
+
+    def concerns(self, eqns: Sequence[Any]) -> bool:
+        """Return whether any of these equations is to be ordered, or holds one that is."""
+        return any(map(self._is_ordered, equations(eqns)))
+
+    def _is_ordered(self, eqn: Any) -> bool:
+        if anchor_of(eqn) is not None:
+            return True
+        # A derivative of the user's may move data, too.
+        return self.tied and (eqn.primitive.name == "custom_vjp_call" or self.transport.operation(eqn) is not None)
+
+    def _equation(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
+        if not self.concerns([eqn]):
+            return bound_again(eqn, args)
+        with movement_scope():  # also of a body, which may be called twice
+            if is_opaque_call(eqn):
+                with at_line_of(eqn):
+                    return self.run(eqn.params["call_jaxpr"], args, links)
+            match structure(eqn):
+                case Call("custom"):
+                    return self._movement(eqn, args, links)
+                case Scan() | Branches() | Call("jit" | "checkpoint") as parts:
+                    with at_line_of(eqn):
+                        before = links[0] if self.tied and links else first_link()
+                        after, *results = _BODY_RULES[type(parts)](self, eqn, parts, before, args)
+                    self._add(links, after)
+                    return results
+            # JAX can't differentiate a while loop in reverse, so no chain goes through it.
+            return bound_again(eqn, args)
+
+    def _movement(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
+        """Evaluate what has a derivative of its own: whatever it consists of, it is one movement."""
+        if self.tied and links:
+            args = _tie_last(args, links[0], eqn.params.get("num_consts", 0))
+        anchor, results = anchor_of(eqn), bound_again(eqn, args)
+        if anchor is not None:
+            self._add(links, results[anchor])
+        elif self.tied or eqn.primitive.name == "custom_vjp_call":
+            self._add(links, tie(first_link(), *results))
+        return results
+
+    def _add(self, links: list[Array], link: Array) -> None:
+        if not self.tied:
+            links.append(link)
+        elif links:
+            links[:] = [_saved(tie(links[0], link))]
+
+
+def anchor_of(eqn: Any) -> int | None:
+    """Return which result of an equation is the anchor of a movement; None where the equation is none."""
+    if eqn.primitive.name != "custom_vjp_call":
+        return None
+    jaxpr = eqn.params["call_jaxpr"].jaxpr
+    if len(jaxpr.outvars) < 2 or jaxpr.outvars[1].aval.size:
+        return None
+    is_tied = any(inner.primitive.name == "tie" and inner.outvars[0] is jaxpr.outvars[1] for inner in jaxpr.eqns)
+    return 1 if is_tied else None
+
+
+def _tie_last(args: list[Any], link: Array, consts: int) -> list[Any]:
+    """Return the arguments of a movement, the last of which, floating where there is one, depends on the chain.
+
+    Not the first: those are constants of a function with a derivative of its own, by which JAX can't differentiate it,
+    and which `consts` no longer counts in a program that was evaluated again.
+    """
+    if not args:
+        return args
+    inexact = [i for i in range(consts, len(args)) if is_inexact(args[i])]
+    last = inexact[-1] if inexact else len(args) - 1
+    return [tie(jnp.asarray(arg), link) if i == last else arg for i, arg in enumerate(args)]
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=512)
+def _chained(chain: Chain, body: ClosedJaxpr, place: int = 0) -> ClosedJaxpr:
+    """Return a body with the chain as an argument at `place` and as its first result; the same for the same body."""
+
+    def chained(*args: Any) -> list[Any]:
+        before = args[place]
+        links = [before] if chain.tied else []
+        results = chain.run(body, [*args[:place], *args[place + 1 :]], links)
+        return [links[0] if chain.tied else tie(before, *links), *results]
+
+    avals: list[Any] = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+        for aval in body.in_avals
+    ]
+    return jax.make_jaxpr(chained)(*avals[:place], NO_LINK, *avals[place:])
+
+
+@lru_cache(maxsize=512)
+def _jitted(chain: Chain, body: ClosedJaxpr, name: str, inline: bool) -> Callable[..., Any]:
+    function = jaxpr_as_fun(_chained(chain, body))
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return jax.jit(call, inline=inline)
+
+
+def _scan(chain: Chain, eqn: Any, scan: Scan, before: Array, args: list[Any]) -> Sequence[Any]:
+    params, consts, carried = dict(eqn.params), scan.constants, scan.carried
+    body = _chained(chain, scan.body, consts)
+    if "num_carry" in params:
+        params.update(jaxpr=body, num_carry=carried + 1)
+        if "linear" in params:
+            params["linear"] = (*params["linear"][:consts], False, *params["linear"][consts:])
+        return eqn.primitive.bind(*args[:consts], before, *args[consts:], **params)
+    # From jax 0.12 on its parameters hold trees, which only `lax.scan` can make.
+    constants, start, xs = args[:consts], [before, *args[consts : consts + carried]], args[consts + carried :]
+
+    def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = jaxpr_as_fun(body)(*constants, *carry, *xs)
+        return results[: carried + 1], results[carried + 1 :]
+
+    carry, ys = lax.scan(step, start, xs, **{name: params[name] for name in ("length", "reverse", "unroll")})
+    return [*carry, *ys]
+
+
+def _branches(chain: Chain, eqn: Any, branches: Branches, before: Array, args: list[Any]) -> Sequence[Any]:
+    params = {**eqn.params, "branches": tuple(_chained(chain, body) for body in branches.bodies)}
+    return eqn.primitive.bind(args[0], before, *args[1:], **params)
+
+
+def _call(chain: Chain, eqn: Any, call: Call, before: Array, args: list[Any]) -> Sequence[Any]:
+    params = eqn.params
+    if call.kind == "jit":
+        return _jitted(chain, call.body, params["name"], params["inline"])(before, *args)
+    function = jaxpr_as_fun(_chained(chain, call.body))
+    return jax.checkpoint(function, prevent_cse=params["prevent_cse"], policy=params["policy"])(before, *args)
+
+
+_BODY_RULES: dict[type, Callable[..., Sequence[Any]]] = {Scan: _scan, Branches: _branches, Call: _call}

@@ -1,0 +1,52 @@
+"""What code that runs while JAX traces knows of the trace that it is in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+
+
+@dataclass
+class Anchors:
+    """The anchors of a function that is differentiated: its trace, its movements' anchors so far, its chain if any."""
+
+    trace: Any
+    found: list[Array]
+    link: Array | None
+
+
+class TraceContext(threading.local):
+    """The state of this thread's trace.
+
+    - `anchors`: those of the innermost function whose adjoints are ordered; see `adjoint_order`.
+    - `calls_kept`: whether movements stay calls of a jitted function; otherwise its body is in its place.
+    - `sizes_agreed`: whether nothing needs to be agreed on about what `jax.vmap` maps over; see `vmap_check`.
+    - `compared`: whether the program is compared between the workers as a whole, so that no part of it need be.
+    - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
+      `handled`: the exception that was being handled when they did.
+    """
+
+    anchors: Anchors | None = None
+    calls_kept = False
+    sizes_agreed = False
+    compared = False
+    to_compile = False
+    handled: BaseException | None = None
+
+    @contextmanager
+    def set(self, **values: Any) -> Iterator[None]:
+        """Give attributes other values in here."""
+        before = {name: getattr(self, name) for name in values}
+        self.__dict__.update(values)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+
+trace_context = TraceContext()

@@ -1,0 +1,184 @@
+"""The one reader of JAX's programs (jaxprs): bodies of equations, evaluation and data flow, each with a rule.
+
+Nothing else knows what JAX calls its loops, branches, calls and custom derivatives, or where they keep their bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
+
+from distdl_jax.compat import scan_counts
+from distdl_jax.source_lines import is_library
+
+T = TypeVar("T")
+
+
+class Scan(NamedTuple):
+    """A loop of known length. Its arguments are constants, what it carries, and what it scans over."""
+
+    body: ClosedJaxpr
+    length: int
+    constants: int
+    carried: int
+
+
+class While(NamedTuple):
+    """A loop of unknown length. Its arguments are the constants of both bodies, and what it carries."""
+
+    condition: ClosedJaxpr
+    body: ClosedJaxpr
+    condition_constants: int
+    body_constants: int
+
+
+class Branches(NamedTuple):
+    """A conditional. Its arguments are the number of the branch, and the branches' arguments."""
+
+    bodies: tuple[ClosedJaxpr, ...]
+
+
+class Call(NamedTuple):
+    """A program that is run once: "jit", "checkpoint", "custom" (with a derivative or a batched form of its own) or
+    "call". Its arguments are the body's, but for custom forms of some."""
+
+    kind: str
+    body: ClosedJaxpr
+
+
+_CALLS = {
+    "jit": "jit",
+    "pjit": "jit",
+    "checkpoint": "checkpoint",
+    "remat": "checkpoint",
+    "remat2": "checkpoint",
+    "custom_jvp_call": "custom",
+    "custom_vjp_call": "custom",
+    "custom_vmap_call": "custom",
+    "closed_call": "call",
+    "core_call": "call",
+}
+OPAQUE_CALL = "opaque_call"
+"""The function whose program is differentiated as one; see `autodiff.opaque_call`."""
+
+
+def structure(eqn: Any) -> Scan | While | Branches | Call | None:
+    """Return what an equation does with its bodies; None where it has none, or is of an unknown kind."""
+    name, params = eqn.primitive.name, eqn.params
+    match name:
+        case "scan":
+            return Scan(params["jaxpr"], params["length"], *scan_counts(eqn))
+        case "while":
+            counts = params["cond_nconsts"], params["body_nconsts"]
+            return While(params["cond_jaxpr"], params["body_jaxpr"], *counts)
+        case "cond":
+            return Branches(tuple(params["branches"]))
+    body = next((params[key] for key in ("jaxpr", "call_jaxpr", "call") if key in params), None)
+    if name not in _CALLS or body is None:
+        return None
+    return Call(_CALLS[name], body if isinstance(body, ClosedJaxpr) else _closed(body))
+
+
+@lru_cache(maxsize=512)
+def _closed(body: Any) -> ClosedJaxpr:
+    return ClosedJaxpr(body, ())  # the same object for the same body, for those who cache by it
+
+
+def bodies(eqn: Any) -> list[Any]:
+    """Return the programs in an equation, of whatever kind it is."""
+    return list(jaxprs_in_params(eqn.params))
+
+
+def equations(eqns: Iterable[Any], enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[Any]:
+    """Yield each equation, and those in its bodies where `enter` allows it."""
+    for eqn in eqns:
+        yield eqn
+        if enter(eqn):
+            for body in bodies(eqn):
+                yield from equations(body.eqns, enter)
+
+
+def evaluate(program: ClosedJaxpr, args: Sequence[Any], rule: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
+    """Return the results of a program whose equations are evaluated by `rule(eqn, args)`."""
+    jaxpr = program.jaxpr
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *args], strict=True))
+
+    def value(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        values.update(zip(eqn.outvars, rule(eqn, [value(atom) for atom in eqn.invars]), strict=True))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
+class DataFlow(Generic[T]):
+    """Facts about the values of a program, from those about its arguments; a subclass has the rule for an equation.
+
+    - `of_literals`, `of_constants`, `unknown`: the facts about literals, constants, and values of which nothing is
+      known.
+    """
+
+    of_literals: T
+    of_constants: T
+    unknown: T
+
+    def equation(self, eqn: Any, args: list[T]) -> list[T]:
+        """Return the facts about an equation's results."""
+        raise NotImplementedError
+
+    def join(self, one: T, other: T) -> T:
+        """Return the fact about a value that is the one in some passes or branches, and the other in others."""
+        raise NotImplementedError
+
+    def run(self, jaxpr: Any, args: Sequence[T]) -> list[T]:
+        """Return the facts about a program's results."""
+        facts: dict[Any, T] = dict.fromkeys(jaxpr.constvars, self.of_constants)
+        facts.update(zip(jaxpr.invars, args, strict=True))
+
+        def fact(atom: Any) -> T:
+            return self.of_literals if isinstance(atom, Literal) else facts[atom]
+
+        for eqn in jaxpr.eqns:
+            facts.update(zip(eqn.outvars, self.equation(eqn, [fact(atom) for atom in eqn.invars]), strict=True))
+        return [fact(atom) for atom in jaxpr.outvars]
+
+    def through_bodies(self, eqn: Any, args: list[T]) -> list[T] | None:
+        """Return the facts about an equation's results by its bodies; None where these don't tell."""
+        match structure(eqn):
+            case Scan(body, _, constants, carried):
+                return self._through_scan(body.jaxpr, args, slice(constants, constants + carried))
+            case Branches(branches):
+                first, *others = (self.run(branch.jaxpr, args[1:]) for branch in branches)
+                for other in others:
+                    first = [self.join(a, b) for a, b in zip(first, other, strict=True)]
+                return first
+            case Call(_, body) if len(body.jaxpr.invars) == len(args):
+                return self.run(body.jaxpr, args)
+        for inner in bodies(eqn):
+            self.run(inner, [self.unknown] * len(inner.invars))
+        return None
+
+    def _through_scan(self, body: Any, args: list[T], carried: slice) -> list[T]:
+        now = list(args)
+        while True:
+            results = self.run(body, now)
+            after = [self.join(a, b) for a, b in zip(now[carried], results, strict=False)]
+            if after == now[carried]:
+                return results
+            now[carried] = after
+
+
+def defined_at(jaxpr: Any) -> str:
+    """Return the function that a program is of as `name at file:line`; "" where JAX does not tell."""
+    return getattr(jaxpr.debug_info, "func_src_info", None) or ""
+
+
+def is_opaque_call(eqn: Any) -> bool:
+    """Return whether an equation is a program that is differentiated as one, though made of movements like any."""
+    if eqn.primitive.name != "custom_vjp_call":
+        return False
+    name, _, file = defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")
+    return name == OPAQUE_CALL and is_library(file)
