@@ -53,7 +53,7 @@ endif
 endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
-$(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/kernels/onednn/convolution.cc)
+$(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/kernels/cpu/onednn/convolution.cc)
 	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
 
 .PHONY: venv

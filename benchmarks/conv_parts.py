@@ -3,18 +3,19 @@
 mpiexec -n 2 python benchmarks/conv_parts.py [words: rows whose title has one of them]
 
 "parts" is what a layer without any copies of its own would take: the halo's rows are sent as they lie in numpy's
-arrays, and the block is computed in the forms that the layer has chosen. Kernels are of 3 in each dimension.
+arrays, and the block is computed by the algorithms that the layer has chosen. Kernels are of 3 in each dimension.
 """
 
 import sys
+from dataclasses import replace
 
 import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
-from distdl_jax.kernels.algorithm_choice import chosen_here
-from distdl_jax.kernels.layout import row_major
+from distdl_jax.kernels.convolution import chosen_here
+from distdl_jax.kernels.geometry import row_major
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from mpi4py import MPI
 
@@ -67,7 +68,7 @@ def row(title: str, shape: tuple[int, ...], channels: int, mode: str = "zeros", 
     x = jnp.ones(dj.TensorSpec(shape, grid).local_shape)
     held = {worker: ShapeDtype(size, x.dtype) for worker, size in enumerate(P_all.allgather_data(x.shape))}
     plan = layer.plan(held, choose=lambda problem: raw.bcast(chosen_here(problem, True) if rank == 0 else None))
-    local = plan.local[rank]
+    local = replace(plan.local[rank], problem=replace(plan.local[rank].problem, split_input=None))
     block = np.ones([size + (kernel - 1) * (P > 1) for size, P in zip(x.shape, grid.shape, strict=True)], np.float32)
     copy = jnp.ones(plan.fetch.after(held)[rank].shape)
     params = layer.init(jax.random.key(0))
@@ -94,8 +95,8 @@ def row(title: str, shape: tuple[int, ...], channels: int, mode: str = "zeros", 
             rounds=15,
         )
         if rank == 0:
-            told = of_layer.lower(params, x).compile().memory_analysis()
-            print(f"    {local.forms}; {told.temp_size_in_bytes / x.nbytes:.2f} times x in temporaries")
+            memory = of_layer.lower(params, x).compile().memory_analysis()
+            print(f"    {local.algorithms}; {memory.temp_size_in_bytes / x.nbytes:.2f} times x in temporaries")
 
 
 for mode in ("zeros", "circular"):

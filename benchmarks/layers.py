@@ -22,7 +22,7 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax.kernels.timing import processor_time
+from distdl_jax.kernels.cpu.timing import processor_time
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 

@@ -1,10 +1,10 @@
-"""One worker's convolution in each of its forms, as the layers compute it, plain XLA among them.
+"""One worker's convolution by each algorithm, as the layers compute it, plain XLA among them.
 
 NPROC=1 python benchmarks/local_convolution.py [--records FILE] [words: float32, float64, rows whose title has one]
 
 Milliseconds of one thread with NPROC=1, the least of several in turns: of forward and of the gradients of input and
 weight as programs of their own. In brackets the ratio to plain; * marks what is chosen where nothing was measured.
-With --records they are added to FILE, such as distdl_jax/kernels/records.json, under the processor's name.
+With --records they are added to FILE, such as distdl_jax/kernels/cpu/records.json, under the processor's name.
 """
 
 import json
@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from distdl_jax.kernels.algorithm_choice import chosen_unseen, measured_forms
-from distdl_jax.kernels.conv_algorithms import DIRECTIONS, Problem
+from distdl_jax.kernels.convolution import chosen_unseen
+from distdl_jax.kernels.cpu.choice import measured_algorithms
+from distdl_jax.kernels.cpu.convolution import available
+from distdl_jax.kernels.cpu.timing import machine
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.processor import machine
+from distdl_jax.kernels.problem import DIRECTIONS, Problem
 from mpi4py import MPI
 
 from harness import Table
@@ -78,27 +80,27 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 
 
 def problem_of(dtype: str, x: tuple[int, ...], c_out: int, k: int, p: int, *rest: int) -> Problem:
-    """The convolution that a row of `SHAPES` is about."""
+    """Return the convolution that a row of `SHAPES` is about."""
     (stride, dilation, groups), dims = (*rest, 1, 1, 1)[:3], len(x) - 2
     window = Placement((stride,) * dims, ((p, p),) * dims, (dilation,) * dims)
     return Problem(x, (c_out, x[1] // groups, *(k,) * dims), window, groups, dtype)
 
 
 def record(problem: Problem, times: dict[str, Any]) -> dict[str, Any]:
-    """A row of the library's records."""
+    """Return a row of the library's records."""
     w = problem.window
     shapes = {"dtype": problem.dtype, "x": problem.x, "weight": problem.weight, "groups": problem.groups}
     return {**shapes, "stride": w.stride, "padding": w.padding, "dilation": w.dilation, **times}
 
 
 def row(name: str, problem: Problem) -> dict[str, Any]:
-    """The milliseconds of each form in each direction, printed."""
+    """Measure each algorithm in each direction, and print and return the milliseconds."""
     times, shown = {}, []
     for direction, unseen in zip(DIRECTIONS, chosen_unseen(problem), strict=True):
-        measured = measured_forms(problem, direction, problem.forms(direction))
-        times[direction] = {form: float(f"{1e3 * told.seconds:.3g}") for form, told in measured.items()}
+        measured = measured_algorithms(problem, direction, available(problem, direction))
+        times[direction] = {one: float(f"{1e3 * measured[one].seconds:.3g}") for one in measured}
         plain = times[direction]["plain"]
-        cells = (f"{ms:.3g} ({ms / plain:.2f}){'*' * (form == unseen)}" for form, ms in times[direction].items())
+        cells = (f"{ms:.3g} ({ms / plain:.2f}){'*' * (one == unseen)}" for one, ms in times[direction].items())
         shown.append(f"{direction}: {', '.join(cells)}")
     print(f"{name:<26} {problem.dtype}  " + "   ".join(shown), flush=True)
     return times

@@ -2,7 +2,7 @@
 `transports/mpi/compat.py`.
 
 One function each; its docstring says what for, which private names it needs, and what would replace them.
-`tests/runtime/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. So
+`tests/compat/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. So
 nothing private is imported before it is asked for.
 """
 

@@ -1,21 +1,25 @@
-"""`python -m distdl_jax.onednn`: compiles oneDNN's convolutions into this environment, and tries them."""
+"""`python -m distdl_jax.onednn`: compile oneDNN's convolutions into this environment, and try them."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels import conv_onednn, conv_plain
+from distdl_jax.kernels.cpu.convolution import algorithm
+from distdl_jax.kernels.cpu.onednn.build import build
+from distdl_jax.kernels.cpu.onednn.convolution import can_compute
+from distdl_jax.kernels.cpu.onednn.library import version
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.onednn.build import build
-from distdl_jax.kernels.onednn.compiled import DIRECTIONS, version
+from distdl_jax.kernels.problem import DIRECTIONS, Problem
 
 
 def main() -> int:
-    """Build and try; the exit status."""
+    """Build and try, and return the exit status."""
     try:
         path = build()
         _try()
@@ -29,15 +33,16 @@ def main() -> int:
 def _try() -> None:
     """Raise `SetupError` unless one convolution, and its gradients, are what XLA computes."""
     window, draw = Placement((1, 2), ((1, 1), (0, 1)), (1, 1)), np.random.default_rng(0).standard_normal
-    shapes = x, weight, _ = (2, 6, 9, 8), (20, 3, 3, 2), (2, 20, 9, 4)
-    arrays = [jnp.asarray(draw(shape), jnp.float32) for shape in shapes]
+    problem = Problem((2, 6, 9, 8), (20, 3, 3, 2), window, 2, "float32")
+    x, weight, dy = (jnp.asarray(draw(shape), jnp.float32) for shape in (problem.x, problem.weight, problem.y))
+    shapes = f"{problem.x} by {problem.weight}"
     for direction in DIRECTIONS:
-        if not conv_onednn.can_compute(direction, *shapes, window, 2):
-            raise SetupError(f"oneDNN {version()} can't compute a small convolution ({direction}: {x} by {weight}).")
-        operands = arrays[:2] if direction == "forward" else arrays
-        got, wanted = (getattr(forms, direction)(*operands, window, 2) for forms in (conv_onednn, conv_plain))
-        if not jnp.allclose(got, wanted, rtol=1e-4, atol=1e-4):
-            raise SetupError(f"oneDNN {version()} computes something else than XLA ({direction}: {x} by {weight}).")
+        if not can_compute(problem, direction):
+            raise SetupError(f"oneDNN {version()} can't compute a small convolution ({direction}: {shapes}).")
+        operands = (weight,) if direction == "forward" else (weight, dy)
+        ours, plain = (algorithm(problem, direction, name)((x,), *operands) for name in ("onednn", "plain"))
+        if not all(map(partial(jnp.allclose, rtol=1e-4, atol=1e-4), jax.tree.leaves(ours), jax.tree.leaves(plain))):
+            raise SetupError(f"oneDNN {version()} computes something else than XLA ({direction}: {shapes}).")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 @functools.cache
 def begin() -> None:
-    """From now on, in this process."""
+    """Compile each program once in this process, from now on."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -27,7 +27,7 @@ def begin() -> None:
 
 
 def _wait_for_each_other() -> None:
-    """Of threads that come with one program at the same time, one compiles it, and the others wait for that.
+    """Let one of the threads that come with one program compile it, and the others wait.
 
     By private functions of jax; where they are gone, each compiles for itself.
     """

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import compiled_once
 import contexts
 import pytest
+from jobs import FAST_TO_COMPILE
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE
 
 if TYPE_CHECKING:
     from distdl_jax.transports.threads.workers import Workers
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def with_flags(flags: str, *more: str) -> str:
-    """XLA's flags, with those that the user has not set."""
+    """Return XLA's flags, with those of `more` that the user has not set."""
     return " ".join([*flags.split(), *(flag for flag in more if flag.split("=")[0] not in flags)])
 
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_world_environment(environment: MutableMapping[str, str], size: int) -> None:
-    """The CPU in float64, with one thread. What runs on one worker alone is compiled as users compile it."""
+    """Set the CPU, float64 and one thread. What runs on one worker alone is compiled as users compile it."""
     # NPROC is the size of XLA's thread pool; the flag below alone does not limit it in jaxlib 0.10.
     for name, value in {**SETTINGS, "NPROC": "1", "OMP_NUM_THREADS": "1"}.items():
         environment.setdefault(name, value)
@@ -53,18 +53,18 @@ def pytest_world_environment(environment: MutableMapping[str, str], size: int) -
 
 
 def pytest_world_start() -> None:
-    """MPI is there before the first test."""
+    """Import MPI before the first test."""
     import mpi4py.MPI  # noqa: F401
 
 
 def pytest_world_settle() -> None:
-    """What hangs behind asynchronous dispatch hangs in its own test."""
+    """Wait for asynchronous dispatch, so that a hang behind it belongs to its own test."""
     if "jax" in sys.modules:
         sys.modules["jax"].effects_barrier()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where there is no MPI, tests call dj.simulate themselves."""
+    """Share contexts and compiled programs in this process too: its tests call dj.simulate themselves."""
     if "jax" not in sys.modules or long_run():
         return
     contexts.keep()
@@ -76,7 +76,7 @@ _workers: "dict[int, Workers]" = {}
 
 
 def pytest_world_simulate(size: int, test: Callable[[], object]) -> None:
-    """The workers stay from test to test, as those of MPI worlds do, and keep what they have compiled."""
+    """Run the test on workers that stay from test to test, with what they have compiled, as in MPI worlds."""
     from distdl_jax.transports.threads.workers import Workers
 
     if not long_run():

@@ -12,7 +12,10 @@ USES = 50  # what a context has been told of types and locations it keeps: then 
 
 @functools.cache
 def keep() -> None:
-    """From now on, in this process. By a private function of jax; where it is gone, each program has its own."""
+    """Keep one context for each thread, from now on.
+
+    By a private function of jax; where it is gone, each program has a context of its own.
+    """
     from jax._src.interpreters import mlir
 
     make = getattr(mlir, "make_ir_context", None)
@@ -20,11 +23,11 @@ def keep() -> None:
         return
     mine = threading.local()
 
-    def kept() -> Any:
+    def shared_context() -> Any:
         uses = getattr(mine, "uses", 0)
         if uses % USES == 0:
             mine.context = make()
         mine.uses = uses + 1
         return mine.context
 
-    mlir.make_ir_context = kept
+    mlir.make_ir_context = shared_context

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from imaginary import partition_of
 from simulator import simulate
 
 import distdl_jax as dj
@@ -24,32 +23,32 @@ from distdl_jax.primitives.plan import MovementPlan, Plan
 Blocks = dict[int, np.ndarray]
 
 
-def held(blocks: Mapping[int, Any]) -> dict[int, ShapeDtype]:
-    """The shapes and dtypes of arrays."""
+def shape_dtypes(blocks: Mapping[int, Any]) -> dict[int, ShapeDtype]:
+    """Return the shapes and dtypes of arrays."""
     return {worker: ShapeDtype(block.shape, block.dtype) for worker, block in blocks.items()}
 
 
 def planned(size: int, plan: Callable[[dj.Partition], Plan]) -> Plan:
-    """The plan that each of `size` workers makes, from its partition of all of them: the same on all."""
-    plans = [plan(partition_of(rank, size)) for rank in range(size)]
+    """Return the plan that each of `size` workers makes from its partition of all of them: the same on all."""
+    plans = [plan(dj.planning_world(size, rank)) for rank in range(size)]
     assert all(each == plans[0] and hash(each) == hash(plans[0]) for each in plans)
     assert all(each.outputs == plans[0].outputs for each in plans)
     return plans[0]
 
 
 def play(plan: MovementPlan, blocks: Blocks) -> Blocks:
-    """What all workers hold after a movement; who takes no part keeps its block."""
-    assert {worker: of for worker, of in held(blocks).items() if worker in plan.workers} == _inputs(plan)
+    """Return all workers' blocks after a movement; a worker that takes no part keeps its block."""
+    assert {worker: of for worker, of in shape_dtypes(blocks).items() if worker in plan.workers} == _inputs(plan)
     result = carry_out({worker: plan.part(worker) for worker in blocks}, blocks)
-    assert held(result) == plan.after(held(blocks))
+    assert shape_dtypes(result) == plan.after(shape_dtypes(blocks))
     return result
 
 
 def play_adjoint(plan: MovementPlan, blocks: Blocks) -> Blocks:
-    """What all workers hold after the adjoint, given what they held after the movement."""
+    """Return all workers' blocks after the adjoint, from those after the movement."""
     parts = {worker: plan.part(worker) for worker in blocks}
     result = carry_out({worker: part and part.adjoint() for worker, part in parts.items()}, blocks)
-    assert {worker: of for worker, of in held(result).items() if worker in plan.workers} == _inputs(plan)
+    assert {worker: of for worker, of in shape_dtypes(result).items() if worker in plan.workers} == _inputs(plan)
     return result
 
 
@@ -58,7 +57,7 @@ def _inputs(plan: Any) -> dict[int, ShapeDtype]:
 
 
 def carry_out(parts: Mapping[int, Movement | None], blocks: Blocks) -> Blocks:
-    """Every worker's part, on its block."""
+    """Carry out every worker's part on its block."""
     moving = {worker: part for worker, part in parts.items() if part is not None}
     if not moving:
         return blocks

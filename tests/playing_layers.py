@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from convolution import direct
-from imaginary import partition_of
-from playing import Blocks, held, play, play_adjoint
+from playing import Blocks, play, play_adjoint, shape_dtypes
 
 import distdl_jax as dj
 from distdl_jax.layer.matmul_plan import ProductPlan
@@ -23,7 +22,7 @@ NOTHING = np.zeros(0)
 
 
 class Fetched:
-    """What the windows of the workers of P_x read."""
+    """The input that the windows of the workers of P_x read."""
 
     def __init__(self, plan: WindowsPlan, x: Blocks) -> None:
         self.plan = plan
@@ -33,7 +32,7 @@ class Fetched:
             for d, sources in enumerate(plan.filling(worker)):
                 if sources is not None:
                     self.blocks[worker] = self.blocks[worker].take(sources, axis=d + 2)
-        assert held(self.blocks) == plan.after(held(x))
+        assert shape_dtypes(self.blocks) == plan.after(shape_dtypes(x))
 
     def adjoint(self, dy: Blocks) -> Blocks:
         dy = dict(dy)
@@ -84,7 +83,7 @@ class Copied:
 
 
 class Played(NamedTuple):
-    """What each worker holds in the end, by world rank."""
+    """Every worker's results, by world rank."""
 
     y: Blocks
     dx: Blocks
@@ -99,16 +98,16 @@ Gradients = Callable[[Any, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray
 def play_product(
     layer: Any, world: int, x: Blocks, w: np.ndarray, b: np.ndarray, dy: Blocks, product: Product, gradients: Gradients
 ) -> Played:
-    """Forward and adjoint of a layer that multiplies, by all of its workers; `layer` makes it from all workers."""
-    made, given = layer(partition_of(0, world)), {worker: x.get(worker, NOTHING) for worker in range(world)}
+    """Play forward and adjoint of a layer that multiplies on all workers; `layer` makes it from all workers."""
+    made, given = layer(dj.planning_world(world)), {worker: x.get(worker, NOTHING) for worker in range(world)}
     specs = made.param_specs()
     boxes = boxes_of(specs["weight"]), boxes_of(specs["bias"]) if "bias" in specs else {}
-    plan: ProductPlan = made.plan(held(given))
-    assert plan == layer(partition_of(world - 1, world)).plan(held(given))
+    plan: ProductPlan = made.plan(shape_dtypes(given))
+    assert plan == layer(dj.planning_world(world, world - 1)).plan(shape_dtypes(given))
     given = {worker: given[worker] for worker in plan.workers}
     params = {
-        name: {worker: whole[its[worker]] if worker in its else NOTHING for worker in given}
-        for name, whole, its in zip(("weight", "bias"), (w, b), boxes, strict=True)
+        name: {worker: whole[of[worker]] if worker in of else NOTHING for worker in given}
+        for name, whole, of in zip(("weight", "bias"), (w, b), boxes, strict=True)
     }
     fetched = None if plan.fetch is None else Fetched(plan.fetch, given)
     copies = play(plan.to_work, given if fetched is None else fetched.blocks)
@@ -117,7 +116,7 @@ def play_product(
     for worker, local in plan.local.items():
         products[worker] = product(local, copies[worker], copied.weights[worker], copied.biases[worker])
     y = play(plan.to_y, products)
-    assert held(y) == plan.outputs
+    assert shape_dtypes(y) == plan.outputs
 
     dparts = play_adjoint(plan.to_y, {worker: dy.get(worker, y[worker]) for worker in y})
     dx = {worker: np.zeros(copy.shape) for worker, copy in copies.items()}
@@ -131,12 +130,12 @@ def play_product(
             db[worker] = grads[2]
     dx = play_adjoint(plan.to_work, dx)
     dx = dx if fetched is None else fetched.adjoint(dx)
-    grads = tuple(real(grad, its) for grad, its in zip(copied.adjoint(dw, db), boxes, strict=True))
+    grads = tuple(real(grad, of) for grad, of in zip(copied.adjoint(dw, db), boxes, strict=True))
     return Played(real(y, dy), real(dx, x), boxes, grads)
 
 
 def real(blocks: Blocks, holders: Mapping[int, Any]) -> Blocks:
-    """The blocks of those that hold a part; the others have nothing."""
+    """Return the blocks of the workers that have one."""
     assert all(blocks[worker].size == 0 for worker in blocks.keys() - holders.keys())
     return {worker: blocks[worker] for worker in holders}
 
@@ -146,7 +145,7 @@ def cuts(whole: np.ndarray, boxes: Mapping[int, tuple[slice, ...]]) -> Blocks:
 
 
 def boxes_of(spec: dj.TensorSpec) -> dict[int, tuple[slice, ...]]:
-    """Which part of the whole each worker of the partition holds, by numpy's own rule."""
+    """Return the box of each worker of the partition, by numpy's own rule."""
     lines = [
         [slice(part[0], part[-1] + 1) if len(part) else slice(0, 0) for part in np.array_split(np.arange(n), p)]
         for n, p in zip(spec.global_shape, spec.partition.shape, strict=True)
@@ -159,7 +158,7 @@ def boxes_of(spec: dj.TensorSpec) -> dict[int, tuple[slice, ...]]:
 
 
 def differing(got: Blocks, want: Blocks) -> dict[int, str]:
-    """The workers whose block is not the one wanted."""
+    """Return the workers whose block is not the wanted one."""
     assert got.keys() == want.keys(), f"workers {sorted(got)} hold a block, not {sorted(want)}"
     return {
         rank: f"{got[rank]}\nnot\n{want[rank]}"

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blocks import block_of
 from matrix.partitions import On
 
 import distdl_jax as dj
@@ -20,7 +21,7 @@ Sizes = int | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """A layer on some partitions, and the same of whole tensors.
+    """A layer on some partitions, and the sequential layer on whole tensors.
 
     - `sizes`: the lengths of x, along each dimension one, cut evenly, or those of all blocks.
     - `layer`: from the partition of all workers, the layer.
@@ -51,7 +52,7 @@ class Beside:
         return self.offset + self.draw("x", shape)
 
     def params(self, specs: Any) -> Any:
-        """The whole parameters."""
+        """Draw the whole parameters."""
         paths, structure = jax.tree.flatten_with_path(specs)
         return structure.unflatten(
             [self.draw(f"params{jax.tree_util.keystr(path)}", spec.global_shape) for path, spec in paths]
@@ -59,7 +60,7 @@ class Beside:
 
 
 def cut(whole: np.ndarray, P: On, rank: int, sizes: Sequence[Sizes] | None = None) -> np.ndarray | None:
-    """The block of the worker `rank`; None where it has none."""
+    """Return the block of the worker `rank`; None where it has none."""
     if rank not in P.ranks:
         return None
     index = np.unravel_index(P.ranks.index(rank), P.shape)
@@ -72,12 +73,8 @@ def cut(whole: np.ndarray, P: On, rank: int, sizes: Sequence[Sizes] | None = Non
     return whole
 
 
-def block_of(whole: np.ndarray, spec: dj.TensorSpec) -> np.ndarray:
-    return np.zeros(0) if spec.box is None else whole[tuple(slice(*side) for side in spec.box)]
-
-
 def check_beside(cases: Sequence[Beside], tolerance: float = 1e-12) -> None:
-    """Outputs, and gradients of sum(c * sin(y)) with respect to x and parameters, are the blocks of the whole ones."""
+    """Check that outputs, and gradients of sum(c * sin(y)) by x and parameters, are the blocks of the whole ones."""
     P = dj.Partition()
     layers = {case.name: case.layer(P) for case in cases}
     assert len(layers) == len(cases)
@@ -126,7 +123,7 @@ def close(got: Any, want: Any, tolerance: float, what: str) -> None:
 
 
 def _whole(cases: Sequence[Beside], specs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the whole ones give, by case; in one program, too."""
+    """Return the results of the sequential layers, by case; in one program, too."""
     params = {case.name: case.params(specs[case.name]) for case in cases}
     floats = {case.name: case.x for case in cases if not case.integers}
 

@@ -45,12 +45,12 @@ def simulate(
 
 
 def adjoint(programs: Mapping[int, Sequence[ExchangePlan]]) -> dict[int, list[ExchangePlan]]:
-    """The programs of the adjoint: every plan reversed, in reverse order."""
+    """Return the programs of the adjoint: every plan reversed, in reverse order."""
     return {rank: [plan.reverse() for plan in reversed(plans)] for rank, plans in programs.items()}
 
 
 def _worker(rank: int, plans: Sequence[ExchangePlan], block: Block, traffic: Counter[tuple[int, int]]) -> Worker:
-    """One worker: yields each round with its packed message, and is sent the message that it receives."""
+    """Run one worker: yield each round with its packed message, and take the message that it receives."""
     for plan in plans:
         if block.shape != plan.in_shape:
             raise MismatchError(f"rank {rank} holds {block.shape}, but its plan starts from {plan.in_shape}")
@@ -130,7 +130,7 @@ class _Scheduler:
         return True
 
     def _meet(self, rank: int) -> list[int]:
-        """Carry out the messages that this worker's new round makes possible; who has completed a round by that."""
+        """Carry out the messages that this worker's new round makes possible; return who completed a round by that."""
         touched = set()
         if rank in self.sending:
             touched |= self._transfer(rank, self.sending[rank][0])

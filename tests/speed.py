@@ -2,11 +2,11 @@
 
 import time
 
-USUAL = 0.1  # seconds of processor time that `python_pace` counts with
+USUAL = 0.1  # seconds of processor time that `python_slowdown` counts with
 
 
-def python_pace() -> float:
-    """How many times longer than usual a fixed piece of Python takes, in processor time; at least 1."""
+def python_slowdown() -> float:
+    """Measure how many times longer than usual a fixed piece of Python takes, in processor time; at least 1."""
     began = time.process_time()
     counts: dict[int, int] = {}
     for i in range(600_000):

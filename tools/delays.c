@@ -2,7 +2,7 @@
 
      cc -shared -fPIC -o delays.so tools/delays.c -ldl
      DELAYS_SEED=1 LD_PRELOAD=$PWD/delays.so python -m pytest -k "world1 or world2 or world3 or world4"
-     LD_PRELOAD=$PWD/delays.so python -m pytest tests/runtime/test_faults.py
+     LD_PRELOAD=$PWD/delays.so python -m pytest tests/watchdog/test_faults.py
 
    For MPICH on Linux. Each worker draws numbers of its own. */
 #define _GNU_SOURCE

@@ -33,8 +33,8 @@ class Order(NamedTuple):
     - `drop_last`: whether an epoch ends before a batch that would be smaller.
 
     >>> order = Order(5, 2, None, False)
-    >>> order.batches, order.rows(Place(0, 2)).tolist(), order.after(Place(0, 2))
-    (3, [4], Place(epoch=1, batch=0))
+    >>> order.batches, order.epoch(0).tolist(), order.after(Place(0, 2))
+    (3, [0, 1, 2, 3, 4], Place(epoch=1, batch=0))
     """
 
     n: int
@@ -58,10 +58,6 @@ class Order(NamedTuple):
         key = [words[0] | words[1] << 32, words[2] | words[3] << 32]
         generator = np.random.Philox(counter=[0, 0, 0, epoch], key=np.array(key, np.uint64))
         return np.argsort(generator.random_raw(self.n), kind="stable")
-
-    def rows(self, place: Place) -> np.ndarray[Any, Any]:
-        """Return the samples of one batch."""
-        return self.epoch(place.epoch)[place.batch * self.size : (place.batch + 1) * self.size]
 
     def after(self, place: Place) -> Place:
         """Return the place after a batch."""

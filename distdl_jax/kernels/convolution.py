@@ -1,111 +1,45 @@
-"""The product that one worker of a distributed convolution computes."""
+"""One worker's convolution, and the choice of its algorithms.
+
+On CPUs it has up to five algorithms for each direction, of which the fastest depends on the shape and on the machine.
+Elsewhere, in other dtypes than float32 and float64, and with `DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is one
+`lax.conv_general_dilated`, and nothing of `cpu` is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from jax import Array
 
-import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
-
-from distdl_jax.kernels.conv_algorithms import PLAIN, Forms, Problem, convolution, convolution_apart
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.layout import between_layers
-from distdl_jax.kernels.split_halo import Apart, Parts
-from distdl_jax.plans.decomposition import Range
-from distdl_jax.plans.windows import Pairs, WindowSpec
-from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.tracing.tie import tie
+from distdl_jax.kernels.problem import PLAIN, Algorithms, Parts, Problem
+from distdl_jax.kernels.xla_conv import conv
 
 
-@dataclass(frozen=True)
-class LocalConvolution:
-    """A convolution of this worker's copy of x, as exchanged, with its block of the weight.
+def convolution(problem: Problem, parts: Parts, weight: Array, algorithms: Algorithms) -> Array:
+    """Return the convolution of x, which lies in `parts`, with `weight`; all of one dtype."""
+    if not problem.has_choice:
+        window = problem.window
+        x = problem.join(parts)
+        return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=problem.groups)
+    from distdl_jax.kernels.cpu import convolution as cpu
 
-    - `weight_shape`: that of the block, c_out x c_in/groups x kernel.
-    - `channels`: which channels of the copy it reads.
-    - `groups`: the number of groups that these channels form.
-    - `windows`: kernel, stride and dilation.
-    - `padding`: the zeros (low, high) to put around the copy, per feature dimension.
-    - `outputs`: the number of outputs along each feature dimension; may be 0.
-    - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
-    - `forms`: how it is computed.
-    - `apart`: where what is around this worker's block lies, if it can stay apart from it; None: joined to it.
+    return cpu.convolution(problem, parts, weight, algorithms)
+
+
+def chosen_unseen(problem: Problem) -> Algorithms:
+    """Choose algorithms by the library's own records, which are the same on every machine."""
+    if not problem.has_choice:
+        return PLAIN
+    from distdl_jax.kernels.cpu import choice
+
+    return choice.by_records(problem)
+
+
+def chosen_here(problem: Problem, may_measure: bool) -> Algorithms:
+    """Choose algorithms by the times measured on this machine, now if need be.
+
+    - `may_measure`: whether times that are measured here and now mean anything.
     """
+    if not problem.has_choice:
+        return PLAIN
+    from distdl_jax.kernels.cpu import choice
 
-    weight_shape: tuple[int, ...]
-    channels: Range
-    groups: int
-    windows: WindowSpec
-    padding: Pairs
-    outputs: tuple[int, ...]
-    adds_bias: bool
-    forms: Forms = PLAIN
-    apart: Apart | None = None
-
-    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the product, from that of the copy of x."""
-        return x[0], self.weight_shape[0], *self.outputs
-
-    def problem(self, x: tuple[int, ...], dtype: np.dtype) -> Problem:
-        """What is computed of a copy of x of this shape, without the bias."""
-        channels = self.channels[1] - self.channels[0]
-        whole = (x[0], channels, *x[2:])
-        return Problem(whole, self.weight_shape, self._placement, self.groups, dtype.name, self.apart)
-
-    @property
-    def _placement(self) -> Placement:
-        return Placement(self.windows.stride, self.padding, self.windows.dilation)
-
-    def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
-        """The product of x and weight, which have one dtype; depends on both even where it is empty.
-
-        `x` may be a block and what is around it, `apart`, all of whose channels it reads; its result is not empty then.
-        """
-        if isinstance(x, tuple):
-            assert self.apart is not None
-            y = convolution_apart(x, weight, self._placement, self.groups, self.forms, self.apart)
-            return self._with_bias(y, bias)
-        start, stop = self.channels
-        shape = self.output(x.shape)
-        if 0 in (*shape, *self.weight_shape, stop - start):
-            y = tie(jnp.zeros(shape, x.dtype), x, weight)
-        else:
-            own = x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1)
-            y = convolution(between_layers(own), weight, self._placement, self.groups, self.forms)
-        return self._with_bias(y, bias)
-
-    def _with_bias(self, y: Array, bias: Array | None) -> Array:
-        return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * len(self.outputs)))
-
-
-Choose = Callable[[Problem], Forms]
-
-
-class HasForms(Protocol):
-    """What a worker computes, as a dataclass with a field `forms`."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def problem(self, x: tuple[int, ...], dtype: np.dtype) -> Problem:
-        """What is computed of a copy of x of this shape, without the bias."""
-
-
-Local = TypeVar("Local", bound=HasForms)
-
-
-def in_equal_forms(
-    local: Mapping[int, Local], copies: ShapeDtypes, products: ShapeDtypes, choose: Choose
-) -> dict[int, Local]:
-    """What all workers compute, in one choice of forms: that for the one which has most to compute.
-
-    - `local`, `copies`, `products`: what each computes, of what copy of x, and what it has then.
-    """
-    problems = [its.problem(copies[worker].shape, products[worker].dtype) for worker, its in local.items()]
-    problems = [problem for problem in problems if 0 not in (*problem.x, *problem.weight) and min(problem.y) > 0]
-    if not problems:
-        return dict(local)
-    forms = choose(max(problems, key=lambda problem: problem.products))
-    return {worker: replace(its, forms=forms) for worker, its in local.items()}
+    return choice.by_measurements(problem, may_measure)

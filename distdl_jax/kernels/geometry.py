@@ -1,4 +1,4 @@
-"""How a kernel lies on the data."""
+"""How a kernel lies on the data, and the order in which data lies in memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
-from distdl_jax.plans.windows import Pairs
+Pairs = tuple[tuple[int, int], ...]
+"""(low, high) for each feature dimension."""
 
 
 @dataclass(frozen=True)
@@ -21,33 +24,33 @@ class Placement:
     dilation: tuple[int, ...]
 
     def reach(self, kernel: Sequence[int]) -> tuple[int, ...]:
-        """How far the first and the last tap are apart."""
+        """Return how far the first and the last tap are apart."""
         return tuple(dilation * (k - 1) for dilation, k in zip(self.dilation, kernel, strict=True))
 
     def outputs(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """The number of outputs along each dimension."""
+        """Return the number of outputs along each dimension."""
         return tuple(
             (n + sum(padding) - reach - 1) // stride + 1
             for n, padding, reach, stride in zip(sizes, self.padding, self.reach(kernel), self.stride, strict=True)
         )
 
     def padding_read(self, sizes: Sequence[int], kernel: Sequence[int], outputs: Sequence[int]) -> Pairs:
-        """The padding, less than none where there are rows at the end that no window reads."""
+        """Return the padding; it is negative where no window reads the last rows."""
         along = zip(self.padding, self.stride, self.reach(kernel), sizes, outputs, strict=True)
         return tuple((low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in along)
 
     def of_input_gradient(self, sizes: Sequence[int], kernel: Sequence[int], outputs: Sequence[int]) -> Placement:
-        """With stride 1: how the reversed kernel lies on the result's cotangent, for the gradient of an input."""
+        """Return how the reversed kernel lies on the result's cotangent, for the input's gradient at stride 1."""
         along = zip(self.reach(kernel), self.padding, sizes, outputs, strict=True)
         return replace(self, padding=tuple((reach - low, n - m + low) for reach, (low, _), n, m in along))
 
     def unpadded(self) -> Placement:
-        """The same on an input that has its padding."""
+        """Return the same placement on an input that has its padding."""
         return replace(self, padding=((0, 0),) * len(self.padding))
 
     def met_by_taps(self, x: Array, kernel: Sequence[int]) -> list[Array]:
-        """For each tap of the kernel, in row-major order, what of x it meets: an array of the outputs' sizes."""
-        lengths = [s * (m - 1) + 1 for s, m in zip(self.stride, self.outputs(x.shape[2:], kernel), strict=True)]
+        """Return the entries of x that each tap meets, in row-major order: arrays of the outputs' sizes."""
+        lengths = [max(s * (m - 1) + 1, 0) for s, m in zip(self.stride, self.outputs(x.shape[2:], kernel), strict=True)]
         x = padded(x, self.padding)
         met = []
         for tap in itertools.product(*map(range, kernel)):
@@ -57,12 +60,28 @@ class Placement:
         return met
 
     def with_row(self) -> Placement:
-        """The same with one more dimension, in front, of which there is one row."""
+        """Return the same placement with one more dimension, in front, of which there is one row."""
         return Placement((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
 
 
 def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
-    """`x` with zeros around it along the features, or with so much less of it."""
+    """Return `x` with zeros around it along the features, or cut there where padding is negative."""
     if not any(map(any, padding)):
         return x
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
+
+
+@jax.jit  # without it, what is not traced must be an array of JAX's own: numpy's would be refused
+def row_major(x: Array) -> Array:
+    """Write `x` in row-major order before anything is computed of it, and its cotangent likewise.
+
+    XLA gives the output of a convolution the order that the convolution likes, and hands it on to whatever is fused
+    with it: slices and reductions of such an array can take ten times as long. It also makes one loop of a
+    transposition and the work after it, which can take five times as long as the two.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def between_layers(x: Array) -> Array:
+    """Return `row_major(x)` on a CPU, where layers compute in that order; elsewhere the compiler knows better."""
+    return row_major(x) if jax.default_backend() == "cpu" else x

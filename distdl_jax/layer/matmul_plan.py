@@ -1,4 +1,4 @@
-"""What linear layers and convolutions have in common: copies of x and of the weight, their products, and the sums."""
+"""Plans of linear layers and convolutions: copies of x and of the weight, their products, and the sums of these."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.kernels.split_halo import Parts
 from distdl_jax.layer.parameters import ParameterPlan, Params
 from distdl_jax.layer.sliding_windows import WindowsPlan
-from distdl_jax.layer.split_halo import HaloApartPlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import zero_volume_shape
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -24,7 +22,7 @@ from distdl_jax.world import Workers, World
 
 
 class LocalProduct(Protocol):
-    """What one worker computes: an immutable value."""
+    """The product that one worker computes: an immutable value."""
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -35,19 +33,19 @@ class LocalProduct(Protocol):
         """Whether the bias is added here: of the workers whose products are summed, one adds it."""
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the product, from that of the copy of x."""
+        """Return the shape of the product, from the shape of the copy of x."""
 
     def __call__(self, x: Any, weight: Array, bias: Array | None) -> Array:
-        """The product of the copies of x, as it was fetched, and of the weight; of one dtype."""
+        """Return the product of the copy of x, as it was fetched, and of the weight; all of one dtype."""
 
 
 @dataclass(frozen=True)
 class SummedPlan(Plan):
-    """The plan of a layer some of whose workers each work out a part of y, of which y is the sum.
+    """The plan of a layer whose output is a sum over workers.
 
-    - `to_work`: the broadcast of x to the workers that do; `of_params`: that of the parameters.
+    - `to_work`: the broadcast of x to the workers that compute; `of_params`: the broadcast of the parameters.
     - `products`: what each worker of the layer has then.
-    - `to_y`: the sum of that.
+    - `to_y`: the sum of the products.
     """
 
     to_work: MovementPlan
@@ -68,40 +66,43 @@ class ProductPlan(SummedPlan):
     """The plan of a layer that multiplies; products are in the dtype that x and the weight have in common.
 
     - `local`: by world rank, what each worker that multiplies computes.
-    - `fetch`: how each worker that holds x gets what its windows read; None where it is the block that it holds.
+    - `fetch`: how each worker that holds x gets the entries that its windows read; None where it has them.
     """
 
     local: Mapping[int, LocalProduct] = field(hash=False)
-    fetch: WindowsPlan | RangesPlan | HaloApartPlan | None = None
+    fetch: WindowsPlan | RangesPlan | None = None
 
     def run(self, world: World, params: Params, x: Array) -> Array:
-        """This worker's block of the output; on workers that take no part, `x`."""
+        """Return this worker's block of the output; on workers that take no part, `x`."""
         if (product := self.products.get(world.rank)) is None:
             return x
         fetched = self._fetched(world, x)
         local = self.local.get(world.rank)
         weight, bias = self.of_params.run(world, params, local.weight_shape if local else (0,))
         if local is None:
-            part = tie(jnp.zeros(product.shape, product.dtype), *jax.tree.leaves(fetched), weight)
+            summand = tie(jnp.zeros(product.shape, product.dtype), *jax.tree.leaves(fetched), weight)
         else:
             bias = bias.astype(product.dtype) if bias is not None and local.adds_bias else None
-            fetched = jax.tree.map(lambda its: its.astype(product.dtype), fetched)
-            part = local(fetched, weight.astype(product.dtype), bias)
-        # Every worker's part depends on all that any worker's part depends on, so that whatever is differentiated, all
-        # of them carry a derivative into the sum, or none does.
-        return self.to_y.run(world, tie(part, *params.values()))
+            fetched = jax.tree.map(lambda part: part.astype(product.dtype), fetched)
+            summand = local(fetched, weight.astype(product.dtype), bias)
+        # Every worker's summand depends on all that any worker's depends on, so that whatever is differentiated, all of
+        # them carry a derivative into the sum, or none does.
+        return self.to_y.run(world, tie(summand, *params.values()))
 
-    def _fetched(self, world: World, x: Array) -> Array | Parts:
-        if isinstance(self.fetch, HaloApartPlan):  # its parts stay where they are
-            return self.fetch.run(world, x)
+    def _fetched(self, world: World, x: Array) -> Array | tuple[Array, ...]:
+        """Return this worker's copy of x, in one array or in several."""
         return self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
 
 
 def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, LocalProduct]) -> dict[int, ShapeDtype]:
-    """What each worker has after the multiplication, from the copies of x: where it does not multiply, nothing."""
+    """Return what each worker has after the multiplication, from the copies of x; else zero-volume arrays."""
     result = {}
     for worker, copy in copies.items():
         shape = local[worker].output(copy.shape) if worker in local else zero_volume_shape(copy.shape, True)
-        dtype = np.dtype(jnp.promote_types(copy.dtype, of_params.dtype))
-        result[worker] = ShapeDtype(shape, dtype)
+        result[worker] = ShapeDtype(shape, product_dtype(copy, of_params))
     return result
+
+
+def product_dtype(copy: ShapeDtype, of_params: ParameterPlan) -> np.dtype:
+    """Return the dtype of the product of a copy of x and of the weight."""
+    return np.dtype(jnp.promote_types(copy.dtype, of_params.dtype))

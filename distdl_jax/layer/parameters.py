@@ -1,4 +1,4 @@
-"""Where the weight and the bias of a layer live, and how they get to the workers that multiply with them."""
+"""The partitions of the parameters of layers, their movement to the workers that use them, and their checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Params = dict[str, Array]
 Specs = Mapping[str, TensorSpec]
 
 ParamShapeDtypes = Mapping[int, Mapping[str, ShapeDtype]]
-"""What workers hold of the parameters: by world rank, by name."""
+"""The shapes and dtypes of the parameters' blocks: by world rank, by name."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ParameterPartitions:
 
     @property
     def shards(self) -> int:
-        """Into how many pieces a block is cut."""
+        """The number of pieces into which a block is cut."""
         return self._grid.shape[2] if self.sharded else 1
 
     @cached_property
@@ -85,14 +85,15 @@ class ParameterPartitions:
         return self.work.grid(shape, ranks.ravel().tolist())
 
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
-        """How the parameters get to the workers of `work`, from what all workers of the layer hold of them.
+        """Plan the movement of the parameters to the workers of `work`, from the shapes of all workers' blocks.
 
-        **Raises:** `PlanError` where those who hold a parameter hold it in different dtypes, or placeholders elsewhere
-        are of another kind.
+        **Raises:** `PlanError` where the blocks of a parameter differ in dtype, or placeholders are of another kind.
         """
         owners = {"weight": self.weight} | ({"bias": self.bias} if has_bias else {})
         dtypes = {
-            name: common_dtype(f'params["{name}"]', {worker: held[name] for worker, held in params.items()}, P.ranks)
+            name: common_dtype(
+                f'params["{name}"]', {worker: blocks[name] for worker, blocks in params.items()}, P.ranks
+            )
             for name, P in owners.items()
         }
         if self.shards > 1:
@@ -102,38 +103,38 @@ class ParameterPartitions:
             return ParameterPlan(dtypes)
         together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
         shapes = {
-            worker: (sum(held[name].size for name in dtypes),) if has_bias else held["weight"].shape
-            for worker, held in params.items()
+            worker: (sum(blocks[name].size for name in dtypes),) if has_bias else blocks["weight"].shape
+            for worker, blocks in params.items()
         }
         packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
         movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
         return BroadcastParameterPlan(dtypes, movement, frozenset(self.work.ranks))
 
     def _gathering(self, name: str, params: ParamShapeDtypes, P: Partition) -> MovementPlan:
-        """The movement that gives each worker of P the whole of the block that it has a piece of."""
-        pieces = {worker: held[name] for worker, held in params.items()}
+        """Plan the movement that gives each worker of P the whole of the block of which it has a piece."""
+        pieces = {worker: blocks[name] for worker, blocks in params.items()}
         owned = owned_grid(f'params["{name}"]', P, pieces)
         rows = balanced_ranges(owned.extent[0], P.shape[0] // self.shards)
-        needed = tuple(its for its in rows for _ in range(self.shards))
+        needed = tuple(block for block in rows for _ in range(self.shards))
         return plan_ranges("parameters", pieces, P, Halos(owned, (needed, *owned.ranges[1:])))
 
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How weight and bias get from where they live to the workers that multiply with them: they are there already.
+    """The movement of weight and bias to the workers that multiply, where these have them already: none.
 
-    - `dtypes`: of "weight", and of "bias" where there is one, where they live. Placeholders may be of another.
+    - `dtypes`: of the blocks of "weight", and of "bias" where there is one. Placeholders may have another.
     """
 
     dtypes: Mapping[str, np.dtype] = field(hash=False)
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the copies of the weight, and of what stands for them."""
+        """The dtype of the copies of the weight, and of their placeholders."""
         return self.dtypes["weight"]
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-        """This worker's copy of its weight, of `shape`, and of its bias.
+        """Return this worker's copy of its weight, of `shape`, and of its bias.
 
         On workers with an index other than 0 along P_in the bias is empty. On workers that don't multiply: two
         zero-volume arrays.
@@ -143,7 +144,7 @@ class ParameterPlan:
 
 @dataclass(frozen=True)
 class BroadcastParameterPlan(ParameterPlan):
-    """The same of parameters that live on some of these workers, or on others.
+    """The movement of parameters that live on some of these workers, or on others.
 
     - `movement`: of both in one message.
     - `multiply`: the world ranks of the workers that multiply.
@@ -153,13 +154,13 @@ class BroadcastParameterPlan(ParameterPlan):
     multiply: frozenset[int]
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-        """This worker's copies; as `ParameterPlan.run`."""
+        """Return this worker's copies; as `ParameterPlan.run`."""
         together = reduce(jnp.promote_types, self.dtypes.values())
         if "bias" not in self.dtypes:  # as it is: of another shape it would be a copy
             copies = self.movement.run(world, tie(params["weight"].astype(together), *params.values()))
             return copies, copies if world.rank not in self.multiply else None
         flat = [params[name].reshape(-1).astype(together) for name in self.dtypes]
-        packed = joined_slices([(its, 0, its.size) for its in flat], 0)
+        packed = joined_slices([(param, 0, param.size) for param in flat], 0)
         packed = self.movement.run(world, tie(packed, *params.values()))
         if world.rank not in self.multiply:
             return packed, packed
@@ -170,7 +171,7 @@ class BroadcastParameterPlan(ParameterPlan):
 
 @dataclass(frozen=True)
 class GatheredParameterPlan(ParameterPlan):
-    """The same of parameters that are cut.
+    """The movement of parameters that are cut.
 
     - `gathered`: the movement of each, between all workers that have a piece of it.
     """
@@ -178,18 +179,18 @@ class GatheredParameterPlan(ParameterPlan):
     gathered: Mapping[str, MovementPlan] = field(hash=False)
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-        """This worker's copies; as `ParameterPlan.run`."""
+        """Return this worker's copies; as `ParameterPlan.run`."""
         # All workers differentiate with respect to what any of them does.
-        copies = {name: its.run(world, tie(params[name], *params.values())) for name, its in self.gathered.items()}
+        copies = {name: plan.run(world, tie(params[name], *params.values())) for name, plan in self.gathered.items()}
         return copies["weight"], copies.get("bias")
 
 
 def unboxed(params: Any) -> Any:
-    """Parameters, or a tuple of them, without the variables of flax that they, or each of them, are in."""
+    """Return parameters, or a tuple of them, without the variables of flax around them, or around each of them."""
     params = params.get_value() if hasattr(params, "get_value") else params
     if not isinstance(params, Mapping):
         return params
-    return {name: its.get_value() if hasattr(its, "get_value") else its for name, its in params.items()}
+    return {name: value.get_value() if hasattr(value, "get_value") else value for name, value in params.items()}
 
 
 def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:
@@ -256,17 +257,17 @@ def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, 
 def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:
     """Refuse parameters that are not their worker's blocks, in the same words on all workers.
 
-    - `of`: the argument that they are the entries of.
+    - `of`: the name of the argument.
     """
-    for worker, held in params.items():
+    for worker, blocks in params.items():
         for name, spec in specs.items():
-            if name not in held:
+            if name not in blocks:
                 raise PlanError(
-                    f'On worker {worker}: `{of}` must hold "{name}" on every worker, but holds {sorted(held)}.'
+                    f'On worker {worker}: `{of}` must hold "{name}" on every worker, but holds {sorted(blocks)}.'
                 )
             expected = spec.block_shapes.get(worker)
-            if expected is not None and held[name].shape != expected:
+            if expected is not None and blocks[name].shape != expected:
                 raise PlanError(
-                    f'On worker {worker}: `{of}["{name}"]` has shape {held[name].shape}, but this worker\'s block of '
+                    f'On worker {worker}: `{of}["{name}"]` has shape {blocks[name].shape}, but this worker\'s block of '
                     f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
                 )

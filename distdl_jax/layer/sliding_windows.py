@@ -1,7 +1,7 @@
-"""Windows that slide over a partitioned tensor: what convolution and pooling share.
+"""Windows that slide over a partitioned tensor, for convolutions and poolings.
 
-A worker's balanced output block needs an input range. The workers exchange so that each has that range, and what lies
-outside the tensor is left to the local operation as padding, or filled in by the padding mode.
+A worker's balanced output block needs an input range. The workers exchange so that each has that range. Outside the
+tensor, the local operation pads with zeros, or the padding mode fills in.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _Ranges = tuple[tuple[Range, ...], ...]  # per feature dimension and index
 
 @dataclass(frozen=True)
 class WindowsPlan(Plan):
-    """Who needs which input for its balanced block of outputs, and how it gets it.
+    """The movement of the inputs that each worker's balanced block of outputs needs.
 
-    - `spec`: the windows; `axes`: the same along each feature dimension of the tensor.
-    - `wanted`: what the windows read, reaching outside the tensor where they do.
-    - `movement`: gives each worker the part of the tensor from which that can be made.
+    - `spec`: the windows; `axes`: the windows along each feature dimension of the tensor.
+    - `wanted`: the ranges that the windows read, which may reach outside the tensor.
+    - `movement`: gives each worker the part of the tensor that fills its ranges.
     """
 
     spec: WindowSpec
@@ -45,7 +45,7 @@ class WindowsPlan(Plan):
         return self.movement.workers
 
     def output(self, worker: int) -> ShapeDtype:
-        """What `worker` has of what its windows read, but for padding with zeros."""
+        """Return the shape and dtype of the inputs of `worker`, without padding by zeros."""
         shape = list(self.movement.output(worker).shape)
         for d, sources in enumerate(self.filling(worker)):
             if sources is not None:
@@ -53,28 +53,28 @@ class WindowsPlan(Plan):
         return ShapeDtype(tuple(shape), self.movement.dtype)
 
     def index(self, worker: int) -> tuple[int, ...]:
-        """The index of `worker` along the features."""
+        """Return the index of `worker` along the features."""
         owned = self.movement.halos.owned
         return owned.index(owned.cell_of[worker])[2:]
 
     def output_ranges(self, index: Sequence[int]) -> tuple[Range, ...]:
-        """The outputs that the worker at feature index `index` computes, per feature dimension."""
+        """Return the range of outputs of the worker at feature index `index`, per feature dimension."""
         workers = map(len, self.wanted)
         return tuple(axis.output_range(p, i) for axis, p, i in zip(self.axes, workers, index, strict=True))
 
     def output_counts(self, index: Sequence[int]) -> tuple[int, ...]:
-        """How many outputs the worker at feature index `index` computes, per feature dimension."""
+        """Return the number of outputs of the worker at feature index `index`, per feature dimension."""
         return tuple(stop - start for start, stop in self.output_ranges(index))
 
     def padding(self, index: Sequence[int]) -> Pairs:
-        """The zeros (low, high) to put around the exchanged block of the worker at `index`, per feature dimension."""
+        """Return the zeros (low, high) around the exchanged block of the worker at `index`, per feature dimension."""
         if self.spec.mode in ("reflect", "replicate"):
             return ((0, 0),) * len(self.axes)
         along = zip(self.axes, self.wanted, index, strict=True)
         return tuple(axis.clipped(ranges[i])[1] for axis, ranges, i in along)
 
     def filling(self, worker: int) -> tuple[np.ndarray | None, ...]:
-        """Per feature dimension, which entry of the exchanged block goes where, for `worker`.
+        """Return the source of each entry in the exchanged block of `worker`, per feature dimension.
 
         None where the block is right as it is: everywhere but at the boundary, under reflect or replicate padding.
         """
@@ -88,7 +88,7 @@ class WindowsPlan(Plan):
         return tuple(found)
 
     def run(self, world: World, x: Array) -> Array:
-        """The input that this worker's windows read, but for padding with zeros; for others, `x`."""
+        """Return the input of this worker's windows, without padding by zeros; on other workers, `x`."""
         block = self.movement.run(world, x)
         if world.rank in self.movement.inputs:
             for d, sources in enumerate(self.filling(world.rank)):
@@ -98,10 +98,10 @@ class WindowsPlan(Plan):
 
 
 def plan_windows(shape_dtypes: ShapeDtypes, P_x: Partition, spec: WindowSpec) -> WindowsPlan:
-    """The plan of the windows over an N x C x features tensor on P_x, P_n x P_c x P_{D-1} x ... x P_0.
+    """Plan windows over an N x C x features tensor on P_x, P_n x P_c x P_{D-1} x ... x P_0.
 
-    `shape_dtypes` is what all workers of the layer hold, those of P_x among them. Raises `PlanError` where the blocks
-    don't form a grid or the windows don't fit.
+    `shape_dtypes` are the blocks of all workers of the layer, those of P_x among them. Raises `PlanError` where the
+    blocks don't form a grid or the windows don't fit.
     """
     common_dtype("x", shape_dtypes, P_x.ranks)
     owned = owned_grid("x", P_x, shape_dtypes)
@@ -117,7 +117,7 @@ def plan_windows(shape_dtypes: ShapeDtypes, P_x: Partition, spec: WindowSpec) ->
 
 
 def _sources(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> np.ndarray:
-    """For each index of a range that may reach outside the tensor, the index inside that fills it."""
+    """Return, for each index of a range that may reach outside the tensor, the index inside that fills it."""
     indices = np.arange(*wanted)
     last = axis.size - 1
     if mode == "replicate":
@@ -126,7 +126,7 @@ def _sources(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> np.ndarray
 
 
 def _source_range(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> Range:
-    """The range of the tensor that fills `wanted`."""
+    """Return the range of the tensor that fills `wanted`."""
     if mode not in ("reflect", "replicate"):
         return axis.clipped(wanted)[0]
     sources = _sources(axis, mode, wanted)

@@ -153,7 +153,7 @@ class DistributedLoss(Loss):
     returns an array of another shape.
 
     >>> import jax.numpy as jnp, optax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0]).create_cartesian_topology_partition([1, 1])
+    >>> P = dj.Partition().grid([1, 1])
     >>> round(float(DistributedLoss(P, optax.log_cosh)(jnp.ones((2, 3)), jnp.zeros((2, 3)))), 4)
     0.4338
     """

@@ -45,8 +45,12 @@ from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
-from distdl_jax.nn.norms.features import DistributedLayerNorm, DistributedRMSNorm
-from distdl_jax.nn.norms.group import DistributedGroupNorm, DistributedInstanceNorm
+from distdl_jax.nn.norms.per_sample import (
+    DistributedGroupNorm,
+    DistributedInstanceNorm,
+    DistributedLayerNorm,
+    DistributedRMSNorm,
+)
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jax import Array
 
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
-from distdl_jax.kernels.algorithm_choice import chosen_here, chosen_unseen
-from distdl_jax.kernels.conv_algorithms import Forms
-from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
-from distdl_jax.kernels.convolution import Choose, LocalConvolution, in_equal_forms
-from distdl_jax.layer.matmul_plan import ProductPlan, products
+from distdl_jax.kernels.conv_transpose import TransposedProblem
+from distdl_jax.kernels.convolution import chosen_here, chosen_unseen
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import Algorithms, Problem
+from distdl_jax.layer.matmul_plan import product_dtype, products
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
-from distdl_jax.nn.conv_plan import ConvolutionPlan, left_apart
+from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, with_split_halo
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
-from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowSpec, window_spec
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
 from distdl_jax.primitives.broadcast import plan_broadcast
+from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import Padding, Sizes, is_integer
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedConv(WeightedLayer):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
@@ -76,58 +78,30 @@ class DistributedConv(WeightedLayer):
     required_kind: ClassVar[Kind | None] = None
 
     P_x: Partition
-    P_y: Partition | None
-    P_W: Partition | None
+    P_y: Partition | None = None
+    P_W: Partition | None = None
+    _: KW_ONLY
     in_channels: int
     out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Pairs
-    dilation: tuple[int, ...]
-    groups: int
-    bias: bool
-    padding_mode: PaddingMode
-    sharded: bool
+    kernel_size: Sizes
+    stride: Sizes = 1
+    padding: Padding = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    bias: bool = True
+    padding_mode: PaddingMode = "zeros"
+    sharded: bool = False
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition | None = None,
-        P_W: Partition | None = None,
-        *,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        sharded: bool = False,
-    ) -> None:
-        windows = window_spec(self.dims, kernel_size, stride, padding, dilation, padding_mode)
-        vars(self).update(  # the fields, in the form in which equal ones are equal
-            P_x=P_x,
-            P_y=P_y,
-            P_W=P_W,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=windows.kernel,
-            stride=windows.stride,
-            padding=windows.padding,
-            dilation=windows.dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            sharded=sharded,
-        )
+    def __post_init__(self) -> None:
+        w = self._windows
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
             if not is_integer(number, least=1):
                 raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
-            if number % groups:
-                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={groups}).")
+            if number % self.groups:
+                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
@@ -148,56 +122,68 @@ class DistributedConv(WeightedLayer):
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        weight = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
         return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
-    @property
+    @cached_property
     def _windows(self) -> WindowSpec:
-        return WindowSpec(self.kernel_size, self.stride, self.dilation, self.padding, self.padding_mode)
+        return window_spec(self.dims, self.kernel_size, self.stride, self.padding, self.dilation, self.padding_mode)
 
     @property
     def kind(self) -> Kind:
         """The algorithm that the partitions ask for."""
         return self._partitions.kind
 
-    def _agree_on_plan(self, params: Params, x: Array) -> ProductPlan:
-        # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
-        choose = partial(self._choose_here, self.P_x.world.may_measure)
-        x_shapes, shapes, algorithms = self._agree_on_shapes(params, x, choose)
-        return self.plan(x_shapes, shapes, chosen_unseen if algorithms is None else lambda _: algorithms)
+    def _agree_on_plan(self, params: Params, x: Array) -> ConvolutionPlan:
+        planned: list[ConvolutionPlan] = []
 
-    def _choose_here(self, may_measure: bool, x: ShapeDtypes, params: ParamShapeDtypes) -> Forms | None:
-        """Choose the algorithms for all workers, by what is known of this machine; None where x does not fit."""
-        try:
-            plan = self.plan(x, params, partial(chosen_here, may_measure=may_measure))
-        except DistDLError:
-            return None  # all workers will raise it
-        kinds = (LocalConvolution, LocalTransposedConvolution)
-        return next((local.forms for local in plan.local.values() if isinstance(local, kinds)), None)
+        def choose(x: ShapeDtypes, params: ParamShapeDtypes) -> Algorithms | None:
+            # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
+            try:
+                planned.append(self._plan(*self._checked(x, params)))
+                return planned[0].choose(partial(chosen_here, may_measure=self.P_x.world.may_measure))
+            except DistDLError:
+                return None  # all workers will raise it
+
+        x_shapes, shapes, algorithms = self._agree_on_shapes(params, x, choose)
+        plan = planned[0] if planned else self._plan(*self._checked(x_shapes, shapes))
+        return plan.with_algorithms(algorithms or plan.choose(chosen_unseen))
 
     def plan(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
-    ) -> ProductPlan:
+    ) -> ConvolutionPlan:
         """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
         Arguments, result and errors are as in `DistributedLinear.plan`. `choose` returns the algorithms for all
-        workers, from the local convolution of the worker that has most to compute.
+        workers, from the local convolution of the worker that has most to compute. A transposed convolution is asked
+        for as the ordinary one that it is; where a dimension has a stride and a dilation, there is nothing to choose.
         """
-        return self._plan(*self._checked(x, params), choose)
+        plan = self._plan(*self._checked(x, params))
+        return plan.with_algorithms(plan.choose(choose))
 
-    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes, choose: Choose = chosen_unseen) -> ProductPlan:
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ConvolutionPlan:
         parts = self._partitions
-        fetch = plan_windows(x, self.P_x, self._windows)
-        self._check_channels(fetch.movement.halos.owned)
+        fetch = self._fetch(x)
         fetched = fetch.after(x)
         to_work = plan_broadcast(fetched, parts.x, parts.work)
         copies = to_work.after(fetched)
         of_params = self._parameters.plan(params, self.bias)
-        local = self._local(fetch)
+        local: Mapping[int, LocalConvolution] = {
+            worker: self._local(fetch, rank, ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params)))
+            for rank, worker in enumerate(parts.work.ranks)
+        }
         parts_of_y = products(copies, of_params, local)
-        local = in_equal_forms(left_apart(local, fetch, to_work, parts_of_y), copies, parts_of_y, choose)
         to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        split_halo = None
+        if isinstance(fetch, WindowsPlan):
+            local, split_halo = with_split_halo(local, fetch, to_work, copies)
+        return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch, split_halo)
+
+    def _fetch(self, x: ShapeDtypes) -> WindowsPlan | RangesPlan:
+        """Plan how each worker of P_x gets the inputs that its outputs read."""
+        fetch = plan_windows(x, self.P_x, self._windows)
+        self._check_channels(fetch.movement.halos.owned)
+        return fetch
 
     def _check_channels(self, owned: ProductGrid) -> None:
         found = tuple(stop - start for start, stop in owned.ranges[1])
@@ -208,27 +194,24 @@ class DistributedConv(WeightedLayer):
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
 
-    def _local(self, fetch: WindowsPlan) -> dict[int, LocalConvolution]:
-        """Return the product of each worker that convolves."""
-        work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
-        rows = balanced_sizes(self.out_channels, p_co)
-        columns = balanced_sizes(self.in_channels // self.groups, p_ci)
-        local = {}
-        for rank, worker in enumerate(work.ranks):
-            _, i, j, *index = index_of(rank, work.shape)
-            channels, groups = self._own_groups(i, j)
-            local[worker] = LocalConvolution(
-                (rows[i], columns[j], *self.kernel_size),
-                channels,
-                groups,
-                self._windows,
-                fetch.padding(index),
-                fetch.output_counts(index),
-                adds_bias=j == 0,
-            )
-        return local
+    def _local(self, fetch: WindowsPlan | RangesPlan, rank: int, copy: ShapeDtype) -> LocalConvolution:
+        """Return the product of the worker of `rank` in P_W, from its copy of x in the dtype of the product."""
+        _, i, j, *index = index_of(rank, self._partitions.work.shape)
+        (start, stop), groups = self._channels_read(i, j)
+        x = ShapeDtype((copy.shape[0], stop - start, *copy.shape[2:]), copy.dtype)
+        return LocalConvolution(self._problem(fetch, x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
 
-    def _own_groups(self, i: int, j: int) -> tuple[Range, int]:
+    def _problem(
+        self, fetch: Any, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> Problem | TransposedProblem:
+        """Return the arithmetic on `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
+        (p_co, p_ci), (i, j) = self._partitions.channels, channels
+        rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
+        w = self._windows
+        placement = Placement(w.stride, fetch.padding(index), w.dilation)
+        return Problem(x.shape, (rows[i], columns[j], *w.kernel), placement, groups, x.dtype.name)
+
+    def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
         """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
         p_co, p_x = self._partitions.channels[0], self.P_x.shape[1]
         if self.groups == 1:
@@ -241,7 +224,8 @@ class DistributedConv(WeightedLayer):
     def __repr__(self) -> str:
         w = self._windows
         shown = [f"{self.in_channels} -> {self.out_channels}", f"kernel {shape_text(w.kernel)}"]
-        shown += [f"{name} {getattr(self, name)}" for name in ("stride", "dilation") if set(getattr(self, name)) != {1}]
+        steps = {"stride": w.stride, "dilation": w.dilation}
+        shown += [f"{name} {values}" for name, values in steps.items() if set(values) != {1}]
         if set(w.padding) != {(0, 0)}:
             shown.append(f"padding {w.padding} {w.mode}")
         if self.groups > 1:

@@ -1,61 +1,119 @@
-"""The plan of a convolution, which is run without joining the neighbours' entries to a worker's block where it can be.
-
-To join them is a copy of the block for each dimension. oneDNN copies it anyway, into the order in which it computes,
-and takes all parts as they are. Other forms join them just before they read them, and no cotangent is written twice.
-"""
+"""Plans of convolutions, transposed ones among them, and the product that one worker computes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from jax import Array
+import jax.numpy as jnp
+from jax import Array, lax
 
-from distdl_jax.kernels.convolution import LocalConvolution
+from distdl_jax.kernels.conv_transpose import TransposedProblem, transposed_convolution
+from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.geometry import between_layers
+from distdl_jax.kernels.problem import PLAIN, Algorithms, Parts, Problem
 from distdl_jax.layer.matmul_plan import ProductPlan
-from distdl_jax.layer.parameters import Params
 from distdl_jax.layer.sliding_windows import WindowsPlan
-from distdl_jax.layer.split_halo import halo_apart
+from distdl_jax.layer.split_halo import SplitHaloPlan, plan_split_halo
+from distdl_jax.plans.decomposition import Range
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved
+from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
+
+Choose = Callable[[Problem], Algorithms]
+
+
+@dataclass(frozen=True)
+class LocalConvolution:
+    """A convolution, or a transposed one, of one worker's copy of x with its block of the weight.
+
+    - `problem`: what is computed, of the channels that are read.
+    - `channels`: which channels of the copy these are.
+    - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
+    - `algorithms`: those of the convolution.
+    """
+
+    problem: Problem | TransposedProblem
+    channels: Range
+    adds_bias: bool
+    algorithms: Algorithms = PLAIN
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the block of the weight."""
+        return self.problem.weight
+
+    @property
+    def ordinary(self) -> Problem | None:
+        """The ordinary convolution that is computed, if it is one, and not empty."""
+        problem = self.problem.ordinary if isinstance(self.problem, TransposedProblem) else self.problem
+        return None if problem is None or 0 in (*problem.x, *problem.weight, *problem.y) else problem
+
+    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the product."""
+        return self.problem.y
+
+    def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
+        """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""
+        y = self._product(x, weight)
+        return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2)))
+
+    def _product(self, x: Array | Parts, weight: Array) -> Array:
+        if isinstance(x, tuple):  # a block and its halo
+            assert isinstance(self.problem, Problem)
+            return convolution(self.problem, x, weight, self.algorithms)
+        if self.problem.is_empty:
+            return tie(jnp.zeros(self.problem.y, x.dtype), x, weight)
+        start, stop = self.channels
+        x = between_layers(x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1))
+        if isinstance(self.problem, TransposedProblem):
+            return transposed_convolution(self.problem, x, weight, self.algorithms)
+        return convolution(self.problem, (x,), weight, self.algorithms)
 
 
 @dataclass(frozen=True)
 class ConvolutionPlan(ProductPlan):
-    """The plan of a convolution."""
+    """The plan of a convolution.
 
-    def run(self, world: World, params: Params, x: Array) -> Array:
-        if self._apart is None:
-            return super().run(world, params, x)
-        return self._apart.run(world, params, x)
-
-    @cached_property
-    def _apart(self) -> ProductPlan | None:
-        """The plan that joins nothing; None where there is none."""
-        assert isinstance(self.fetch, WindowsPlan)
-        if any(not isinstance(its, LocalConvolution) or its.apart is None for its in self.local.values()):
-            return None
-        fetch = halo_apart(self.fetch.movement)
-        return ProductPlan(self.to_work, self.of_params, self.products, self.to_y, self.local, fetch)
-
-
-def left_apart(
-    local: Mapping[int, LocalConvolution], fetch: WindowsPlan, to_work: MovementPlan, products: ShapeDtypes
-) -> Mapping[int, LocalConvolution]:
-    """What all workers compute, and of what parts, where what is around their blocks can stay apart from these.
-
-    - `products`: what each has then; the others as in `ProductPlan`.
+    - `split_halo`: the exchange in place of `fetch` that keeps halos in buffers of their own, where all workers can.
     """
+
+    split_halo: SplitHaloPlan | None = None
+
+    def choose(self, choose: Choose) -> Algorithms | None:
+        """Return the algorithms of all workers: those for the one that has most to compute; None if none has."""
+        local = (each for each in self.local.values() if isinstance(each, LocalConvolution))
+        problems = [problem for each in local if (problem := each.ordinary) is not None]
+        return choose(max(problems, key=lambda problem: problem.multiplications)) if problems else None
+
+    def with_algorithms(self, algorithms: Algorithms | None) -> ConvolutionPlan:
+        """Return this plan with all workers computing in these algorithms; None: in those that it has."""
+        if algorithms is None:
+            return self
+        local = {
+            worker: replace(each, algorithms=algorithms)
+            for worker, each in self.local.items()
+            if isinstance(each, LocalConvolution)
+        }
+        return replace(self, local=local)
+
+    def _fetched(self, world: World, x: Array) -> Array | Parts:
+        return super()._fetched(world, x) if self.split_halo is None else self.split_halo.run(world, x)
+
+
+def with_split_halo(
+    local: Mapping[int, LocalConvolution], fetch: WindowsPlan, to_work: MovementPlan, copies: ShapeDtypes
+) -> tuple[Mapping[int, LocalConvolution], SplitHaloPlan | None]:
+    """Plan the exchange that keeps halos in buffers of their own, and what workers compute then, where all can."""
     is_filled = fetch.spec.mode not in ("zeros", "circular")
-    if is_filled or not isinstance(to_work, Unmoved) or set(local) != set(products):
-        return local
-    if any(0 in held.shape for held in fetch.movement.inputs.values()):
-        return local
-    for worker, its in local.items():
-        x, y = to_work.output(worker), products[worker]
-        reads_all = its.channels == (0, x.shape[1]) and min(map(min, its.padding)) >= 0
-        if not reads_all or 0 in (*x.shape, *y.shape):
-            return local
-    plan = halo_apart(fetch.movement)
-    return local if plan is None else {worker: replace(its, apart=plan.apart(worker)) for worker, its in local.items()}
+    if is_filled or not isinstance(to_work, Unmoved) or set(local) != set(copies):
+        return local, None
+    found = {}
+    split_halo = plan_split_halo(fetch.movement)
+    for worker, each in local.items():
+        problem, block = each.ordinary, fetch.movement.inputs[worker].shape
+        if split_halo is None or problem is None or 0 in block or problem.x != copies[worker].shape:
+            return local, None
+        assert isinstance(each.problem, Problem)
+        found[worker] = replace(each, problem=replace(each.problem, split_input=split_halo.split_halo(worker)))
+    return found, split_halo

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.kernels.algorithm_choice import chosen_unseen
-from distdl_jax.kernels.conv_transpose import LocalTransposedConvolution
-from distdl_jax.kernels.convolution import Choose, in_equal_forms
-from distdl_jax.layer.matmul_plan import ProductPlan, products
-from distdl_jax.layer.parameters import ParameterPartitions, ParamShapeDtypes
+from distdl_jax.kernels.conv_transpose import TransposedProblem
+from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes, index_of
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import PaddingMode
 from distdl_jax.primitives.block_checks import owned_grid
-from distdl_jax.primitives.broadcast import plan_broadcast
-from distdl_jax.primitives.halo_exchange import plan_ranges
+from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.sum_reduce import plan_sum_reduce
-from distdl_jax.validation import Padding, Sizes, is_integer
+from distdl_jax.validation import is_integer
 
 Ranges = tuple[tuple[Range, ...], ...]
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class DistributedConvTranspose(DistributedConv):
     r"""The adjoint of a convolution with respect to its input, as a layer: it enlarges x where the stride is above 1.
 
@@ -60,55 +56,33 @@ class DistributedConvTranspose(DistributedConv):
     Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
     """
 
-    output_padding: tuple[int, ...]
+    padding_mode: PaddingMode = field(default="zeros", init=False)
+    output_padding: int | Sequence[int] = field(default=0, kw_only=True)
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition | None = None,
-        P_W: Partition | None = None,
-        *,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Padding = 0,
-        output_padding: int | Sequence[int] = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        sharded: bool = False,
-    ) -> None:
-        if isinstance(padding, str):
-            raise InvalidArgumentError(f"`padding` (={padding!r}) must be numbers in a transposed convolution.")
-        super().__init__(
-            P_x,
-            P_y,
-            P_W,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            sharded=sharded,
-        )
-        given = output_padding if isinstance(output_padding, Sequence | np.ndarray) else (output_padding,) * self.dims
-        limits = [max(pair) for pair in zip(self.stride, self.dilation, strict=True)]
-        if len(given) != self.dims or not all(
-            is_integer(extra, least=0) and extra < limit for extra, limit in zip(given, limits, strict=False)
+    def __post_init__(self) -> None:
+        if isinstance(self.padding, str):
+            raise InvalidArgumentError(f"`padding` (={self.padding!r}) must be numbers in a transposed convolution.")
+        super().__post_init__()
+        vars(self).update(output_padding=self._extra)
+
+    @cached_property
+    def _extra(self) -> tuple[int, ...]:
+        """The output padding of each feature dimension."""
+        given = self.output_padding
+        values = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,) * self.dims
+        limits = [max(pair) for pair in zip(self._windows.stride, self._windows.dilation, strict=True)]
+        if len(values) != self.dims or not all(
+            is_integer(extra, least=0) and extra < limit for extra, limit in zip(values, limits, strict=True)
         ):
             raise InvalidArgumentError(
-                f"`output_padding` (={output_padding!r}) must be an integer of 0 or more, below stride or dilation "
+                f"`output_padding` (={given!r}) must be an integer of 0 or more, below stride or dilation "
                 f"({', '.join(map(str, limits))}), or one for each of {self.dims} feature dimensions."
             )
-        vars(self).update(output_padding=tuple(map(int, given)))
+        return tuple(map(int, values))
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
+        weight = (self.in_channels, self.out_channels // self.groups, *self._windows.kernel)
         return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @cached_property
@@ -116,28 +90,17 @@ class DistributedConvTranspose(DistributedConv):
         # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes, choose: Choose = chosen_unseen) -> ProductPlan:
-        # The algorithms are those of the ordinary convolution that it is; with stride and dilation there is no choice.
-        parts = self._partitions
+    def _fetch(self, x: ShapeDtypes) -> RangesPlan:
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
-        outputs, inputs = self._ranges(owned)
-        fetch = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
-        fetched = fetch.after(x)
-        to_work = plan_broadcast(fetched, parts.x, parts.work)
-        of_params = self._parameters.plan(params, self.bias)
-        local = self._transposed(outputs, inputs)
-        copies = to_work.after(fetched)
-        parts_of_y = products(copies, of_params, local)
-        if all(product.is_by_phases for product in local.values()):
-            local = in_equal_forms(local, copies, parts_of_y, choose)
-        to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        _, inputs = self._ranges(owned)
+        return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
 
     def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
         """Return, per feature dimension and worker along it, the ranges of its outputs and of the inputs they read."""
         outputs, inputs = [], []
-        along = zip(self.kernel_size, self.stride, self.dilation, self.padding, self.output_padding, strict=True)
+        w = self._windows
+        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._extra, strict=True)
         for d, (k, s, dilation, (low, high), extra) in enumerate(along):
             n, reach = owned.extent[d + 2], dilation * (k - 1)
             total = (n - 1) * s - low - high + reach + extra + 1
@@ -153,29 +116,26 @@ class DistributedConvTranspose(DistributedConv):
             inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
         return tuple(outputs), tuple(inputs)
 
-    def _transposed(self, outputs: Ranges, inputs: Ranges) -> dict[int, LocalTransposedConvolution]:
-        """Return the product of each worker that multiplies."""
-        work, (p_co, p_ci) = self._partitions.work, self._partitions.channels
-        local = {}
-        for rank, worker in enumerate(work.ranks):
-            _, i, j, *index = index_of(rank, work.shape)
-            channels, groups = self._own_groups(i, j)
-            if self.groups > 1:
-                c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
-            else:
-                c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
-            local[worker] = LocalTransposedConvolution(
-                (c_in, c_out, *self.kernel_size),
-                channels,
-                groups,
-                self.stride,
-                self.dilation,
-                tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
-                tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
-                tuple(low for low, _ in self.padding),
-                adds_bias=j == 0,
-            )
-        return local
+    def _problem(
+        self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> TransposedProblem:
+        (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
+        if self.groups > 1:
+            c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
+        else:
+            c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
+        outputs, inputs = self._ranges(fetch.halos.owned)
+        return TransposedProblem(
+            x.shape,
+            (c_in, c_out, *w.kernel),
+            groups,
+            x.dtype.name,
+            w.stride,
+            w.dilation,
+            tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
+            tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
+            tuple(low for low, _ in w.padding),
+        )
 
 
 class DistributedConvTranspose1d(DistributedConvTranspose):

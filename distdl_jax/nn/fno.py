@@ -19,31 +19,21 @@ from distdl_jax.nn import conv
 from distdl_jax.nn.network import params_of_part
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.spectral import spectral_conv
 from distdl_jax.spectral.spectral_conv import SpectralPlan
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import check_key
-from distdl_jax.world import Workers
 
 Params = dict[str, dict[str, Array]]
 
 
 @dataclass(frozen=True)
-class FNOBlockPlan(Plan):
+class FNOBlockPlan(BlocksPlan):
     """The plans of the two ways from the input to the output, which are added."""
 
     spectral: SpectralPlan
     pointwise: ProductPlan
-
-    @property
-    def workers(self) -> Workers:
-        return self.spectral.workers
-
-    def output(self, worker: int) -> ShapeDtype:
-        y = self.spectral.output(worker)
-        other = self.pointwise.output(worker) if worker in self.pointwise.workers else y
-        return ShapeDtype(y.shape, jnp.promote_types(y.dtype, other.dtype))
 
 
 @dataclass(frozen=True, init=False)
@@ -123,15 +113,16 @@ class DistributedFNOBlock(PartitionedLayer):
         **Raises:** `PlanError` where x or a parameter does not fit.
         """
         plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._layers.items()}
-        plan = FNOBlockPlan(**plans)
+        y, other = (plan.outputs for plan in plans.values())
         for worker in self.P_x.ranks:
-            shape, other = plan.spectral.output(worker).shape, plan.pointwise.output(worker).shape
-            if shape != other:
+            if y[worker].shape != other[worker].shape:
                 raise PlanError(
                     f"On worker {worker}: `x` has a block of {shape_text(x[worker].shape)}, but its blocks must be "
-                    f"balanced along the features, as those of a convolution are, here {shape_text(other[2:])}."
+                    "balanced along the features, as those of a convolution are, here "
+                    f"{shape_text(other[worker].shape[2:])}."
                 )
-        return plan
+        dtypes = {worker: jnp.promote_types(block.dtype, other.get(worker, block).dtype) for worker, block in y.items()}
+        return FNOBlockPlan({worker: ShapeDtype(block.shape, dtypes[worker]) for worker, block in y.items()}, **plans)
 
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer to this worker's block on P_x; the result is this worker's block there.

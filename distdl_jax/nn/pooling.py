@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.kernels.pooling import largest, total
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
@@ -23,7 +25,7 @@ from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
-from distdl_jax.validation import Padding, Sizes, per_feature
+from distdl_jax.validation import Padding, Sizes
 from distdl_jax.world import Workers
 
 
@@ -57,7 +59,7 @@ class PoolingPlan(Plan):
         return self.fetch.padding(self.fetch.index(worker))
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedPool(ParameterFreeLayer):
     """A pooling over windows of a tensor whose batch, channels and features may all be split.
 
@@ -83,16 +85,14 @@ class DistributedPool(ParameterFreeLayer):
     dims: ClassVar[int]
 
     P_x: Partition
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Pairs
+    kernel_size: Sizes
+    stride: Sizes | None = None
+    padding: Padding = 0
 
-    def __init__(self, P_x: Partition, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> None:
-        windows = window_spec(
-            self.dims, kernel_size, kernel_size if stride is None else stride, padding, self._dilation
-        )
+    def __post_init__(self) -> None:
+        windows = self._windows
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(P_x=P_x, kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
+        vars(self).update(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
         if not isinstance(self.P_x, Partition):
             raise InvalidTypeError(f"`P_x` (={self.P_x!r}) must be a partition.")
         if self.P_x.dim != self.dims + 2:
@@ -107,13 +107,14 @@ class DistributedPool(ParameterFreeLayer):
                     f"dilation {d}, or windows would hold padding alone."
                 )
 
-    @property
-    def _dilation(self) -> tuple[int, ...]:
-        return (1,) * self.dims
+    @cached_property
+    def _windows(self) -> WindowSpec:
+        stride = self.kernel_size if self.stride is None else self.stride
+        return window_spec(self.dims, self.kernel_size, stride, self.padding, self._dilation)
 
     @property
-    def _windows(self) -> WindowSpec:
-        return WindowSpec(self.kernel_size, self.stride, self._dilation, self.padding)
+    def _dilation(self) -> Sizes:
+        return 1
 
     def _plan(self, x: ShapeDtypes, params: object) -> PoolingPlan:
         fetch = plan_windows(x, self.P_x, self._windows)
@@ -124,73 +125,56 @@ class DistributedPool(ParameterFreeLayer):
         block, output = plan.fetch.run(world, x), plan.output(world.rank)
         if output.size == 0:
             return tie(jnp.zeros(output.shape, output.dtype), block)
-        return self._pool(block, replace(self._windows, padding=plan.padding(world.rank))).astype(output.dtype)
+        placement = Placement(self._windows.stride, plan.padding(world.rank), self._windows.dilation)
+        return self._pool(block, placement).astype(output.dtype)
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the dtype of the output, from the dtype of x."""
         return dtype
 
     @abstractmethod
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        """Pool the block `x`; the windows have the padding of this block."""
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        """Pool the block `x`, on which the windows lie by `placement`."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedMaxPool(DistributedPool):
     """`DistributedPool` that takes the maximum of each window; `dilation` spreads a window's entries, as in PyTorch."""
 
-    dilation: tuple[int, ...]
+    dilation: Sizes = 1
 
-    def __init__(
-        self,
-        P_x: Partition,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-    ) -> None:
-        vars(self).update(dilation=per_feature("dilation", dilation, self.dims))
-        super().__init__(P_x, kernel_size, stride, padding)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        vars(self).update(dilation=self._windows.dilation)
 
     @property
-    def _dilation(self) -> tuple[int, ...]:
+    def _dilation(self) -> Sizes:
         return self.dilation
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         check_ordered(dtype)
         return dtype
 
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
-        return largest(x, windows)
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        return max_pool(x, self._windows.kernel, placement)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedAvgPool(DistributedPool):
     """`DistributedPool` that takes the mean of each window, of its entries inside the tensor or, with
     `count_include_pad`, the padding's zeros too, as in PyTorch. The mean of integers is a floating-point number."""
 
-    count_include_pad: bool
-
-    def __init__(
-        self,
-        P_x: Partition,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        count_include_pad: bool = True,
-    ) -> None:
-        vars(self).update(count_include_pad=count_include_pad)
-        super().__init__(P_x, kernel_size, stride, padding)
+    count_include_pad: bool = True
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         return mean_dtype(dtype)
 
-    def _pool(self, x: Array, windows: WindowSpec) -> Array:
+    def _pool(self, x: Array, placement: Placement) -> Array:
         x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
-        sums = total(x, windows)
+        sums = sum_pool(x, self._windows.kernel, placement)
         if self.count_include_pad:
-            return sums / math.prod(windows.kernel)
-        return sums / self._entries(x.shape[2:], windows.padding).astype(x.dtype)
+            return sums / math.prod(self._windows.kernel)
+        return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
         """Count the entries of each window, over a block with the features' `shape`, that are not `padding`."""

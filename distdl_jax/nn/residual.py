@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,28 +18,19 @@ from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
 from distdl_jax.nn.network import Network, RunPart, first_partition, last_partition, params_of_part
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
-from distdl_jax.world import Workers
 
 WAYS = ("body", "shortcut")
 Params = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ResidualPlan(Plan):
+class ResidualPlan(BlocksPlan):
     """The plans of the two ways, None where the shortcut is x as it is, and all workers' blocks of the sum."""
 
     body: Plan
     shortcut: Plan | None
-    blocks: ShapeDtypes = field(hash=False)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.blocks))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self.blocks[worker]
 
 
 @dataclass(frozen=True)
@@ -135,7 +125,7 @@ class Residual(Network):
         _check_shapes({worker: (y[worker], other[worker]) for worker in added})
         dtypes = {worker: np.dtype(jnp.promote_types(y[worker].dtype, other[worker].dtype)) for worker in added}
         blocks = {worker: ShapeDtype(of_y.shape, dtypes.get(worker, of_y.dtype)) for worker, of_y in y.items()}
-        return ResidualPlan(plans["body"], plans.get("shortcut"), blocks)
+        return ResidualPlan(blocks, plans["body"], plans.get("shortcut"))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
         with jax.named_scope("Residual"):
@@ -152,7 +142,7 @@ class Residual(Network):
             label = f"sum of two outputs on {P.describe()}"
             arrays = dict(zip(names, (y, other), strict=True))
             shapes = exchange_named_shapes(P.world, tuple(sorted(P.ranks)), label, arrays)
-            _check_shapes({worker: (its[names[0]], its[names[1]]) for worker, its in shapes.items()})
+            _check_shapes({worker: (pair[names[0]], pair[names[1]]) for worker, pair in shapes.items()})
         return y + other
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
@@ -20,49 +19,25 @@ from distdl_jax.nn.network import Network, RunPart, first_partition, last_partit
 from distdl_jax.nn.summary import network_table
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
-from distdl_jax.world import Workers
+from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 
 Params = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class FunctionPlan(Plan):
-    """A plain function on every worker's block, of which `inputs` are the shapes and dtypes."""
-
-    function: Callable[[Array], Array]
-    inputs: ShapeDtypes = field(hash=False)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self._of_input[self.inputs[worker]]
-
-    @cached_property
-    def _of_input(self) -> dict[ShapeDtype, ShapeDtype]:
-        """The output for each shape and dtype of an input, of which many workers share one."""
-        found = {}
-        for x in set(self.inputs.values()):
-            y = jax.eval_shape(self.function, jax.ShapeDtypeStruct(x.shape, x.dtype))
-            found[x] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-        return found
-
-
-@dataclass(frozen=True)
-class SequentialPlan(Plan):
-    """The plans of layers, one after the other, and all workers' blocks after the last, by world rank."""
+class SequentialPlan(BlocksPlan):
+    """The plans of layers, one after the other, and all workers' blocks after the last."""
 
     plans: tuple[Plan, ...]
-    blocks: ShapeDtypes = field(hash=False)
 
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.blocks))
 
-    def output(self, worker: int) -> ShapeDtype:
-        return self.blocks[worker]
+def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:
+    """Plan a plain function on every worker's block; it is traced once for each shape and dtype."""
+    outputs = {}
+    for block in set(x.values()):
+        y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
+        outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
+    return BlocksPlan({worker: outputs[block] for worker, block in x.items()})
 
 
 class Sequential(Network):
@@ -156,9 +131,9 @@ class Sequential(Network):
             if seam is not None:
                 check_taken(seam, {worker: block.shape for worker, block in x.items()})
             is_layer = isinstance(layer, Layer)
-            plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else FunctionPlan(layer, x))
+            plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else plan_function(layer, x))
             x = plans[-1].after(x)
-        return SequentialPlan(tuple(plans), x)
+        return SequentialPlan(x, tuple(plans))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):

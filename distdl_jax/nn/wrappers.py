@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from distdl_jax.layer.parameters import unboxed
 from distdl_jax.nn.network import first_partition, last_partition
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_boolean, checked_dtype
 
@@ -165,9 +165,9 @@ class Precision(_Wrapper):
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
         """Plan what becomes of the workers' blocks; see `Layer.plan`."""
-        inside = self.layer.plan(self._narrow(x), None if params is None else self._narrow(params))
-        dtypes = {worker: self._widened(y.dtype, x[worker].dtype) for worker, y in inside.outputs.items()}
-        return _Rounded(inside, dtypes)
+        inside = self.layer.plan(self._narrow(x), None if params is None else self._narrow(params)).outputs
+        dtypes = {worker: self._widened(y.dtype, x[worker].dtype) for worker, y in inside.items()}
+        return BlocksPlan({worker: ShapeDtype(y.shape, np.dtype(dtypes[worker])) for worker, y in inside.items()})
 
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
@@ -192,18 +192,3 @@ class Precision(_Wrapper):
             return ShapeDtype(x.shape, np.dtype(self.compute)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
         return jax.tree.map(narrow, tree, is_leaf=lambda x: isinstance(x, ShapeDtype))
-
-
-@dataclass(frozen=True)
-class _Rounded(Plan):
-    """A plan whose outputs have other dtypes, by world rank."""
-
-    inside: Plan
-    dtypes: Mapping[int, Any]
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        return self.inside.workers
-
-    def output(self, worker: int) -> ShapeDtype:
-        return ShapeDtype(self.inside.output(worker).shape, np.dtype(self.dtypes[worker]))

@@ -61,8 +61,7 @@ def check(optimiser: Any) -> tuple[str, ...]:
     if not (hasattr(optimiser, "init") and hasattr(optimiser, "update")):
         raise InvalidTypeError(f"`optimiser` (={optimiser!r}) must have `init` and `update`, as those of optax have.")
     made_of = {_name(function) for function in _functions(optimiser)}
-    is_ours = any(name.startswith("distdl_jax.") for name in made_of)  # it communicates, and can't be tried
-    differs = None if is_ours else differs_on_halves(optimiser)
+    differs = differs_on_halves(optimiser)
     wrong = made_of & NOT_SHOWN | (set() if differs is False else _wrong_parts(optimiser))
     if differs and not wrong:
         names = ", ".join(sorted(name.rpartition(".")[2] for name in made_of)) or "nothing that has a name"
@@ -89,7 +88,7 @@ def _wrong_parts(optimiser: Any) -> set[str]:
     inits = [function for function in functions if _parameters(function)[:1] == ["params"]]
     parts: dict[Callable[..., Any], _Transformation] = {}
     for update in functions:
-        if _parameters(update)[1:2] == ["state"] and not _name(update).startswith("distdl_jax."):
+        if _parameters(update)[1:2] == ["state"]:
             init = next((init for init in inits if _name(init) == _name(update)), optax_for("check").init_empty_state)
             if init in inits:
                 inits.remove(init)
@@ -144,7 +143,12 @@ _SIZES = (0.01, 1, 100, 1, 1e6)
 
 
 def differs_on_halves(optimiser: Any) -> bool | None:
-    """Return whether updates of a matrix change where it is cut in two; None where it can't be tried."""
+    """Return whether updates of a matrix change where it is cut in two; None where it can't be tried.
+
+    A transformation of the library's own communicates, and so is not tried.
+    """
+    if any(_name(function).startswith("distdl_jax.") for function in _functions(optimiser)):
+        return None
     for samples in ((), (2,)):  # some rules want the gradient of each sample
         with suppress(Exception):
             return _differs_on_halves(optimiser, samples)

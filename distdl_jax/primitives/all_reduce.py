@@ -19,7 +19,7 @@ from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
-from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, plan_all_sum_reduce
+from distdl_jax.primitives.all_sum_reduce import AllSumPlan, TeamMovement, plan_all_sum_reduce
 from distdl_jax.primitives.block_checks import is_differentiable
 from distdl_jax.primitives.collectives import accumulation_dtype, allreduce_in_team
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run
@@ -29,18 +29,10 @@ Operation = Literal["sum", "mean", "max", "min", "prod"]
 
 
 @dataclass(frozen=True)
-class Extremum:
-    """One worker's part of the largest (or smallest) of the blocks of `team`, element by element."""
+class Extremum(TeamMovement):
+    """One worker's part of the largest (or smallest) of the team's blocks."""
 
-    team: Workers
-    differentiable: bool
     largest: bool
-
-    def adjoint(self) -> AllSum:
-        return AllSum(self.team, self.differentiable)
-
-    def batched(self, n: int) -> Extremum:
-        return self
 
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope("all_max" if self.largest else "all_min"):
@@ -94,9 +86,8 @@ class ExtremumPlan(AllSumPlan):
             if jnp.issubdtype(block.dtype, jnp.complexfloating):
                 raise PlanError(f"On worker {worker}: `x` is {block}, but complex numbers have no largest or smallest.")
 
-    def part(self, worker: int) -> Extremum | None:  # type: ignore[override]
-        part = super().part(worker)
-        return None if part is None else Extremum(part.team, part.differentiable, self.largest)
+    def _movement(self, team: Workers, differentiable: bool) -> Extremum:
+        return Extremum(team, differentiable, self.largest)
 
 
 @dataclass(frozen=True)

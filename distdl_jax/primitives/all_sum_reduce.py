@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,17 +20,25 @@ from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)
-class AllSum:
-    """One worker's part of an all-sum-reduction: `team` are the world ranks that are summed over."""
+class TeamMovement(ABC):
+    """One worker's part of an element-wise movement in `team` (world ranks), whose adjoint is the sum over the team."""
 
     team: Workers
     differentiable: bool
 
     def adjoint(self) -> AllSum:
+        return AllSum(self.team, self.differentiable)
+
+    def batched(self, n: int) -> TeamMovement:
         return self
 
-    def batched(self, n: int) -> AllSum:
-        return self
+    @abstractmethod
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block afterwards; see `Movement.run`."""
+
+
+class AllSum(TeamMovement):
+    """One worker's part of an all-sum-reduction."""
 
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope("all_sum_reduce"):
@@ -60,9 +69,12 @@ class AllSumPlan(MovementPlan):
     def output(self, worker: int) -> ShapeDtype:
         return self.inputs[worker]
 
-    def part(self, worker: int) -> AllSum | None:
+    def part(self, worker: int) -> TeamMovement | None:
         team = self.team_of.get(worker, ())
-        return AllSum(team, is_differentiable(self.inputs[worker].dtype)) if len(team) > 1 else None
+        return self._movement(team, is_differentiable(self.inputs[worker].dtype)) if len(team) > 1 else None
+
+    def _movement(self, team: Workers, differentiable: bool) -> TeamMovement:
+        return AllSum(team, differentiable)
 
 
 def plan_all_sum_reduce(

@@ -46,6 +46,20 @@ class Plan(ABC):
         return {**shape_dtypes, **self.outputs}
 
 
+@dataclass(frozen=True)
+class BlocksPlan(Plan):
+    """A plan that lists what its workers hold afterwards: the shapes and dtypes of their `blocks`, by world rank."""
+
+    blocks: ShapeDtypes = field(hash=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.blocks))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.blocks[worker]
+
+
 class MovementPlan(Plan):
     """A plan of one primitive: each worker's part in it is a movement."""
 

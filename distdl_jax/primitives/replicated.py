@@ -16,25 +16,15 @@ from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.all_sum_reduce import AllSum, AllSumPlan, teams_of
+from distdl_jax.primitives.all_sum_reduce import AllSumPlan, TeamMovement, teams_of
 from distdl_jax.primitives.block_checks import common_shape_dtype
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers, World
 
 
-@dataclass(frozen=True)
-class Copy:
-    """One worker's copy of a value that all of `team` hold."""
-
-    team: Workers
-    differentiable: bool
-
-    def adjoint(self) -> AllSum:
-        return AllSum(self.team, self.differentiable)
-
-    def batched(self, n: int) -> Copy:
-        return self
+class Copy(TeamMovement):
+    """One worker's copy of a value that all of the team hold."""
 
     def run(self, world: World, x: Array) -> Array:
         return x
@@ -50,9 +40,8 @@ class ReplicatedPlan(AllSumPlan):
         for team in self.teams:
             common_shape_dtype(self.name, {worker: self.inputs[worker] for worker in team}, "hold copies of it")
 
-    def part(self, worker: int) -> Copy | None:  # type: ignore[override]
-        of_gradient = super().part(worker)
-        return None if of_gradient is None else Copy(of_gradient.team, of_gradient.differentiable)
+    def _movement(self, team: Workers, differentiable: bool) -> Copy:
+        return Copy(team, differentiable)
 
 
 def plan_replicated(

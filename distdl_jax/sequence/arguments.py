@@ -1,4 +1,4 @@
-"""What an attention may be told beside x: a memory, masks, a key. What does not fit is refused alike on all workers."""
+"""Checks of the arguments of an attention beside x: a memory, masks, a key. All workers refuse alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
 
 
 def checked_key(key: Array | None, training: bool, draws: bool) -> Array | None:
-    """The argument `key`, without which nothing can be dropped; None where nothing is."""
+    """Return the argument `key`, which dropout needs; None where nothing is dropped."""
     if not (checked_boolean("training", training) and draws):
         return None
     if key is None:
@@ -28,38 +28,39 @@ def checked_key(key: Array | None, training: bool, draws: bool) -> Array | None:
     return key
 
 
-def _on_all(name: str, held: ParamShapeDtypes) -> dict[int, ShapeDtype] | None:
-    """What the workers hold of an argument that all of them give, or none."""
-    its = {worker: held[worker][name] for worker in held if name in held[worker]}
-    if its and len(its) < len(held):
-        missing = min(held.keys() - its.keys())
+def _on_all(name: str, arguments: ParamShapeDtypes) -> dict[int, ShapeDtype]:
+    """Return the shape and dtype of an argument on each worker, if any gives it; refuse it where one does not."""
+    found = {worker: each[name] for worker, each in arguments.items() if name in each}
+    if found and len(found) < len(arguments):
+        missing = min(arguments.keys() - found.keys())
         raise PlanError(
             f"On worker {missing}: `{name}` must be an array on all workers where it is on one, but is None."
         )
-    return its or None
+    return found
 
 
-def memory_of(held: ParamShapeDtypes, ranks: Sequence[int]) -> ShapeDtypes | None:
-    """What the workers hold of the memory."""
-    its = _on_all(MEMORY, held)
-    return None if its is None else {worker: its[worker] for worker in ranks}
+def memory_of(arguments: ParamShapeDtypes, ranks: Sequence[int]) -> ShapeDtypes | None:
+    """Return the shapes and dtypes of the memory's blocks; None without a memory."""
+    blocks = _on_all(MEMORY, arguments)
+    return {worker: blocks[worker] for worker in ranks} if blocks else None
 
 
-def is_padded(held: ParamShapeDtypes, keys: ShapeDtypes) -> bool:
-    """Whether the workers say which keys are padding; they have projected `keys`."""
-    for worker, mask in (_on_all(PADDING, held) or {}).items():
+def is_padded(arguments: ParamShapeDtypes, keys: ShapeDtypes) -> bool:
+    """Say whether workers mark keys as padding, of the `keys` that they have projected."""
+    masks = _on_all(PADDING, arguments)
+    for worker, mask in masks.items():
         shape = keys[worker].shape[:2]
         if mask.shape != shape or mask.dtype != np.bool_:
             raise PlanError(
                 f"On worker {worker}: `{PADDING}` must be an array of bool, {shape_text(shape)}, on all workers where "
                 f"it is on one, but is {mask}."
             )
-    return any(PADDING in its for its in held.values())
+    return bool(masks)
 
 
-def check_mask(held: ParamShapeDtypes, regions: Mapping[int, tuple[Range, Range, Range]], keys: int) -> None:
+def check_mask(arguments: ParamShapeDtypes, regions: Mapping[int, tuple[Range, Range, Range]], keys: int) -> None:
     """Refuse masks that are not for the samples, the heads and the queries of their workers, and all keys."""
-    masks = _on_all(MASK, held) or {}
+    masks = _on_all(MASK, arguments)
     for worker, mask in masks.items():
         n, heads, queries = (stop - start for start, stop in regions[worker])
         fits = len(mask.shape) == 4 and mask.shape[0] in (1, n) and mask.shape[1] in (1, heads)

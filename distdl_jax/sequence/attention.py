@@ -233,16 +233,16 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(params, keys))
         way = self.exchange if self._work.shape[1] > 1 else None
         masked = any(MASK in shapes for shapes in params.values())
-        steps = ring_steps(heads, whole, keys, self._work, self.causal, helping=not masked) if way == "ring" else ()
+        steps = ring_steps(heads, whole, keys, self._work, self.causal, balanced=not masked) if way == "ring" else ()
         to_heads = plan_to_heads(heads, x, memory or x, self._work) if way == "heads" else None
         regions, n_t = regions_of(self.num_heads, self._work, grid, to_heads), key_grid.extent[1]
         if any(name.startswith(PREFIX) for shapes in params.values() for name in shapes):
             plain = Heads(heads.queries, heads.keys, heads.features, out, False)
-            check_cache(params, whole, plain.held(whole, self._work, heads.keys, heads.features))
+            check_cache(params, whole, plain.blocks(whole, self._work, heads.keys, heads.features))
             n_t = params[ranks[0]][f"{PREFIX}key"].shape[1]
         check_mask(params, regions, n_t)
         return AttentionPlan(
-            inputs=x,
+            blocks={worker: ShapeDtype(block.shape, out) for worker, block in x.items()},
             dtype=out,
             gather=gather,
             gather_memory=gather_memory,

@@ -1,10 +1,10 @@
-"""What an attention moves: features and sequence together, keys to queries or heads for sequence, and back."""
+"""The plan of an attention: gathers of features and sequence, the ring of keys, the exchange of heads for sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,14 +18,13 @@ from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.primitives.replicated import ReplicatedPlan
-from distdl_jax.sequence.dropout_mask import Dropping
-from distdl_jax.sequence.load_balance import Help, HelpMovements
-from distdl_jax.sequence.ring import Extras, Ring, Step, attended
+from distdl_jax.sequence.load_balance import Loan, LoanMovements
+from distdl_jax.sequence.ring import Dropping, Extras, Ring, Step, attended
 from distdl_jax.sequence.ring_schedule import Turn, turns_of
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 Region = tuple[Range, Range, Range]
 """Samples, heads, queries."""
@@ -33,10 +32,10 @@ Region = tuple[Range, Range, Range]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention, and what travels with them.
+    """The heads of an attention, as they travel.
 
-    - `queries`, `keys`: how many heads queries have, and keys and values. - `features`: of a head.
-    - `dtype`: of what travels. - `padded`: whether a flag travels with each key, 1 where it is padding.
+    - `queries`, `keys`: the number of heads of queries, and of keys and values. - `features`: of a head.
+    - `dtype`: of messages. - `padded`: whether a flag travels with each key, 1 where it is padding.
     """
 
     queries: int
@@ -46,13 +45,13 @@ class Heads:
     padded: bool
 
     def copies(self, workers: int) -> int:
-        """How often key heads are repeated where heads are cut over so many workers, so that each has whole groups."""
+        """Return how often to repeat key heads, so that each of so many workers along the heads has whole groups."""
         most = self.queries // self.keys
         fitting = (n for n in range(1, most + 1) if most % n == 0 and self.keys * n % workers == 0)
         return next(fitting, most)
 
-    def held(self, x: ShapeDtypes, work: Partition, heads: int, features: int) -> dict[int, ShapeDtype]:
-        """What the workers have of a tensor of samples x sequence x heads x features, of those of x."""
+    def blocks(self, x: ShapeDtypes, work: Partition, heads: int, features: int) -> dict[int, ShapeDtype]:
+        """Return the workers' blocks, samples x sequence x heads x features, for the samples and sequence of x."""
         own = balanced_ranges(heads, work.shape[2])
         return {
             worker: ShapeDtype((*x[worker].shape[:2], own[i][1] - own[i][0], features + self.padded), self.dtype)
@@ -62,10 +61,10 @@ class Heads:
 
 @dataclass(frozen=True)
 class ToHeads:
-    """Heads for sequence, and back.
+    """The exchange of heads for sequence, and back.
 
-    - `there`: of queries, keys and values side by side, or of queries, and of keys and values.
-    - `back`: of the outputs. - `queries`, `keys`: how many there are. - `repeated`: how often each key head is.
+    - `there`: one movement of queries, keys and values side by side, or one of queries, and one of keys and values.
+    - `back`: the movement of the outputs. - `queries`, `keys`: their numbers. - `repeated`: copies of a key head.
     """
 
     there: tuple[RepartitionPlan, ...]
@@ -75,9 +74,9 @@ class ToHeads:
     repeated: int
 
     def run(self, world: World, q: Array, block: Array, extras: Extras, of_ring: Ring) -> Array:
-        """The heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`.
+        """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`.
 
-        `of_ring` has what is the same for all keys.
+        `of_ring` has the settings for all keys.
         """
         block = jnp.repeat(block, self.repeated, axis=2)
         if len(self.there) == 1:
@@ -94,40 +93,39 @@ class ToHeads:
 class StepPlan:
     """One turn in a ring.
 
-    - `fetch`, `home`: how keys and values come, and their gradients go back.
-    - `help`: how queries get to those who work for others; None where nobody does.
+    - `fetch`, `send_back`: the movements of keys and values, and of their gradients.
+    - `loans`: the movements of queries to workers that compute for others; None where nobody does.
     """
 
     turn: Turn
     fetch: RangesPlan
-    home: RangesPlan
-    help: HelpMovements | None
+    send_back: RangesPlan
+    loans: LoanMovements | None
 
     def of(self, worker: int) -> Step:
-        """What `worker` does in it."""
+        """Return the turn of `worker`."""
         owned = self.fetch.halos.owned
         i, turn = owned.index(owned.cell_of[worker])[1], self.turn
-        help = None if self.help is None else Help(self.help, turn.lent[i], turn.taken[i])
-        return Step(self.fetch, self.home, turn.keys[i], turn.queries[i], help)
+        loan = None if self.loans is None else Loan(self.loans, turn.lent[i], turn.taken[i])
+        return Step(self.fetch, self.send_back, turn.keys[i], turn.queries[i], loan)
 
 
 @dataclass(frozen=True)
-class AttentionPlan(Plan):
+class AttentionPlan(BlocksPlan):
     """The plan of an attention.
 
-    - `inputs`: what the workers hold of x; `dtype`: of the output.
-    - `gather`: x to all workers that share its heads, `gather_memory`: the memory, where there is one; `scatter`: sums
-      of the heads' outputs back.
-    - `of_params`: for each parameter, who holds copies of it.
+    - `dtype`: of the output.
+    - `gather`, `gather_memory`: the movements of x, and of the memory where there is one, to all workers that share its
+      heads; `scatter`: the movement of sums of the heads' outputs back.
+    - `of_params`: for each parameter, which workers hold copies of it.
     - `regions`: by world rank, the samples, the heads and the queries that a worker attends with.
-    - `places`, `key_places`: by world rank, where the queries and keys that it has projected are in the sequence.
+    - `places`, `key_places`: by world rank, the places in the sequence of the queries and keys that it has projected.
     - `shape`: of all weights: samples, heads, queries and keys.
-    - `steps`: how workers get the keys and values of further blocks, and who works for whom.
-    - `to_heads`: heads for sequence.
-    - `padded`: whether it is told which keys are padding.
+    - `steps`: the turns of the ring, which bring the keys and values of further blocks.
+    - `to_heads`: the exchange of heads for sequence.
+    - `padded`: whether padding of keys is marked.
     """
 
-    inputs: ShapeDtypes = field(hash=False)
     dtype: np.dtype
     gather: GatherPlan
     gather_memory: GatherPlan | None
@@ -141,19 +139,12 @@ class AttentionPlan(Plan):
     to_heads: ToHeads | None
     padded: bool
 
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return ShapeDtype(self.inputs[worker].shape, self.dtype)
-
     @property
     def query_and_key_places(self) -> tuple[Mapping[int, Range], Mapping[int, Range]]:
         return self.places, self.key_places
 
     def run(self, world: World, q: Array, block: Array, extras: Extras, causal: bool, dropout: float) -> Array:
-        """The heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
+        """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
         own, keys = self.places[world.rank], self.key_places[world.rank]
         steps = tuple(step.of(world.rank) for step in self.steps)
         dropping = Dropping(dropout, self.shape, *self.regions[world.rank])
@@ -164,75 +155,75 @@ class AttentionPlan(Plan):
 
 
 def ring_steps(
-    heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, helping: bool
+    heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, balanced: bool
 ) -> tuple[StepPlan, ...]:
-    """How each worker gets further blocks of keys and values, and who works for whom.
+    """Plan the turns that bring further blocks of keys and values to each worker.
 
-    `queries`, `keys`: whose they are to be, with all features. `helping`: whether workers may work for others.
+    `queries`, `keys`: the blocks of x that they are made of. `balanced`: whether workers may compute for others.
     """
     wide = accumulation_dtype(heads.dtype)
     of_queries, of_keys = (owned_grid("x", work, x).ranges[1] for x in (queries, keys))
     bare, bare_wide = replace(heads, padded=False), replace(heads, dtype=wide, padded=False)
     d, steps = heads.features, []
-    for turn in turns_of(of_queries, of_keys, causal, helping):
-        help = None
-        if turn.helps:
-            of_lent = partial(_there, x=queries, work=work, number=heads.queries, needed=turn.taken)
-            of_taken = partial(_home, bare_wide, queries, work, heads.queries, taken=turn.taken, further=turn.far)
-            help = HelpMovements(
+    for turn in turns_of(of_queries, of_keys, causal, balanced):
+        loans = None
+        if turn.is_balanced:
+            of_lent = partial(_plan_fetch, x=queries, work=work, number=heads.queries, needed=turn.taken)
+            returned = partial(_plan_return, bare_wide, queries, work, heads.queries, taken=turn.taken)
+            loans = LoanMovements(
                 queries=of_lent(bare, features=d),
-                told=of_lent(bare_wide, features=2 * d + 2),
-                sums=of_taken(features=d + 2),
-                gradients=of_taken(features=d),
+                backward_inputs=of_lent(bare_wide, features=2 * d + 2),
+                sums=returned(features=d + 2, further=turn.far),
+                gradients=returned(features=d, further=turn.far),
             )
-        fetch = _there(heads, keys, work, heads.keys, 2 * d, turn.keys)
-        home = _home(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
-        steps.append(StepPlan(turn, fetch, home, help))
+        fetch = _plan_fetch(heads, keys, work, heads.keys, 2 * d, turn.keys)
+        back = _plan_return(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
+        steps.append(StepPlan(turn, fetch, back, loans))
     return tuple(steps)
 
 
-def _there(
+def _plan_fetch(
     heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, needed: tuple[Range, ...]
 ) -> RangesPlan:
-    """How each worker along the sequence gets what is at the places `needed`."""
-    return _moved(heads.held(x, work, number, features), work, needed)
+    """Plan the movement that brings each worker along the sequence the entries at the places `needed`."""
+    return _plan_ranges(heads.blocks(x, work, number, features), work, needed)
 
 
-def _home(
+def _plan_return(
     heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, taken: tuple[Range, ...], further: int
 ) -> RangesPlan:
-    """How what was made of the places `taken`, of the worker so much further along the sequence, gets there.
+    """Plan the movement of results for the places `taken` to their worker, so much `further` along the sequence.
 
-    It is behind one row that stays, see `helping.home`.
+    They are behind one row that stays, see `load_balance.send_back`.
     """
-    held = heads.held(x, work, number, features)
+    blocks = heads.blocks(x, work, number, features)
     sizes = [1 + stop - start for start, stop in taken]
     for rank, worker in enumerate(work.ranks):
-        n, _, *rest = held[worker].shape
-        held[worker] = ShapeDtype((n, sizes[rank // work.shape[2] % len(sizes)], *rest), held[worker].dtype)
-    made = [(start + 1, stop) for start, stop in ranges_of_sizes(sizes)]
-    return _moved(held, work, tuple(made[(i - further) % len(made)] for i in range(len(made))))
+        n, _, *rest = blocks[worker].shape
+        blocks[worker] = ShapeDtype((n, sizes[rank // work.shape[2] % len(sizes)], *rest), blocks[worker].dtype)
+    results = [(start + 1, stop) for start, stop in ranges_of_sizes(sizes)]
+    return _plan_ranges(blocks, work, tuple(results[(i - further) % len(results)] for i in range(len(results))))
 
 
-def _moved(held: ShapeDtypes, work: Partition, needed: tuple[Range, ...]) -> RangesPlan:
+def _plan_ranges(blocks: ShapeDtypes, work: Partition, needed: tuple[Range, ...]) -> RangesPlan:
     on = work.create_cartesian_topology_partition([*work.shape, 1])
-    owned = owned_grid("x", on, held)
-    return plan_ranges("ring", held, on, Halos(owned, (owned.ranges[0], needed, *owned.ranges[2:])))
+    owned = owned_grid("x", on, blocks)
+    return plan_ranges("ring", blocks, on, Halos(owned, (owned.ranges[0], needed, *owned.ranges[2:])))
 
 
 def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Partition) -> ToHeads:
-    """How heads are exchanged for sequence, and their outputs back; keys are those of `memory`, which may be x."""
+    """Plan the exchange of heads for sequence, and of outputs back; keys are made of `memory`, which may be x."""
     d, repeated = heads.features, heads.copies(work.shape[1] * work.shape[2])
     split, whole = _exchanged(work)
     together = heads.keys * repeated == heads.queries and memory is x
     of_queries, of_keys = (x, heads.queries, d), (memory, heads.keys * repeated, 2 * d)
     there = []
-    for held_of, number, width in ((x, heads.queries, 3 * d),) if together else (of_queries, of_keys):
-        its = heads if width > d else Heads(heads.queries, heads.keys, d, heads.dtype, False)
-        there.append(plan_repartition(its.held(held_of, work, number, width), split, whole))
-    held = {w: ShapeDtype((*its.shape[:3], d), heads.dtype) for w, its in there[0].outputs.items()}
-    queries, keys = (owned_grid("x", work, its).extent[1] for its in (x, memory))
-    return ToHeads(tuple(there), plan_repartition(held, whole, split), queries, keys, repeated)
+    for source, number, width in ((x, heads.queries, 3 * d),) if together else (of_queries, of_keys):
+        each = heads if width > d else replace(heads, features=d, padded=False)
+        there.append(plan_repartition(each.blocks(source, work, number, width), split, whole))
+    outputs = {w: ShapeDtype((*block.shape[:3], d), heads.dtype) for w, block in there[0].outputs.items()}
+    queries, keys = (owned_grid("x", work, source).extent[1] for source in (x, memory))
+    return ToHeads(tuple(there), plan_repartition(outputs, whole, split), queries, keys, repeated)
 
 
 def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]:
@@ -244,14 +235,14 @@ def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]
     return split, team.create_cartesian_topology_partition([p_n, 1, p_h * p_s, 1])
 
 
-def regions_of(heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads | None) -> dict[int, Region]:
-    """What each worker attends with; x has the blocks `grid`."""
+def regions_of(num_heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads | None) -> dict[int, Region]:
+    """Return the region of each worker; x has the blocks `grid`."""
     if to_heads is not None:
         whole = to_heads.there[0].exchange.needed
         boxes = {worker: whole.box(cell) for worker, cell in whole.cell_of.items()}
-        return {worker: (samples, its, queries) for worker, (samples, queries, its, _) in boxes.items()}
+        return {worker: (samples, heads, queries) for worker, (samples, queries, heads, _) in boxes.items()}
     _, p_s, p_h = work.shape
-    places, along = places_of(work, grid), balanced_ranges(heads, p_h)
+    places, along = places_of(work, grid), balanced_ranges(num_heads, p_h)
     return {
         worker: (grid.ranges[0][rank // (p_s * p_h)], along[rank % p_h], places[worker])
         for rank, worker in enumerate(work.ranks)
@@ -259,7 +250,7 @@ def regions_of(heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads
 
 
 def places_of(work: Partition, grid: ProductGrid) -> dict[int, Range]:
-    """Where in the sequence the queries of each worker are; x has the blocks `grid`."""
+    """Return the places in the sequence of each worker's queries; x has the blocks `grid`."""
     _, p_s, p_h = work.shape
     along = grid.ranges[1] if p_s > 1 else ((0, grid.extent[1]),)
     return {worker: along[rank // p_h % p_s] for rank, worker in enumerate(work.ranks)}

@@ -1,4 +1,4 @@
-"""Keys and values of what has been seen: what an attention keeps from one piece of a text to the next."""
+"""The cache of an attention: keys and values of the elements of a sequence that it has seen."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "padding": (jnp.bool_, "booleans, of the length of its keys"),
     "length": (jnp.integer, "an integer, a scalar"),
 }
-"""The entries of a cache, and what they hold."""
+"""The entries of a cache: their kind of dtype, and what they are, in words."""
 
 
 def cache_specs(work: Partition, batch: int, length: int, heads: int, features: int) -> dict[str, TensorSpec]:
-    """Of a cache for so many places, whose heads are split along the last dimension of `work`."""
+    """Return the specs of a cache for `length` elements, whose heads are split along the last dimension of `work`."""
     p_n, _, p_h = work.shape
     shape = (checked_integer("batch", batch, 1), checked_integer("length", length, 1), heads, features)
     blocks = TensorSpec(shape, work.create_cartesian_topology_partition([p_n, 1, p_h, 1]))
@@ -41,7 +41,7 @@ def cache_specs(work: Partition, batch: int, length: int, heads: int, features: 
 
 
 def empty(specs: Mapping[str, TensorSpec], dtype: DTypeLike) -> Cache:
-    """This worker's part of a cache that has seen nothing; zero-volume where it holds none."""
+    """Return this worker's part of a cache that has seen nothing; zero-volume where it holds none."""
     floating = checked_dtype("dtype", dtype)
     if not jnp.issubdtype(floating, jnp.floating):
         raise InvalidTypeError(f"`dtype` (={floating}) must be a real floating-point dtype, as jnp.float32.")
@@ -50,33 +50,31 @@ def empty(specs: Mapping[str, TensorSpec], dtype: DTypeLike) -> Cache:
 
 
 def entries_of(cache: Cache | None) -> Cache:
-    """A cache's entries, by the names under which the workers tell each other of them; none without a cache."""
+    """Return a cache's entries, by the names under which workers exchange their shapes; none without a cache."""
     if cache is not None and (not isinstance(cache, Mapping) or not cache):
         raise InvalidTypeError(f"`cache` (={cache!r}) must be a dictionary that `init_cache` makes, or a call returns.")
-    return {PREFIX + str(name): its for name, its in (cache or {}).items()}
+    return {f"{PREFIX}{name}": entry for name, entry in (cache or {}).items()}
 
 
-def check_cache(held: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes, local: ShapeDtypes) -> None:
-    """Refuse caches that are not their workers' parts of one; `local` are the keys that the workers have of x."""
-    lengths = {its[f"{PREFIX}key"].shape[1:2] for its in held.values() if f"{PREFIX}key" in its}
+def check_cache(entries: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes, local: ShapeDtypes) -> None:
+    """Refuse caches that are not their workers' parts of one; `local` are the keys that the workers make of x."""
+    lengths = {each[f"{PREFIX}key"].shape[1:2] for each in entries.values() if f"{PREFIX}key" in each}
     length = next(iter(lengths)) if len(lengths) == 1 else None
-    for worker, its in held.items():
+    for worker, each in entries.items():
         n, more, *rest = local[worker].shape
         blocks: dict[str, tuple[Any, ...]] = {"key": (n, "length", *rest), "value": (n, "length", *rest)}
         for name, shape in (blocks | {"padding": (n, "length"), "length": ()}).items():
-            told, kind = its.get(PREFIX + name), _KINDS[name]
+            entry, (kind, words) = each.get(PREFIX + name), _KINDS[name]
             known = tuple(length[0] if size == "length" and length else size for size in shape)
-            if told is None or told.shape != known or not jnp.issubdtype(told.dtype, kind[0]):
+            if entry is None or entry.shape != known or not jnp.issubdtype(entry.dtype, kind):
                 sizes = f"{' x '.join(map(str, shape))} " if shape else ""
                 raise PlanError(
-                    f'On worker {worker}: `cache["{name}"]` must be {sizes}{kind[1]}, as `init_cache` makes it, but is '
-                    f"{'not there' if told is None else f'{told.dtype}{list(told.shape)}'}."
+                    f'On worker {worker}: `cache["{name}"]` must be {sizes}{words}, as `init_cache` makes it, but is '
+                    f"{'not there' if entry is None else f'{entry.dtype}{list(entry.shape)}'}."
                 )
-        others = [name for name in its if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _KINDS]
-        if others:
-            raise PlanError(
-                f'On worker {worker}: `cache` holds "{others[0].removeprefix(PREFIX)}", but must hold {sorted(_KINDS)}.'
-            )
+        names = [name.removeprefix(PREFIX) for name in each if name.startswith(PREFIX)]
+        if others := [name for name in names if name not in _KINDS]:
+            raise PlanError(f'On worker {worker}: `cache` holds "{others[0]}", but must hold {sorted(_KINDS)}.')
         if length and more > length[0]:
             raise PlanError(f"`x` has {more} elements of the sequence, but `cache` has places for {length[0]}.")
 
@@ -84,16 +82,16 @@ def check_cache(held: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes, lo
 def remembered(
     cache: Cache, q: Array, k: Array, v: Array, padding: Array | None, mask: Array | None
 ) -> tuple[Array, Cache]:
-    """The heads' outputs for queries that follow what the cache has seen, and the cache with their keys and values.
+    """Return the heads' outputs for queries behind the elements that the cache has seen, and the cache with them.
 
-    `padding`: which of them are; `mask`: for the queries, and all places of the cache. Where there are more than it has
-    places for, outputs are NaN.
+    `padding` marks keys that are padding; `mask` is for the queries, and all places of the cache. Where there are more
+    keys than places, outputs are NaN.
     """
     seen, more = cache["length"], k.shape[1]
     padding = jnp.zeros(k.shape[:2], bool) if padding is None else padding
     after = {
-        name: lax.dynamic_update_slice_in_dim(cache[name], its.astype(cache[name].dtype), seen, 1)
-        for name, its in (("key", k), ("value", v), ("padding", padding))
+        name: lax.dynamic_update_slice_in_dim(cache[name], new.astype(cache[name].dtype), seen, 1)
+        for name, new in (("key", k), ("value", v), ("padding", padding))
     } | {"length": seen + more}
     if not q.size:
         return tie(jnp.zeros(q.shape, q.dtype), q, k, v), after

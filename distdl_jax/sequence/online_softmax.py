@@ -1,7 +1,7 @@
-"""Attention of one worker's queries to a block of keys, piece by piece: a running maximum and sum; the way back.
+"""Attention of one worker's queries to a block of keys, piece by piece: running maximum and sums, and gradients.
 
-Neither way are there more scores at a time than those of the queries and `PIECE` keys, so memory is linear in the
-block. Source: Milakov and Gimelshein (2018), arXiv:1805.02867 (running sums); Dao et al. (2022), arXiv:2205.14135.
+There are never more scores at a time than for the queries and `PIECE` keys, so memory is linear in the block. Source:
+Milakov and Gimelshein (2018), arXiv:1805.02867 (running sums); Dao et al. (2022), arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.tracing.materialize import materialize
 
 PIECE = 512
-"""How many keys are looked at together."""
+"""The number of keys that are looked at together."""
 
 
 class Places(NamedTuple):
-    """Where queries and keys are in the sequence: numbers, or scalars that JAX traces.
+    """The places of queries and keys in the sequence: numbers, or scalars that JAX traces.
 
-    - `queries`, `keys`: those of the first ones. - `causal`: whether queries see no keys that come after them.
+    - `queries`, `keys`: the places of the first ones. - `causal`: whether queries see no keys that come after them.
     """
 
     queries: int | Array
@@ -33,9 +33,9 @@ class Places(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What keeps queries from keys, of one block of keys; None for what there is not.
+    """Masks of one block of keys; None where there is none.
 
-    - `padding`: n x t, of bool: which keys are seen by nobody.
+    - `padding`: n x t, of bool: True for keys that no query sees.
     - `mask`: (n or 1) x (heads or 1) x queries x t: of bool, True where a query doesn't see a key; or added to scores.
     """
 
@@ -44,11 +44,11 @@ class Hidden(NamedTuple):
 
 
 Factors = Callable[[int, int], Array]
-"""What the weights of some keys (from the first one on, so many) are multiplied with: n x heads x queries x keys."""
+"""From the first of some keys and their number, the factors of their weights: n x heads x queries x keys."""
 
 
 class Running(NamedTuple):
-    """What is known after some keys: per query and head the largest score, and sums relative to it.
+    """The state after some keys: per query and head the largest score, and sums relative to it.
 
     - `top`, `total`: n x heads x queries; -inf and 0 where a query has seen none.
     - `values`: n x heads x queries x features, not yet divided by `total`.
@@ -60,7 +60,7 @@ class Running(NamedTuple):
 
 
 def start(q: Array) -> Running:
-    """Before the first key, of queries n x s x heads x d."""
+    """Return the state before the first key, of queries n x s x heads x d."""
     n, s, heads, d = q.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
     return Running(
@@ -77,16 +77,15 @@ def added(
     places: Places,
     factors: Factors | None = None,
 ) -> Running:
-    """What is known after one block of keys and values more, n x t x (key heads) x d.
+    """Return the state after one block of keys and values more, n x t x (key heads) x d.
 
-    Each key head serves the heads of one group of neighbours. `factors`: what weights are multiplied with, by the
-    numbers of keys within the block.
+    Each key head serves the heads of one group of neighbours. `factors` counts keys within the block.
     """
     whole, t = _pieces(k)
 
     def of_piece(running: Running, first: int | Array, n: int) -> Running:
-        its = None if factors is None else factors(int(first), n)  # their pieces are not in a loop
-        return _added(running, q, *_cut(first, n, k, v, hidden), _from(places, first), its)
+        piece_factors = None if factors is None else factors(int(first), n)  # there, pieces are not in a loop
+        return _added(running, q, *_cut(first, n, k, v, hidden), _from(places, first), piece_factors)
 
     if factors is not None:
         for i in range(whole):
@@ -97,7 +96,7 @@ def added(
 
 
 def merged(one: Running, other: Running) -> Running:
-    """What is known after the keys of both."""
+    """Return the state after the keys of both."""
     top = jnp.maximum(one.top, other.top)
     base = jnp.where(jnp.isneginf(top), 0, top)
     of_one, of_other = jnp.exp(one.top - base), jnp.exp(other.top - base)
@@ -106,7 +105,7 @@ def merged(one: Running, other: Running) -> Running:
 
 
 def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
-    """The output, n x queries x heads x features, and the logarithms of the sums of exponentials, n x heads x queries.
+    """Return the output, n x queries x heads x features, and the logarithms of the sums, n x heads x queries.
 
     A query that has seen no key has 0 as both.
     """
@@ -127,7 +126,7 @@ def gradients(
     delta: Array,
     factors: Factors | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
-    """The gradients of queries, keys, values and an added mask that one block of keys makes, in the dtype of sums.
+    """Return the gradients of queries, keys, values and an added mask from one block of keys, in the dtype of sums.
 
     - `dy`: of the output. - `log_sum`: from `finished`.
     - `delta`, like it: the sum over a head's features of dy * y, less the gradient of `log_sum`.
@@ -135,8 +134,8 @@ def gradients(
     whole, t = _pieces(k)
 
     def of_piece(first: int | Array, n: int) -> tuple[Array, Array, Array, Array | None]:
-        its = None if factors is None else factors(int(first), n)
-        return _gradients(q, *_cut(first, n, k, v, hidden), _from(places, first), dy, log_sum, delta, its)
+        piece_factors = None if factors is None else factors(int(first), n)
+        return _gradients(q, *_cut(first, n, k, v, hidden), _from(places, first), dy, log_sum, delta, piece_factors)
 
     def step(dq: Array, i: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
         more, *rest = of_piece(i * PIECE, PIECE)
@@ -147,9 +146,7 @@ def gradients(
     dq, parts = jnp.zeros(q.shape, log_sum.dtype), []
     if factors is None:
         dq, stacked = lax.scan(step, dq, jnp.arange(whole))
-        parts.append(
-            tuple(its if its is None else _side_by_side(its, a) for its, a in zip(stacked, (1, 1, 3), strict=True))
-        )
+        parts.append(tuple(x if x is None else _side_by_side(x, a) for x, a in zip(stacked, (1, 1, 3), strict=True)))
     else:
         for i in range(whole):
             more, *rest = of_piece(i * PIECE, PIECE)
@@ -163,13 +160,13 @@ def gradients(
 
 
 def _side_by_side(stacked: Array, axis: int) -> Array:
-    """Pieces in front of the other dimensions, as one along `axis` of these."""
+    """Join pieces, which are in front of the other dimensions, along `axis` of these."""
     moved = jnp.moveaxis(stacked, 0, axis)
     return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
 
 
 def _pieces(k: Array) -> tuple[int, int]:
-    """How many whole pieces there are, where there is more than one, and how many keys."""
+    """Return the number of whole pieces, where there is more than one, and the number of keys."""
     t = k.shape[1]
     return (t // PIECE if t > PIECE else 0), t
 
@@ -186,7 +183,7 @@ def _from(places: Places, first: int | Array) -> Places:
 
 
 def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> tuple[Array, Array | None]:
-    """n x key heads x heads of each x queries x keys; -inf where a query doesn't see a key. And where that is."""
+    """Return scores, n x key heads x heads of each x queries x keys, and where a query doesn't see a key: -inf."""
     (n, s, heads, d), (_, t, groups, _) = q.shape, k.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
     products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), k.astype(wide))
@@ -207,16 +204,16 @@ def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> tuple[Array, 
 
 
 def _rows(x: Array, groups: int) -> Array:
-    """n x s x heads x d, as n x key heads x rows x d: head after head of each group, so that products are batched ones.
+    """Bring n x s x heads x d to n x key heads x rows x d: head after head of each group, for batched products.
 
-    With the heads of a group as a dimension of their own XLA takes three times as long for them.
+    With the heads of a group as a dimension of their own XLA takes three times as long.
     """
     n, s, heads, d = x.shape
     return jnp.moveaxis(x, 1, 2).reshape(n, groups, heads // groups * s, d)
 
 
 def _in_groups(x: Array, groups: int) -> Array:
-    """n x heads (or 1) x queries x keys, as n x key heads (or 1) x heads of each (or 1) x queries x keys."""
+    """Bring n x heads (or 1) x queries x keys to n x key heads (or 1) x heads of each (or 1) x queries x keys."""
     n, heads, *rest = x.shape
     return x.reshape(n, 1, 1, *rest) if heads == 1 else x.reshape(n, groups, heads // groups, *rest)
 
@@ -257,8 +254,8 @@ def _gradients(
     of_rows = _rows(dy.astype(wide), groups)
     of_weights, used = _dot("ngmd,ntgd->ngmt", of_rows, v.astype(wide)).reshape(weights.shape), weights
     if factors is not None:
-        its = _in_groups(factors, groups)
-        of_weights, used = of_weights * its, weights * its
+        factors = _in_groups(factors, groups)
+        of_weights, used = of_weights * factors, weights * factors
     rows = (*of_rows.shape[:3], weights.shape[-1])
     dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), of_rows)
     of_scores = weights * (of_weights - delta.reshape(by_group))
@@ -278,14 +275,11 @@ def _dot(subscripts: str, a: Array, b: Array) -> Array:
 
 
 def rotated(x: Array, first: int | Array, base: float) -> Array:
-    """Rotary positions: the pairs (x_i, x_{i + d/2}) of each head, turned by place * base^(-2i/d).
-
-    Places are those from `first` on.
-    """
+    """Rotate the pairs (x_i, x_{i + d/2}) of each head by place * base^(-2i/d), for places from `first` on."""
     d, wide = x.shape[-1], accumulation_dtype(np.dtype(x.dtype))
     speeds = base ** (-np.arange(0, d, 2) / d)
     angles = ((first + jnp.arange(x.shape[1]))[:, None] * speeds[None, :].astype(wide))[None, :, None, :]
     low, high = jnp.split(x.astype(wide), 2, axis=-1)
-    # XLA would work them out again for each sample and head.
+    # XLA would compute them again for each sample and head.
     cos, sin = materialize(jnp.stack([jnp.cos(angles), jnp.sin(angles)]).astype(wide))
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)

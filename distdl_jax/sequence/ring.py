@@ -1,8 +1,8 @@
-"""Attention whose keys and values come from other workers, block by block, and come again on the way back.
+"""Ring attention: keys and values come from other workers block by block, forward and again backward.
 
-Of the whole sequence no worker keeps more than its own block: not the blocks that came by, and no scores. Backward they
-are fetched anew, what each makes of the gradient of its keys and values is sent home, and the weights are worked out
-from the logarithms of their sums. Source: Liu et al. (2023), arXiv:2310.01889; Dao et al. (2022), arXiv:2205.14135.
+No worker keeps more of the sequence than its own block: not the blocks that passed, and no scores. Backward, blocks are
+fetched again, the gradients of their keys and values are sent back, and weights are recomputed from the logarithms of
+their sums. Source: Liu et al. (2023), arXiv:2310.01889; Dao et al. (2022), arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -17,11 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.initialization import initialize_block
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.sequence.dropout_mask import Dropping
-from distdl_jax.sequence.load_balance import Help, cut, home, parts_of, put, side_by_side, told, with_those
+from distdl_jax.random import standard_uniform
+from distdl_jax.sequence.load_balance import (
+    Loan,
+    backward_inputs,
+    cut,
+    merge_rows,
+    put,
+    send_back,
+    side_by_side,
+    split_inputs,
+)
 from distdl_jax.sequence.online_softmax import Factors, Hidden, Places, Running, added, finished, gradients, start
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
@@ -30,9 +40,9 @@ from distdl_jax.world import World
 
 
 class Extras(NamedTuple):
-    """What an attention is told beside queries and keys; None for what there is not.
+    """Inputs of an attention beside queries and keys; None for those that are not given.
 
-    - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `softmax.Hidden`.
+    - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `online_softmax.Hidden`.
     - `key`: of the random numbers, by which weights are dropped.
     """
 
@@ -41,30 +51,55 @@ class Extras(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one worker does in a turn, see `turns`.
+class Dropping:
+    """Dropout of weights: they are 0 with probability `p`, and the others are divided by 1 - p, whatever the partition.
 
-    - `fetch`, `home`: how it gets a block of keys and values, and their gradients get back. - `keys`: their places.
-    - `queries`: which of its own look at them.
-    - `help`: which queries it lends, and takes; None where nobody does.
+    The weights that are kept are those of `jax.random.bernoulli(key, 1 - p, shape)`, for the whole batch, all heads,
+    queries and keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.
+    """
+
+    p: float
+    shape: tuple[int, int, int, int]
+    samples: Range
+    heads: Range
+    queries: Range
+
+    def factors(self, key: Array, block: int, first: int, n: int) -> Array:
+        """Return the factors of the weights of `n` keys, from place `block + first` on.
+
+        They are samples x heads x queries x keys.
+        """
+        keys = (block + first, block + first + n)
+        box = (self.samples, self.heads, self.queries, keys)
+        numbers = initialize_block(standard_uniform, key, self.shape, box, np.dtype(jnp.result_type(float)))
+        return (numbers < 1 - self.p) / (1 - self.p)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One worker's turn, see `ring_schedule`.
+
+    - `fetch`, `send_back`: the movements of a block of keys and values, and of its gradients. - `keys`: its places.
+    - `queries`: the worker's own queries that look at them.
+    - `loan`: the queries that it lends, and takes; None where nobody does.
     """
 
     fetch: RangesPlan
-    home: RangesPlan
+    send_back: RangesPlan
     keys: Range
     queries: Range
-    help: Help | None
+    loan: Loan | None
 
 
 @dataclass(frozen=True)
 class Ring:
-    """How one worker's queries get to all keys.
+    """The attention of one worker's queries to all keys.
 
-    - `queries`: their places in the sequence. - `own`: those of the keys that this worker holds.
-    - `steps`: what it does to get to the other keys, turn by turn.
+    - `queries`: their places in the sequence. - `own`: the places of this worker's keys.
+    - `steps`: its turns, which bring it the other keys.
     - `causal`: whether queries see no keys that come after them.
     - `padded`: whether a flag stands behind each key's and value's numbers: 1 where it is padding.
-    - `dropping`: which weights are dropped.
+    - `dropping`: the dropout of the weights.
     """
 
     queries: Range
@@ -75,16 +110,16 @@ class Ring:
     dropping: Dropping | None = None
 
     def of(self, queries: Range) -> Ring:
-        """The same for other queries."""
+        """Return the ring of other queries."""
         dropping = self.dropping
         return replace(self, queries=queries, dropping=dropping and replace(dropping, queries=queries))
 
     def rows(self, queries: Range) -> Range:
-        """Where in its own some of its queries are."""
+        """Return the rows of some queries in this worker's block."""
         return queries[0] - self.queries[0], queries[1] - self.queries[0]
 
     def seen(self, keys: Range, q: Array, block: Array) -> bool:
-        """Whether some query sees some of these keys."""
+        """Say whether some query sees some of these keys."""
         ahead = self.causal and keys[0] >= self.queries[1]
         return keys[1] > keys[0] and not ahead and q.size > 0 and block.size > 0
 
@@ -92,20 +127,20 @@ class Ring:
         return Places(self.queries[0], keys[0], self.causal and keys[1] > self.queries[0] + 1)
 
     def parts(self, block: Array, keys: Range, extras: Extras) -> tuple[Array, Array, Hidden]:
-        """Keys, values, and what hides them."""
+        """Split a block into keys, values, and what hides them."""
         flags = block[:, :, 0, -1] > 0.5 if self.padded else None
         k, v = jnp.split(block[..., :-1] if self.padded else block, 2, axis=-1)
         return k, v, Hidden(flags, None if extras.mask is None else extras.mask[..., slice(*keys)])
 
     def factors(self, keys: Range, extras: Extras) -> Factors | None:
-        """What the weights of these keys are multiplied with."""
+        """Return the factors of the weights of these keys."""
         if self.dropping is None or extras.key is None:
             return None
         return partial(self.dropping.factors, extras.key, keys[0])
 
 
 def block_of(k: Array, v: Array, padding: Array | None) -> Array:
-    """Keys and values side by side, and the flags of those that are padding."""
+    """Join keys and values, and the flags of those that are padding."""
     if padding is None:
         return jnp.concatenate([k, v], axis=-1)
     flags = jnp.broadcast_to(padding[:, :, None, None], (*k.shape[:3], 1)).astype(k.dtype)
@@ -113,9 +148,9 @@ def block_of(k: Array, v: Array, padding: Array | None) -> Array:
 
 
 def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> Array:
-    """The heads' outputs for queries n x s x heads x d; `block`, n x t x (key heads) x (d + d), are keys and values.
+    """Return the heads' outputs, for queries n x s x heads x d and keys and values n x t x (key heads) x (d + d).
 
-    It is one movement to whoever differentiates it, with an adjoint of its own.
+    It differentiates as one movement, with an adjoint of its own.
     """
     mask = extras.mask
     if mask is not None and mask.dtype != jnp.bool_:
@@ -127,85 +162,87 @@ def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> tuple[Array, Array, Array]:
-    """The output, an empty anchor of it (see `primitives.movement`), and the logarithms of the sums."""
+    """Return the output, an empty anchor of it (see `primitives.movement`), and the logarithms of the sums."""
     running = _after(ring, start(q), q, block, ring.own, extras)
     for step in ring.steps:
         # What moves comes before what is computed, for others wait for it; and after the turn before.
-        help, before = step.help, tie(q, running.total)
-        if help is not None:
-            before = taken = help.movements.queries.run(world, before)
+        loan, before = step.loan, tie(q, running.total)
+        if loan is not None:
+            before = taken = loan.movements.queries.run(world, before)
         fetched = step.fetch.run(world, tie(block, before))
         rows = ring.rows(step.queries)
-        its = _after(ring.of(step.queries), cut(running, rows, 2), cut(q, rows, 1), fetched, step.keys, extras)
-        running = put(running, its, rows, 2)
+        part = _after(ring.of(step.queries), cut(running, rows, 2), cut(q, rows, 1), fetched, step.keys, extras)
+        running = put(running, part, rows, 2)
         running = running._replace(total=tie(running.total, fetched))
-        if help is not None:
+        if loan is not None:
             taken = tie(taken, fetched)
-            made = side_by_side(_after(ring.of(help.taken), start(taken), taken, block, ring.own, extras))
-            come = home(world, help.movements.sums, tie(made, taken, block), side_by_side(running))
-            running = with_those(running, come, ring.rows(help.lent))
-            # Others wait for what is sent home; what this worker makes of its own sums need not come first.
-            running = running._replace(total=world.transport.sent_first(tie(running.total, come)))
+            sums = side_by_side(_after(ring.of(loan.taken), start(taken), taken, block, ring.own, extras))
+            returned = send_back(world, loan.movements.sums, tie(sums, taken, block), side_by_side(running))
+            running = merge_rows(running, returned, ring.rows(loan.lent))
+            # Other workers wait for what is sent back, so it goes before this worker's own sums are computed.
+            running = running._replace(total=world.transport.sent_first(tie(running.total, returned)))
     y, log_sum = finished(running, np.dtype(q.dtype))
     y = tie(y, q, block)
     return y, tie(nothing(y.dtype), y), log_sum
 
 
 def _after(ring: Ring, running: Running, q: Array, block: Array, keys: Range, extras: Extras) -> Running:
-    """What is known after this block of keys and values, too."""
+    """Return the running sums after this block of keys and values."""
     if not ring.seen(keys, q, block):
         return running
     return added(running, q, *ring.parts(block, keys, extras), ring.places(keys), ring.factors(keys, extras))
 
 
-Kept = tuple[Array, Array, Extras, Array, Array]
+Residuals = tuple[Array, Array, Extras, Array, Array]
 
 
 def _forward(
     world: World, ring: Ring, q: Array, block: Array, extras: Extras
-) -> tuple[tuple[Array, Array, Array], Kept]:
+) -> tuple[tuple[Array, Array, Array], Residuals]:
     y, anchor, log_sum = _attended(world, ring, q, block, extras)
     return (y, anchor, log_sum), (q, block, extras, y, log_sum)
 
 
 def _backward(
-    world: World, ring: Ring, kept: Kept, cotangents: tuple[Array, Array, Array]
+    world: World, ring: Ring, residuals: Residuals, cotangents: tuple[Array, Array, Array]
 ) -> tuple[Array, Array, Extras]:
-    q, block, extras, y, log_sum = kept
+    q, block, extras, y, log_sum = residuals
     wide = accumulation_dtype(np.dtype(q.dtype))
     dy = tie(*cotangents[:2])
     delta = jnp.moveaxis(jnp.sum(dy.astype(wide) * y.astype(wide), -1), 2, 1) - cotangents[2]
-    dq, of_block, of_mask = _made(ring, ring.own, block, extras, q, dy, log_sum, delta)
+    dq, of_block, of_mask = _gradients_of(ring, ring.own, block, extras, q, dy, log_sum, delta)
     of_masks = [(ring.own, of_mask)]
     for step in ring.steps:
-        help, before = step.help, tie(dq, of_block)
-        if help is not None:
-            before = taken = help.movements.told.run(world, tie(told(q, dy, log_sum, delta), before))
+        loan, before = step.loan, tie(dq, of_block)
+        if loan is not None:
+            lent = tie(backward_inputs(q, dy, log_sum, delta), before)
+            before = taken = loan.movements.backward_inputs.run(world, lent)
         fetched = step.fetch.run(world, tie(block, before))
         rows = ring.rows(step.queries)
         of_rows = (*(cut(x, rows, 1) for x in (q, dy)), *(cut(x, rows, 2) for x in (log_sum, delta)))
-        more, made, of_mask = _made(ring.of(step.queries), step.keys, fetched, extras, *of_rows)
-        dq, of_masks = _and(dq, more, rows), [*of_masks, (step.keys, of_mask)]
-        if help is not None:
+        of_queries, of_fetched, of_mask = _gradients_of(ring.of(step.queries), step.keys, fetched, extras, *of_rows)
+        dq, of_masks = _add_rows(dq, of_queries, rows), [*of_masks, (step.keys, of_mask)]
+        if loan is not None:
             taken = tie(taken, fetched)
-            of_taken, of_own, _ = _made(ring.of(help.taken), ring.own, block, extras, *parts_of(taken))
+            of_taken, of_own, _ = _gradients_of(ring.of(loan.taken), ring.own, block, extras, *split_inputs(taken))
             of_block = of_block + of_own
-        come = home(world, step.home, made, of_block)
-        of_block = _and(of_block, come, (0, come.shape[1]))
-        if help is not None:
-            dq = _and(dq, home(world, help.movements.gradients, tie(of_taken, of_block), dq), ring.rows(help.lent))
+        returned = send_back(world, step.send_back, of_fetched, of_block)
+        of_block = _add_rows(of_block, returned, (0, returned.shape[1]))
+        if loan is not None:
+            returned = send_back(world, loan.movements.gradients, tie(of_taken, of_block), dq)
+            dq = _add_rows(dq, returned, ring.rows(loan.lent))
     return dq.astype(q.dtype), of_block.astype(block.dtype), Extras(_of_whole_mask(extras.mask, of_masks, dy))
 
 
-def _and(whole: Array, more: Array, rows: Range) -> Array:
-    """The sum, where there is more for some rows."""
+def _add_rows(whole: Array, more: Array, rows: Range) -> Array:
+    """Add `more` to some rows."""
     return put(whole, cut(whole, rows, 1) + more, rows, 1)
 
 
-def _made(
+def _gradients_of(
     ring: Ring, keys: Range, block: Array, extras: Extras, q: Array, dy: Array, log_sum: Array, delta: Array
 ) -> tuple[Array, Array, Array | None]:
-    """The gradients of the queries, of the block, and of the mask, that this block of keys makes."""
+    """Return the contributions of this block of keys to the gradients of queries, block and mask."""
     if not ring.seen(keys, q, block):
         of_q, of_block = (tie(jnp.zeros(x.shape, log_sum.dtype), block, dy) for x in (q, block))
         return of_q, of_block, None
@@ -216,7 +253,7 @@ def _made(
 
 
 def _of_whole_mask(mask: Array | None, parts: Sequence[tuple[Range, Array | None]], dy: Array) -> Array | None:
-    """The gradient of an added mask, from those of its columns; 0 for keys that nobody looked at."""
+    """Return the gradient of an added mask, from gradients of its columns; 0 for keys that nobody looked at."""
     if mask is None or mask.dtype == jnp.bool_:
         return None
     whole = tie(jnp.zeros(mask.shape, mask.dtype), dy)

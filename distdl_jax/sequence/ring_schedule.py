@@ -1,10 +1,10 @@
-"""Who looks at which keys, and when: the turns of the workers along a sequence that is split.
+"""The schedule of a ring: which keys each worker along a split sequence looks at in each turn.
 
-Where queries see no keys behind them, worker i of p has i + 1 blocks of keys to look at. So that all take as long, who
-would wait works for others: in turn d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the worker d before
-them, and the first d take the queries of the worker p - d behind them, which look at their own keys. Where d = p / 2
-these are the same pairs, and each looks with half of the queries. So beside its own block each has (p - 1) / 2 to look
-at, where the last one had p - 1.
+Where queries see no keys behind them, worker i of p has i + 1 blocks of keys to look at. So that all take as long,
+workers that would wait compute for others: in turn d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the
+worker d before them, and the first d take queries of the worker p - d behind them, for their own keys. Where d = p / 2
+these are the same pairs, and each computes half of the queries. So beside its own block each worker has (p - 1) / 2 to
+look at, where the last one had p - 1.
 
 Source: Liu et al. (2023), arXiv:2310.01889 (ring); Li et al. (2023), arXiv:2310.03294 (balance).
 """
@@ -18,11 +18,11 @@ from distdl_jax.plans.decomposition import Range
 
 
 class Turn(NamedTuple):
-    """What the workers along the sequence do at the same time, by their index; ranges are places in the sequence.
+    """The work of the workers along the sequence at one time, by their index; ranges are places in the sequence.
 
-    - `keys`: those of another worker that each fetches. - `queries`: which of its own look at them.
-    - `lent`: which of its own others work for. - `taken`: those of another worker, which look at its own keys.
-    - `near`, `far`: the keys are those of the worker `near` before, what is taken of the one `far` behind.
+    - `keys`: the keys of another worker that each fetches. - `queries`: its own queries that look at them.
+    - `lent`: its own queries that another worker computes. - `taken`: another worker's queries, for its own keys.
+    - `near`, `far`: keys come from the worker `near` before it, `taken` queries from the worker `far` behind it.
     """
 
     near: int
@@ -33,29 +33,29 @@ class Turn(NamedTuple):
     taken: tuple[Range, ...]
 
     @property
-    def helps(self) -> bool:
-        """Whether some worker works for another."""
+    def is_balanced(self) -> bool:
+        """Whether some worker computes for another."""
         return any(start < stop for start, stop in self.taken)
 
 
-def turns_of(queries: Sequence[Range], keys: Sequence[Range], causal: bool, helping: bool) -> tuple[Turn, ...]:
-    """The turns after the first, in which all look at their own keys.
+def turns_of(queries: Sequence[Range], keys: Sequence[Range], causal: bool, balanced: bool) -> tuple[Turn, ...]:
+    """Return the turns after the first, in which all look at their own keys.
 
-    - `queries`, `keys`: those of each worker. - `causal`: whether queries see no keys behind them; both are the same
-      places then. - `helping`: whether workers may then work for others.
+    - `queries`, `keys`: the places of each worker. - `causal`: whether queries see no keys behind them; both are the
+      same places then. - `balanced`: whether workers may then compute for others.
 
-    >>> (turn,) = turns_of([(0, 3), (3, 6)], [(0, 3), (3, 6)], causal=True, helping=True)
+    >>> (turn,) = turns_of([(0, 3), (3, 6)], [(0, 3), (3, 6)], causal=True, balanced=True)
     >>> turn.keys[1], turn.queries[1], turn.lent[1], turn.taken[0]
     ((0, 3), (3, 4), (4, 6), (4, 6))
     """
     p = len(queries)
-    if not (causal and helping):
+    if not (causal and balanced):
         return tuple(_turn(queries, keys, near, p, near if causal else 0) for near in range(1, p))
     return tuple(_turn(queries, keys, near, p - near, near) for near in range(1, p // 2 + 1))
 
 
 def _turn(queries: Sequence[Range], keys: Sequence[Range], near: int, far: int, first: int) -> Turn:
-    """Workers from `first` on fetch keys, those from `far` on lend queries."""
+    """Return the turn in which workers from `first` on fetch keys, and workers from `far` on lend queries."""
     p, looking, lent = len(queries), [], []
     for i, (start, stop) in enumerate(queries):
         middle = (start + stop) // 2

@@ -25,7 +25,7 @@ NORMS = (None, "backward", "ortho", "forward")
 
 
 def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
-    """The discrete Fourier transform of a tensor on `P_x` along `axes`, which may be split: `jnp.fft.fftn`.
+    """Compute the discrete Fourier transform of a tensor on `P_x` along `axes`, which may be split: `jnp.fft.fftn`.
 
     With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
     group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
@@ -56,12 +56,12 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
 
 
 def ifft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
-    """The inverse of `fft`, by the same rules: `jnp.fft.ifftn`."""
+    """Compute the inverse of `fft`, by the same rules: `jnp.fft.ifftn`."""
     return _transform("ifft", x, P_x, axes, norm)
 
 
 def rfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
-    """`fft` of real numbers, of which only the frequencies from 0 on are kept along the last of `axes`.
+    """Compute `fft` of real numbers; only the frequencies from 0 on are kept along the last of `axes`.
 
     As `jnp.fft.rfftn`: of a length n, n // 2 + 1 are left, in balanced blocks; along all other dimensions the blocks
     are those of x.
@@ -72,7 +72,7 @@ def rfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> 
 
 
 def irfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, n: int | None = None) -> Array:
-    """The inverse of `rfft`, real: `jnp.fft.irfftn`.
+    """Compute the inverse of `rfft`, real: `jnp.fft.irfftn`.
 
     `n` is the length of the result along the last of `axes`, any: of the frequencies there the n // 2 + 1 lowest count,
     and those that are missing are 0, as in `jnp.fft`. Default: 2 (m - 1), where x has m. Blocks are balanced along it;
@@ -84,24 +84,24 @@ def irfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *,
 
 
 def fftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
-    """`fft` along all dimensions, or along `axes`."""
+    """Compute `fft` along all dimensions, or along `axes`."""
     return _transform("fft", x, P_x, axes, norm)
 
 
 def ifftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
-    """`ifft` along all dimensions, or along `axes`."""
+    """Compute `ifft` along all dimensions, or along `axes`."""
     return _transform("ifft", x, P_x, axes, norm)
 
 
 def rfftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
-    """`rfft` along all dimensions, or along `axes`; the last one is halved."""
+    """Compute `rfft` along all dimensions, or along `axes`; the last one is halved."""
     return _transform("rfft", x, P_x, axes, norm)
 
 
 def irfftn(
     x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, n: int | None = None
 ) -> Array:
-    """`irfft` along all dimensions, or along `axes`; the last one has been halved."""
+    """Compute `irfft` along all dimensions, or along `axes`; the last one has been halved."""
     return _transform("irfft", x, P_x, axes, norm, n)
 
 
@@ -113,10 +113,10 @@ def plan_fourier(
     norm: str | None = None,
     n: int | None = None,
 ) -> StagesPlan | DecimationPlan:
-    """The plan of the transform `kind`, from what the workers of P_x (and perhaps more) hold."""
+    """Plan the transform `kind`, from the shapes and dtypes of the workers of P_x (and perhaps more)."""
     along, halved = _checked(kind, P_x, axes, norm, n)
-    held = taking_part(shape_dtypes, P_x.ranks)
-    dtype, grid = common_dtype("x", held, P_x.ranks), owned_grid("x", P_x, held)
+    blocks = taking_part(shape_dtypes, P_x.ranks)
+    dtype, grid = common_dtype("x", blocks, P_x.ranks), owned_grid("x", P_x, blocks)
     before = {a: grid.extent[a] for a in along}
     if nothing := [a for a, length in before.items() if length == 0]:
         raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {nothing[0]}.")
@@ -137,11 +137,11 @@ def plan_fourier(
         sizes = tuple((a, after[a]) for a in stage.axes)
         step = Forward(sizes, halved, norm) if forward else Inverse(sizes, halved, done == set(along), norm)
         steps.append((on_grid(P_x, stage.shape), step if sizes else None))
-    return plan_stages(held, grid, dtype, steps, grid, () if halved is None else (halved,))
+    return plan_stages(blocks, grid, dtype, steps, grid, () if halved is None else (halved,))
 
 
 def on_grid(P: Partition, shape: tuple[int, ...]) -> Partition:
-    """The workers of `P` on a grid of `shape`; the first of them on one of one worker."""
+    """Return the workers of `P` on a grid of `shape`; on a grid of one worker the first of them."""
     if shape == P.shape:
         return P
     if np.prod(shape) == 1:
@@ -150,7 +150,7 @@ def on_grid(P: Partition, shape: tuple[int, ...]) -> Partition:
 
 
 def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np.dtype) -> int:
-    """How long the last dimension is in the end."""
+    """Return the length of the last dimension in the end."""
     if kind == "rfft":
         if not real:
             raise PlanError(
@@ -163,7 +163,7 @@ def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np
 def _checked(
     kind: Kind, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None
 ) -> tuple[tuple[int, ...], int | None]:
-    """The dimensions, ascending, and the one of which half of the frequencies are kept."""
+    """Return the dimensions, ascending, and the one of which half of the frequencies are kept."""
     check_partitions(P_x=P_x)
     given = tuple(range(P_x.dim)) if axes is None else checked_integers("axes", axes, or_one=True)
     along = checked_axes("axes", given, P_x.shape)
@@ -185,5 +185,5 @@ def _transform(
     with jax.named_scope(kind):
         team = tuple(sorted(P_x.ranks))
         purpose = f"{kind} along {axes}, norm {norm}, n {n}, on {P_x.describe()}"
-        held = exchange_shapes(P_x.world, team, purpose, x)
-        return plan_fourier(kind, held, P_x, axes, norm, n).run(P_x.world, x)
+        blocks = exchange_shapes(P_x.world, team, purpose, x)
+        return plan_fourier(kind, blocks, P_x, axes, norm, n).run(P_x.world, x)

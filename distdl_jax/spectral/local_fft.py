@@ -17,18 +17,18 @@ AT_ONCE = 3
 
 
 def as_real(dtype: np.dtype) -> np.dtype:
-    """The dtype in which data of `dtype` is transformed: inexact, and single precision or more."""
+    """Return the dtype in which data of `dtype` is transformed: inexact, and single precision or more."""
     wide = accumulation_dtype(dtype)
     return wide if jnp.issubdtype(wide, jnp.inexact) else np.dtype(jnp.promote_types(wide, np.float32))
 
 
 def as_complex(dtype: np.dtype) -> np.dtype:
-    """The dtype of the frequencies of data of `dtype`."""
+    """Return the dtype of the frequencies of data of `dtype`."""
     return np.dtype(jnp.promote_types(as_real(dtype), np.complex64))
 
 
 def real_part(dtype: np.dtype) -> np.dtype:
-    """The dtype of the real parts of numbers of `dtype`, in which they are transformed."""
+    """Return the dtype of the real parts of numbers of `dtype`, in which they are transformed."""
     return np.zeros(0, as_complex(dtype)).real.dtype
 
 
@@ -101,13 +101,13 @@ class Inverse:
             # Re(sum over all frequencies) = Re(f_0 + 2 f_1 + 2 f_2 + ...), f_{n/2} once, whatever else is transformed.
             n = sizes[self.halved]
             x = lowest(x, self.halved, min(x.shape[self.halved], n // 2 + 1), from_0=True)
-            kept = x.shape[self.halved]
-            times = np.full(kept, 2, x.real.dtype)
+            present = x.shape[self.halved]
+            times = np.full(present, 2, x.real.dtype)
             times[0] = 1
-            if n % 2 == 0 and kept == n // 2 + 1:
+            if n % 2 == 0 and present == n // 2 + 1:
                 times[-1] = 1
             x = x * times.reshape(-1, *(1,) * (x.ndim - self.halved - 1))
-            widths = [(0, n - kept if a == self.halved else 0) for a in range(x.ndim)]
+            widths = [(0, n - present if a == self.halved else 0) for a in range(x.ndim)]
             x, axes = jnp.pad(x, widths), [*axes, self.halved]
         x = _at_once(jnp.fft.ifftn, x, axes, self.norm)
         return x.real if self.last and self.halved is not None else x
@@ -120,7 +120,7 @@ def _at_once(transform: Callable[..., Array], x: Array, axes: list[int], norm: s
 
 
 def lowest(x: Array, axis: int, n: int, *, from_0: bool = False) -> Array:
-    """The `n` lowest frequencies of all along `axis`: 0, 1, ..., -1, or, `from_0`, the first n."""
+    """Return the `n` lowest frequencies of all along `axis`: 0, 1, ..., -1, or, `from_0`, the first n."""
     if n == x.shape[axis]:
         return x
     negative = 0 if from_0 else n // 2
@@ -128,9 +128,9 @@ def lowest(x: Array, axis: int, n: int, *, from_0: bool = False) -> Array:
 
 
 def with_zeros(x: Array, axis: int, n: int) -> Array:
-    """`n` frequencies along `axis`, of which `x` has the lowest, and the others are 0."""
-    kept = x.shape[axis]
-    if n == kept:
+    """Return `n` frequencies along `axis`: the lowest are those of `x`, and the others 0."""
+    m = x.shape[axis]
+    if n == m:
         return x
-    between = jnp.zeros((*x.shape[:axis], n - kept, *x.shape[axis + 1 :]), x.dtype)
-    return joined_slices([(x, 0, kept - kept // 2), (between, 0, n - kept), (x, kept - kept // 2, kept)], axis)
+    between = jnp.zeros((*x.shape[:axis], n - m, *x.shape[axis + 1 :]), x.dtype)
+    return joined_slices([(x, 0, m - m // 2), (between, 0, n - m), (x, m - m // 2, m)], axis)

@@ -26,7 +26,7 @@ from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.spectral.fourier import on_grid
 from distdl_jax.spectral.local_fft import Forward, Inverse
 from distdl_jax.spectral.staged_fft import StagesPlan, plan_stages
@@ -37,24 +37,15 @@ from distdl_jax.world import Workers, World
 
 
 @dataclass(frozen=True)
-class SpectralPlan(Plan):
+class SpectralPlan(BlocksPlan):
     """The plan of a spectral convolution: to the frequencies, a product there, and back.
 
-    - `products`: what the workers hold between the two.
-    - `shapes`: what they hold in the end.
+    - `products`: the workers' blocks of the product, by world rank.
     """
 
     there: StagesPlan
     products: ShapeDtypes = field(hash=False)
     back: StagesPlan
-    shapes: ShapeDtypes = field(hash=False)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.shapes))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self.shapes[worker]
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
@@ -69,7 +60,7 @@ class SpectralPlan(Plan):
         else:
             x = tie(jnp.zeros(product.shape, product.dtype), x, weight)
         # On every worker, so that whatever is differentiated, all of them carry a derivative into the movement.
-        x, mine = self.back.run(world, tie(x, weight)), self.shapes[world.rank]
+        x, mine = self.back.run(world, tie(x, weight)), self.blocks[world.rank]
         return x.astype(mine.dtype)
 
 
@@ -173,12 +164,12 @@ class DistributedSpectralConv(PartitionedLayer):
         self._check(dtype, grid.extent)
         of_y = np.dtype(jnp.promote_types(dtype, params[self.P_W.ranks[0]]["weight"].dtype))
         axes = range(2, self.P_x.dim)
-        kept, lengths = dict(zip(axes, self._frequencies, strict=True)), dict(zip(axes, grid.extent[2:], strict=True))
+        modes, lengths = dict(zip(axes, self._frequencies, strict=True)), dict(zip(axes, grid.extent[2:], strict=True))
         same = self.P_W.ranks == self.P_x.ranks
         path = pencils(
             grid.extent,
             self.P_x.shape,
-            tuple(kept.items()),
+            tuple(modes.items()),
             self.P_W.shape,
             same_team=same,
             reals=Reals(before=True),
@@ -187,29 +178,29 @@ class DistributedSpectralConv(PartitionedLayer):
         halved, first = self.P_x.dim - 1, next(k for k, stage in enumerate(path) if stage.axes)
         forward, inverse = [], []
         for k, (P, stage) in enumerate(zip(grids, path, strict=True)):
-            sizes = tuple((a, kept[a]) for a in stage.axes)
+            sizes = tuple((a, modes[a]) for a in stage.axes)
             forward.append((P, Forward(sizes, halved) if sizes else None))
             sizes = tuple((a, lengths[a]) for a in stage.axes)
             inverse.append((P, Inverse(sizes, halved, k == first) if sizes else None))
         # Frequencies are balanced as the weight is, also where there are as many as x is long, in blocks of its own.
-        there = plan_stages(x, grid, dtype, forward, grid, anew=axes)
+        there = plan_stages(x, grid, dtype, forward, grid, rebalanced=axes)
         ranges = list(there.grid.ranges)
         ranges[1] = balanced_ranges(self.out_channels, 1)
         between = ProductGrid(there.grid.ranks, tuple(ranges))
         products = {
             worker: ShapeDtype(
-                (held.shape[0], self.out_channels, *held.shape[2:]) if worker in between.cell_of else held.shape,
+                (block.shape[0], self.out_channels, *block.shape[2:]) if worker in between.cell_of else block.shape,
                 np.dtype(jnp.promote_types(there.dtype, of_y)),
             )
-            for worker, held in there.held[-1].items()
+            for worker, block in there.blocks.items()
         }
         of_product = products[between.ranks[0]].dtype
         like = ProductGrid(
             grid.ranks, (grid.ranges[0], balanced_ranges(self.out_channels, self.P_x.shape[1]), *grid.ranges[2:])
         )
         back = plan_stages(products, between, of_product, inverse[::-1], like)
-        shapes = {worker: ShapeDtype(held.shape, of_y) for worker, held in back.held[-1].items()}
-        return SpectralPlan(there, products, back, shapes)
+        blocks = {worker: ShapeDtype(block.shape, of_y) for worker, block in back.outputs.items()}
+        return SpectralPlan(blocks, there, products, back)
 
     def _check(self, dtype: np.dtype, extent: tuple[int, ...]) -> None:
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -244,8 +235,10 @@ class DistributedSpectralConv3d(DistributedSpectralConv):
 
 @lru_cache(maxsize=64)
 def _grid_of_modes(shape: tuple[int, ...], channels: int, frequencies: tuple[int, ...]) -> tuple[int, ...]:
-    """How the frequencies are split: evenly; of grids that are as even, that where the movements are fewest, if there
-    are twice as many frequencies as are kept."""
+    """Return the grid that splits the frequencies: of the most even ones, that with the fewest movements.
+
+    Movements are counted for tensors with twice as many frequencies as are kept.
+    """
     grids = [(1, 1, *grid) for grid in factorizations(prod(shape), len(frequencies))]
     whole = (1, 1, *frequencies)
     least = min(largest_block(whole, grid) for grid in grids)

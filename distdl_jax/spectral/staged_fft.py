@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Protocol
 
 import jax.numpy as jnp
@@ -15,23 +14,23 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.tracing.tie import tie
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 
 class Step(Protocol):
-    """What each worker does with its block: an immutable value."""
+    """The arithmetic of each worker on its block: an immutable value."""
 
     def lengths(self) -> dict[int, int]:
-        """How long the dimensions are afterwards that it works along: those are whole."""
+        """Return the lengths, afterwards, of the dimensions that it works along: each worker has them as a whole."""
 
     def dtype(self, dtype: np.dtype) -> np.dtype:
-        """The dtype of the result, for a block of `dtype`."""
+        """Return the dtype of the result, for a block of `dtype`."""
 
     def __call__(self, x: Array) -> Array:
-        """The result, of a block that has elements."""
+        """Return the result, of a block that has elements."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Move:
     plan: RepartitionPlan
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards, in the order that dimensions had."""
+        """Return this worker's block afterwards, its dimensions in the order of those of `x`."""
         owned, needed = self.plan.exchange.owned, self.plan.exchange.needed
         x = x.transpose(self.order) if world.rank in owned.cell_of else x
         y = self.plan.run(world, x)
@@ -51,91 +50,86 @@ class Move:
 
 
 @dataclass(frozen=True)
-class StagesPlan(Plan):
-    """The plan of steps on several grids.
+class Stage(BlocksPlan):
+    """A movement to the grid of a stage, and the arithmetic there; None for none."""
 
-    - `moves`: the movement before each step; None where the tensor is on its grid already.
-    - `steps`: the arithmetic; None where there is none.
-    - `held`: what all workers hold after each step.
-    - `grid`: the blocks in the end.
-    """
+    move: Move | None
+    step: Step | None
 
-    moves: tuple[Move | None, ...]
-    steps: tuple[Step | None, ...]
-    held: tuple[ShapeDtypes, ...] = field(hash=False)
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block afterwards."""
+        x = x if self.move is None else self.move.run(world, x)
+        if self.step is None:
+            return x
+        y = self.blocks[world.rank]
+        return self.step(x).astype(y.dtype) if x.size else tie(jnp.zeros(y.shape, y.dtype), x)
+
+
+@dataclass(frozen=True)
+class StagesPlan(BlocksPlan):
+    """The plan of stages on several grids; `grid` has the blocks in the end."""
+
+    stages: tuple[Stage, ...]
     grid: ProductGrid
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.held[-1]))
 
     @property
     def dtype(self) -> np.dtype:
-        """That of the data in the end."""
-        return self.held[-1][self.grid.ranks[0]].dtype
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self.held[-1][worker]
+        """The dtype of the data in the end."""
+        return self.blocks[self.grid.ranks[0]].dtype
 
     def run(self, world: World, x: Array) -> Array:
-        """What this worker, which holds `x`, holds afterwards."""
-        for move, step, held in zip(self.moves, self.steps, self.held, strict=True):
-            x = x if move is None else move.run(world, x)
-            mine = held[world.rank]
-            if step is not None:
-                x = step(x).astype(mine.dtype) if x.size else tie(jnp.zeros(mine.shape, mine.dtype), x)
+        """Return this worker's block in the end."""
+        for stage in self.stages:
+            x = stage.run(world, x)
         return x
 
 
 def plan_stages(
-    held: ShapeDtypes,
+    blocks: ShapeDtypes,
     grid: ProductGrid,
     dtype: np.dtype,
     path: Sequence[tuple[Partition, Step | None]],
     like: ProductGrid,
-    anew: Collection[int] = (),
+    rebalanced: Collection[int] = (),
 ) -> StagesPlan:
-    """The plan of the steps on the grids of `path`, of which the first is that of `grid`, for blocks of `dtype`.
+    """Plan the steps on the grids of `path`, of which the first is `grid`, for blocks of `dtype`.
 
     On a grid of the workers and the shape of `like` the blocks are those of `like` along dimensions of its length,
-    except `anew`. Elsewhere they are balanced.
+    except `rebalanced`. Elsewhere they are balanced.
     """
-    moves: list[Move | None] = []
-    after: list[ShapeDtypes] = []
+    stages: list[Stage] = []
     before: Step | None = None
     for P, step in path:
-        needed = _blocks(P, grid, like, anew) if moves else grid
-        move = None if needed == grid else _move(held, grid, needed, dtype, step or before)
+        needed = _grid_on(P, grid, like, rebalanced) if stages else grid
+        move = None if needed == grid else _move(blocks, grid, needed, dtype, step or before)
         if move is not None:
-            held = {worker: its for worker, its in held.items() if worker not in needed.cell_of}
-            held |= {worker: ShapeDtype(box_shape(needed.box(c)), dtype) for worker, c in needed.cell_of.items()}
-            held |= {worker: move.plan.output(worker) for worker in held.keys() - needed.cell_of.keys()}
+            blocks = {worker: move.plan.output(worker) for worker in blocks if worker not in needed.cell_of}
+            blocks |= {worker: ShapeDtype(box_shape(needed.box(c)), dtype) for worker, c in needed.cell_of.items()}
         grid, before = needed, step
         if step is not None:
             dtype, lengths = step.dtype(dtype), step.lengths()
-            whole = (((0, lengths[d]),) if d in lengths else its for d, its in enumerate(grid.ranges))
-            grid = ProductGrid(grid.ranks, tuple(whole))
-            blocks = {worker: box_shape(grid.box(cell)) for worker, cell in grid.cell_of.items()}
-            held = {worker: ShapeDtype(blocks.get(worker, its.shape), dtype) for worker, its in held.items()}
-        moves.append(move)
-        after.append(held)
-    return StagesPlan(tuple(moves), tuple(step for _, step in path), tuple(after), grid)
+            along = (((0, lengths[d]),) if d in lengths else ranges for d, ranges in enumerate(grid.ranges))
+            grid = ProductGrid(grid.ranks, tuple(along))
+            shapes = {worker: box_shape(grid.box(cell)) for worker, cell in grid.cell_of.items()}
+            blocks = {worker: ShapeDtype(shapes.get(worker, x.shape), dtype) for worker, x in blocks.items()}
+        stages.append(Stage(blocks, move, step))
+    return StagesPlan(blocks, tuple(stages), grid)
 
 
-def _blocks(P: Partition, grid: ProductGrid, like: ProductGrid, anew: Collection[int]) -> ProductGrid:
-    """The blocks on `P` of the tensor of which `grid` has those before."""
+def _grid_on(P: Partition, grid: ProductGrid, like: ProductGrid, rebalanced: Collection[int]) -> ProductGrid:
+    """Return the blocks on `P` of the tensor of `grid`."""
     ranges = [balanced_ranges(n, p) for n, p in zip(grid.extent, P.shape, strict=True)]
     if (P.ranks, P.shape) == (like.ranks, like.shape):
-        same = [n == m and d not in anew for d, (n, m) in enumerate(zip(grid.extent, like.extent, strict=True))]
-        ranges = [theirs if keep else even for keep, theirs, even in zip(same, like.ranges, ranges, strict=True)]
+        for d, (n, m) in enumerate(zip(grid.extent, like.extent, strict=True)):
+            ranges[d] = like.ranges[d] if n == m and d not in rebalanced else ranges[d]
     return ProductGrid(P.ranks, tuple(ranges))
 
 
-def _move(held: ShapeDtypes, grid: ProductGrid, needed: ProductGrid, dtype: np.dtype, step: Step | None) -> Move:
-    """The movement beside `step`.
+def _move(blocks: ShapeDtypes, grid: ProductGrid, needed: ProductGrid, dtype: np.dtype, step: Step | None) -> Move:
+    """Plan the movement beside `step`.
 
-    XLA transforms along the last dimension, and transposes for others: fast where the one that it exchanges with the
-    last is next to it, since these matrices stay in the cache. So it travels there.
+    XLA transforms along the last dimension, and transposes for others. That is fast where the other dimension is next
+    to the last, since these matrices stay in the cache. So the dimension travels there.
     """
     dims = len(grid.shape)
     axes = list(step.lengths()) if step is not None else []
@@ -143,14 +137,14 @@ def _move(held: ShapeDtypes, grid: ProductGrid, needed: ProductGrid, dtype: np.d
     if len(axes) == 1 and axes[0] < dims - 2:
         order = (*(d for d in order[:-1] if d != axes[0]), axes[0], dims - 1)
     turned = {
-        worker: ShapeDtype(tuple(its.shape[d] for d in order), its.dtype) if worker in grid.cell_of else its
-        for worker, its in held.items()
+        worker: ShapeDtype(tuple(x.shape[d] for d in order), x.dtype) if worker in grid.cell_of else x
+        for worker, x in blocks.items()
     }
     exchange = Exchange(_in_order(grid, order), _in_order(needed, order))
     return Move(order, RepartitionPlan("repartition", turned, dtype, exchange, True))
 
 
 def _in_order(grid: ProductGrid, order: tuple[int, ...]) -> ProductGrid:
-    """The blocks of the tensor with its dimensions in another order."""
+    """Return the blocks of the tensor with its dimensions in another order."""
     ranks = np.reshape(grid.ranks, grid.shape).transpose(order).ravel()
     return ProductGrid(tuple(ranks.tolist()), tuple(grid.ranges[d] for d in order))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
-from typing import Any
 
 from distdl_jax.watchdog.status import worker_status
 
 
-class _OfThisWorker(logging.LoggerAdapter[logging.Logger]):
+class _WorkerFilter(logging.Filter):
     """Puts the worker in front of each line; nothing where there is only one."""
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def filter(self, record: logging.LogRecord) -> bool:
         status = worker_status()
-        return (f"worker {status.rank} of {status.size}: {msg}" if status.size > 1 else msg), kwargs
+        if status.size > 1:
+            record.msg = f"worker {status.rank} of {status.size}: {record.msg}"
+        return True
 
 
-log = _OfThisWorker(logging.getLogger("distdl_jax"))
+log = logging.getLogger("distdl_jax")
 """INFO: worlds, communicators and compared plans; DEBUG: every agreement."""
+log.addFilter(_WorkerFilter())

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import FailingDisk
+from jobs import patience, run
 from launcher.settings import long_run
-from programs import patience, run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint

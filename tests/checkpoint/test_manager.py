@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import FailingDisk
+from jobs import run, run_alone
 from launcher.settings import long_run
-from programs import run, run_alone
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jobs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint, nn

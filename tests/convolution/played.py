@@ -4,13 +4,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from imaginary import partition_of
-from playing import held
+from playing import shape_dtypes
 from playing_layers import Fetched, Played, cuts, play_product
 
+import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Pool
-from distdl_jax.kernels.convolution import LocalConvolution
+from distdl_jax.nn.conv_plan import LocalConvolution
 from distdl_jax.nn.pooling import PoolingPlan
 
 
@@ -24,14 +24,14 @@ def convolved(of: LocalConvolution, x: np.ndarray, w: np.ndarray, b: np.ndarray)
     """The local product, in numpy."""
     assert w.shape == of.weight_shape
     own = x[:, slice(*of.channels)]
-    assert own.shape[1] == w.shape[1] * of.groups
-    shape = (x.shape[0], w.shape[0], *of.outputs)
-    if 0 in of.outputs:
-        y = np.zeros(shape)
+    problem, window = of.problem, of.problem.window
+    assert own.shape[1] == w.shape[1] * problem.groups
+    if 0 in problem.y[2:]:
+        y = np.zeros(problem.y)
     else:
-        y = direct.convolve(direct.pad(own, of.padding), w, of.windows.stride, of.windows.dilation, of.groups)
-    assert y.shape == shape, f"{y.shape}, not {shape}"
-    return y + b.reshape(-1, *(1,) * len(of.outputs)) if of.adds_bias and b.size else y
+        y = direct.convolve(direct.pad(own, window.padding), w, window.stride, window.dilation, problem.groups)
+    assert y.shape == problem.y, f"{y.shape}, not {problem.y}"
+    return y + b.reshape(-1, *(1,) * (y.ndim - 2)) if of.adds_bias and b.size else y
 
 
 def convolved_adjoint(
@@ -39,20 +39,21 @@ def convolved_adjoint(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients with respect to x, w and b."""
     dx, dw = np.zeros(x.shape), np.zeros(w.shape)
-    if 0 not in of.outputs:
+    problem, window = of.problem, of.problem.window
+    if 0 not in problem.y[2:]:
         own = x[:, slice(*of.channels)]
-        padded = direct.pad(own, of.padding)
-        its, dw = direct.convolve_adjoint(dy, padded, w, of.windows.stride, of.windows.dilation, of.groups)
-        dx[:, slice(*of.channels)] = direct.pad_adjoint(its, own.shape[2:], of.padding)
+        padded = direct.pad(own, window.padding)
+        d_padded, dw = direct.convolve_adjoint(dy, padded, w, window.stride, window.dilation, problem.groups)
+        dx[:, slice(*of.channels)] = direct.pad_adjoint(d_padded, own.shape[2:], window.padding)
     return dx, dw, dy.sum(axis=(0, *range(2, dy.ndim)))
 
 
 def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
     """Forward and adjoint of a pooling by all of its workers; `dy` is that of the sums, for an average."""
-    layer = pool.layer(partition_of(0, pool.world))
+    layer = pool.layer(dj.planning_world(pool.world))
     given = cuts(x, pool.x_boxes)
-    plan: PoolingPlan = layer.plan(held(given))
-    assert plan == pool.layer(partition_of(pool.world - 1, pool.world)).plan(held(given))
+    plan: PoolingPlan = layer.plan(shape_dtypes(given))
+    assert plan == pool.layer(dj.planning_world(pool.world, pool.world - 1)).plan(shape_dtypes(given))
     fetched = Fetched(plan.fetch, given)
     y, dx = {}, {}
     for rank, block in fetched.blocks.items():

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matrix import programs
 
 import distdl_jax as dj
 from convolution import whole
@@ -14,17 +15,9 @@ from convolution.draws import Conv, Pool
 TOLERANCE = 1e-12
 
 
-def together() -> None:
-    """Wait for all workers without spinning: the cores are for those that still compile."""
-    dj.Partition().allgather_data(None)
-
-
 def run(program: Callable[..., Any], *args: Any) -> Any:
-    """Compile `program` on all workers, then run it on all: a message waits for a compiling worker by spinning."""
-    compiled = jax.jit(program)
-    compiled.trace(*args).lower().compile()
-    together()
-    return jax.tree.map(np.asarray, compiled(*args))
+    """Run `program` on all workers, and return numpy arrays."""
+    return jax.tree.map(np.asarray, programs.run(program, *args))
 
 
 def arrays(drawn: Conv | Pool, seed: int, dtype: str = "float64") -> list[np.ndarray]:

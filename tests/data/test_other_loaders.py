@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobs import patience, run
 from launcher.settings import long_run
-from programs import patience, run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from jobs import ROOT, run_all
 from launcher.settings import long_run
-from programs import ROOT, run_all
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -15,7 +15,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def blocks(page: Path, info: str) -> list[str]:
-    """The code blocks of a page whose first line is ``` and exactly `info`."""
+    """Return the code blocks of a page whose first line is ``` and exactly `info`."""
     return [code for found, code in BLOCK.findall(page.read_text()) if found.strip() == info]
 
 
@@ -29,7 +29,7 @@ RUNNABLE = [page for page in PAGES if page.stem != "testing" and blocks(page, "p
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the code of each page prints on four workers, all its blocks being one program.
+    """Return what the code of each page prints on four workers, all its blocks being one program.
 
     Over MPI in a long run, else on threads, but for README and the page that opens threads itself.
     """
@@ -62,7 +62,7 @@ def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[s
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that a reader's browser finds for the headings of a page."""
+    """Return the anchors that a reader's browser finds for the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

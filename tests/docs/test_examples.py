@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import FAST_TO_COMPILE, ROOT, run, run_all
 from launcher.settings import long_run
-from programs import FAST_TO_COMPILE, ROOT, run, run_all
 
 EXAMPLES = ROOT / "examples"
 PRIMITIVES = (
@@ -78,7 +78,7 @@ class Example:
 
 
 def examples(*chosen: Example, only_long: tuple[Example, ...] = ()) -> pytest.MarkDecorator:
-    """The examples that a test looks at; some in a long run alone."""
+    """Return the examples that a test looks at; some in a long run alone."""
     return pytest.mark.parametrize("example", [*chosen, *(only_long if long_run() else ())], ids=str)
 
 
@@ -88,7 +88,7 @@ Ends = Callable[[Example], Ended]
 
 @pytest.fixture(scope="module")
 def ends(request: pytest.FixtureRequest, folder: Path) -> Ends:
-    """Each example's status and output. Those on as many workers share a world, and the simulated ones a process."""
+    """Return each example's status and output. Those on as many workers share a world, the simulated ones a process."""
     calls = (item.callspec.params for item in request.session.items if hasattr(item, "callspec"))
     chosen = dict.fromkeys(params["example"] for params in calls if isinstance(params.get("example"), Example))
 
@@ -103,7 +103,7 @@ def ends(request: pytest.FixtureRequest, folder: Path) -> Ends:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> Path:
-    """Where the examples run: an array, and images."""
+    """Make the folder where the examples run: an array, and images."""
     path = tmp_path_factory.mktemp("examples")
     np.save(path / "x.npy", array)
     write_noise(path)
@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> Path:
 
 
 def write_noise(folder: Path) -> None:
-    """80 images to train on and 20 to test on, in files as MNIST comes in, some of them zipped; nothing to learn."""
+    """Write 80 images to train on and 20 to test on, as MNIST's files, some of them zipped; nothing to learn."""
     rng = np.random.default_rng(0)
     for part, count in (("train", 80), ("t10k", 20)):
         images = rng.integers(0, 256, (count, 28, 28), np.uint8)
@@ -124,7 +124,7 @@ def write_noise(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def array() -> np.ndarray:
-    """One of three workers gets nothing of it."""
+    """Return an array of which one of three workers gets nothing."""
     return np.random.default_rng(0).normal(3, 5, size=(2, 3, 4)).astype(np.float32)
 
 
@@ -136,12 +136,12 @@ def is_drawn(example: Example, folder: Path) -> bool:
 
 
 def differences(output: str, between: str = ".*") -> list[float]:
-    """What an example says of itself and of plain JAX, the sequential network, or the like."""
+    """Return how an example says that it differs from plain JAX, the sequential network, or the like."""
     return [float(text) for text in re.findall(rf"Largest difference between {between}: (\S+)", output)]
 
 
 def drawn(output: str, name: str) -> list[list[float]]:
-    """What the workers hold of the tensor that was drawn under `name`, row after row."""
+    """Return the numbers that the workers hold of the tensor that was drawn under `name`, row after row."""
     lines = output.split(f"\n{name}\n   worker 0", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
     blocks: list[list[float]] = [[] for _ in range(4)]
     for line in lines:

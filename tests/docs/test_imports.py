@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from programs import ROOT
+from jobs import ROOT
 
 PROGRAMS = sorted(path for folder in ("benchmarks", "examples", "tools") for path in (ROOT / folder).rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
-    """Each module of the library that a file imports, and each name from it."""
+    """Return each module of the library that a file imports, and each name from it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((name.name, "") for name in node.names if name.name.split(".")[0] == "distdl_jax")

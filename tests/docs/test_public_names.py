@@ -14,7 +14,6 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "layers"))
-from imaginary import partition_of
 from test_layer_contract import LAYERS
 
 import distdl_jax as dj
@@ -25,7 +24,7 @@ WORKERS = 4
 
 
 def signatures() -> dict[str, str]:
-    """The signature of each public name and of the public methods of each class."""
+    """Return the signature of each public name and of the public methods of each class."""
     found: dict[str, str] = {}
     for module in MODULES:
         namespace = getattr(dj, module) if module else dj
@@ -59,11 +58,11 @@ def _signature(value: Any) -> str:
 
 
 def trees() -> dict[str, Any]:
-    """The parameters, their specs, and the state of a layer of each kind, on each worker."""
+    """Return the parameters, their specs, and the state of a layer of each kind, on each worker."""
     found: dict[str, Any] = {}
     for name, build in LAYERS.items():
         for worker in range(WORKERS):
-            layer = build(partition_of(worker, WORKERS))
+            layer = build(dj.planning_world(WORKERS, worker))
             described = {"params": jax.eval_shape(layer.init, jax.random.key(0)), "specs": layer.param_specs()}
             if hasattr(layer, "init_state"):
                 described |= {"state": jax.eval_shape(layer.init_state), "state_specs": layer.state_specs()}

@@ -6,14 +6,15 @@ from types import ModuleType
 import jax
 import numpy as np
 import pytest
-from programs import ROOT
+from blocks import block_of
+from jobs import ROOT
 
 import distdl_jax as dj
 
 
 @pytest.fixture(scope="module")
 def examples() -> tuple[ModuleType, ModuleType]:
-    """The modules of the solver and of the network."""
+    """Import the modules of the solver and of the network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
         import unet3d
@@ -22,7 +23,7 @@ def examples() -> tuple[ModuleType, ModuleType]:
 
 
 def leapfrog(u: np.ndarray, c: np.ndarray, size: int, times: list[int]) -> list[np.ndarray]:
-    """The solver's waves on the whole volume, in numpy: fourth order in space, steps of 0.2, a sponge of size / 10."""
+    """Solve on the whole volume, in numpy: fourth order in space, steps of 0.2, a sponge of size / 10."""
     depth = np.minimum(np.arange(size), np.arange(size)[::-1])
     line = np.maximum(size / 10 - depth, 0) / (size / 10)
     sponge = 0.2 * 0.4 * np.maximum(np.maximum(line[:, None, None], line[None, :, None]), line[None, None, :]) ** 2
@@ -67,16 +68,13 @@ def test_enlarging_is_exact_where_blocks_do_not_divide(examples: tuple[ModuleTyp
     draw = np.random.default_rng(0).normal
     whole, dy = jax.tree.map(lambda spec: draw(size=spec.global_shape), specs), draw(size=large.global_shape)
 
-    def mine(a: np.ndarray, spec: dj.TensorSpec) -> np.ndarray:
-        return np.zeros(0) if spec.box is None else a[tuple(slice(*bounds) for bounds in spec.box)]
-
-    y, adjoint = jax.vjp(layer, *jax.tree.map(lambda a, spec: jax.device_put(mine(a, spec)), whole, specs))
+    y, adjoint = jax.vjp(layer, *jax.tree.map(lambda a, spec: jax.device_put(block_of(a, spec)), whole, specs))
     weight, bias, x = whole[0]["weight"], whole[0]["bias"], whole[1]
     want = np.zeros(large.global_shape)
     for place in np.ndindex(2, 2, 2):
         every = (slice(None), slice(None), *(slice(k, None, 2) for k in place))
         want[every] = np.einsum("bidhw,io->bodhw", x, weight[:, :, *place])
-    np.testing.assert_allclose(y, mine(want + bias.reshape(-1, 1, 1, 1), large), rtol=0, atol=1e-13)
-    _, of_x = adjoint(jax.device_put(mine(dy, large)))
+    np.testing.assert_allclose(y, block_of(want + bias.reshape(-1, 1, 1, 1), large), rtol=0, atol=1e-13)
+    _, of_x = adjoint(jax.device_put(block_of(dy, large)))
     sums = np.einsum("bodkhmwl,iokml->bidhw", dy.reshape(1, 2, 5, 2, 3, 2, 2, 2), weight)
-    np.testing.assert_allclose(of_x, mine(sums, specs[1]), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(of_x, block_of(sums, specs[1]), rtol=0, atol=1e-13)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from programs import ROOT, start_up
+from jobs import ROOT, start_up
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("DISTDL_JAX_TEST_HOSTS") != "1", reason="only with DISTDL_JAX_TEST_HOSTS=1"),
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 HOSTS, SLURM = ROOT / "tools" / "two_hosts.sh", ROOT / "tools" / "one_node_slurm.sh"
-FAULTS, STEPS = ROOT / "tests" / "runtime" / "faults", Path(__file__).parent / "steps_until_ended.py"
+FAULTS, STEPS = ROOT / "tests" / "watchdog" / "faults", Path(__file__).parent / "steps_until_ended.py"
 CLOCK = 10
 
 
@@ -34,7 +34,7 @@ class Launcher:
         self.environment = {**os.environ, **alike, **settings}
 
     def start(self, program: Path, output: Path) -> subprocess.Popen[str]:
-        """Begin; the output of all goes to a file."""
+        """Start a job, with all output in a file."""
         with output.open("w") as file:
             return subprocess.Popen(
                 [*self.command, sys.executable, "-m", "distdl_jax", str(program)],
@@ -46,7 +46,7 @@ class Launcher:
             )
 
     def run(self, program: str, folder: Path) -> tuple[int, str]:
-        """The status, and what was said."""
+        """Return the status and the output."""
         process = self.start(FAULTS / f"{program}.py", folder / "output")
         status = process.wait(20 * start_up() + 2 * CLOCK)
         return status, " ".join((folder / "output").read_text().split())

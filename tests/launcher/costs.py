@@ -1,4 +1,4 @@
-"""What tests cost in processor seconds, children and all ranks counted: who makes the suite slow, on any machine."""
+"""Processor seconds of tests, children and all ranks included."""
 
 import json
 import resource
@@ -12,29 +12,29 @@ from typing import Any
 import pytest
 
 from launcher import forkserver, marks
-from launcher.pace import Pace
+from launcher.slowdown import Slowdown
 
 SHOWN = 10
 BUDGET = 40.0  # processor seconds that the tests of one file may take before it is named, where starts cost as usual
 
 
 def of_children() -> float:
-    """Of the children of this process that have ended, and of theirs."""
+    """Return the processor seconds of the children of this process that have ended, and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def so_far() -> float:
-    """Of this process, its ended children included, and the programs that were forked for it."""
+    """Return the processor seconds of this process, its ended children, and the programs forked for it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime + of_children() + forkserver.seconds()
 
 
 class Costs:
-    """Plugin of the parent: counts what the plain tests cost here, is told of the others, and reports."""
+    """Plugin of the parent: counts the plain tests here, adds what the worlds report, and sums up."""
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
+    def __init__(self, slowdown: Slowdown) -> None:
+        self.slowdown = slowdown
         self.by_test: defaultdict[str, float] = defaultdict(float)
         self.starts = 0.0
         self._of_worlds = 0.0
@@ -42,7 +42,7 @@ class Costs:
 
     @contextmanager
     def reaping(self) -> Iterator[None]:
-        """While a world may be found to have ended: it is no child of a plain test."""
+        """Mark where a world may be found to have ended: it is no child of a plain test."""
         with self._lock:
             before = of_children()
             yield
@@ -77,7 +77,7 @@ class Costs:
         terminalreporter.line(
             f"{so_far():.0f} s in all: {tests:.0f} s in tests, {self.starts:.0f} s in starts of worlds; of files:"
         )
-        budget = BUDGET * self.pace.processor
+        budget = BUDGET * self.slowdown.processor
         for seconds, name in totals[:SHOWN]:
             dearest = max(files[name])
             over = f"; over the budget of {budget:.0f} s" if seconds > budget else ""

@@ -22,7 +22,7 @@ class ExampleFailed(BaseException):
 
 
 def examples(count: int) -> int:
-    """`count`, or ten times that in a long run: for `@settings(max_examples=examples(20))`."""
+    """Return `count`, or ten times that in a long run: for `@settings(max_examples=examples(20))`."""
     return count * LONG
 
 

@@ -12,12 +12,12 @@ def pytest_world_environment(environment: MutableMapping[str, str], size: int) -
 
 @pytest.hookspec
 def pytest_world_start() -> None:
-    """Called on every rank before MPI is initialised by anything else; import here what has to come before tests."""
+    """Import on every rank what has to come before tests; nothing else has initialised MPI by then."""
 
 
 @pytest.hookspec
 def pytest_world_settle() -> None:
-    """Called on every rank after each test: wait for what still runs, so that a hang in it belongs to this test."""
+    """Wait on every rank, after each test, for what still runs, so that a hang in it belongs to this test."""
 
 
 def pytest_world_simulate(size: int, test: Callable[[], object]) -> None:

@@ -1,11 +1,11 @@
-"""What the marks of a test say: the processes it needs and the time it may take."""
+"""The marks of a test: the processes it needs and the time it may take."""
 
 from typing import NamedTuple
 
 import pytest
 
 from launcher import settings
-from launcher.pace import Pace
+from launcher.slowdown import Slowdown
 
 ARGUMENT = "world_size"
 
@@ -29,7 +29,7 @@ class Simulated(int):
 
 
 def declared(mark: pytest.Mark) -> tuple[int, ...]:
-    """The sizes in `@pytest.mark.world(1, 4)`, or in `simulated(4)`; raises `pytest.UsageError` for anything else."""
+    """Return the sizes in `@pytest.mark.world(1, 4)`, or in `simulated(4)`; refuse anything else."""
     good = mark.args and not mark.kwargs and all(isinstance(size, int) and size > 0 for size in mark.args)
     if not good or len(set(mark.args)) != len(mark.args):
         raise pytest.UsageError(
@@ -39,18 +39,18 @@ def declared(mark: pytest.Mark) -> tuple[int, ...]:
 
 
 def has_size(item: pytest.Item) -> bool:
-    """Whether the item is one of those that a mark's sizes have made of a test."""
+    """Return whether the item is one of those that a mark's sizes have made of a test."""
     return hasattr(item, "callspec") and ARGUMENT in item.callspec.params
 
 
 def simulated(item: pytest.Item) -> Simulated | None:
-    """The size of the world of threads that the item needs; None where it needs none."""
+    """Return the size of the world of threads that the item needs; None where it needs none."""
     size = item.callspec.params[ARGUMENT] if has_size(item) else None  # type: ignore[attr-defined]
     return size if isinstance(size, Simulated) else None
 
 
 def of(item: pytest.Item) -> Group:
-    """Who runs the item."""
+    """Return the processes that run the item."""
     if simulated(item):
         return PARENT if item.config.option.usepdb else THREADS  # a debugger needs the terminal
     size = _world(item)
@@ -58,7 +58,7 @@ def of(item: pytest.Item) -> Group:
 
 
 def _world(item: pytest.Item) -> int:
-    """The size of the MPI world that the item needs; 0 where it needs none."""
+    """Return the size of the MPI world that the item needs; 0 where it needs none."""
     mark = item.get_closest_marker("world")
     if mark is None:
         return 0
@@ -70,21 +70,21 @@ def _world(item: pytest.Item) -> int:
     return found[0]
 
 
-def limit(item: pytest.Item, pace: Pace | None = None) -> float:
-    """Seconds the item may take: the environment's word, else its mark's, else the default, times the pace."""
+def limit(item: pytest.Item, slowdown: Slowdown | None = None) -> float:
+    """Return the seconds the item may take: the environment's, else its mark's or the default, times the slowdown."""
     own = settings.own_limit()
     if own is not None:
         return own
     mark = item.get_closest_marker("limit")
     marked = settings.DEFAULT_LIMIT if mark is None else float(mark.args[0])
-    return marked * (pace.now() if pace else 1)
+    return marked * (slowdown.factor() if slowdown else 1)
 
 
-def start_limit(processes: int, pace: Pace) -> float:
-    """Seconds a group may take to start. Measured by those before: its own slow start is no excuse."""
-    return settings.own_limit() or settings.DEFAULT_LIMIT * pace.slowest + 20 * processes
+def start_limit(processes: int, slowdown: Slowdown) -> float:
+    """Return the seconds a group may take to start, by the starts before: its own slow start is no excuse."""
+    return settings.own_limit() or settings.DEFAULT_LIMIT * slowdown.slowest + 20 * processes
 
 
-def end_limit(pace: Pace) -> float:
-    """Seconds a world may take to end, once it has run all its tests."""
-    return settings.own_limit() or settings.DEFAULT_LIMIT * pace.now()
+def end_limit(slowdown: Slowdown) -> float:
+    """Return the seconds a world may take to end, once it has run all its tests."""
+    return settings.own_limit() or settings.DEFAULT_LIMIT * slowdown.factor()

@@ -15,14 +15,14 @@ from launcher import settings
 
 @functools.cache
 def find() -> str | None:
-    """The `mpiexec` beside this Python, else the one on PATH."""
+    """Return the `mpiexec` beside this Python, else the one on PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
 
 @functools.cache
 def flavour() -> str:
-    """`"hydra"` (MPICH and its relatives), `"openmpi"`, or what `mpiexec --version` says first."""
+    """Return `"hydra"` (MPICH and its relatives), `"openmpi"`, or what `mpiexec --version` says first."""
     path = find()
     if path is None:
         return "none"
@@ -30,16 +30,16 @@ def flavour() -> str:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, env=clean(os.environ))
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unknown ({error})"
-    said = done.stdout + done.stderr
-    if "HYDRA" in said or "Intel(R) MPI" in said:
+    output = done.stdout + done.stderr
+    if "HYDRA" in output or "Intel(R) MPI" in output:
         return "hydra"
-    if any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
+    if any(name in output for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
         return "openmpi"
-    return f"unknown ({said.strip().splitlines()[0] if said.strip() else 'no version'})"
+    return f"unknown ({output.strip().splitlines()[0] if output.strip() else 'no version'})"
 
 
 def command(size: int) -> list[str]:
-    """The words in front of the program that start it on `size` ranks; raises `FileNotFoundError` without an MPI."""
+    """Return the words that start a program on `size` ranks; raise `FileNotFoundError` without an MPI."""
     own = shlex.split(os.environ.get(settings.MPIEXEC, ""))
     if own:
         return [*own, "-n", str(size)]
@@ -59,19 +59,19 @@ def command(size: int) -> list[str]:
 
 
 def size_around() -> int:
-    """How many ranks the mpiexec around this process has started; 1 without one."""
+    """Return how many ranks the mpiexec around this process has started; 1 without one."""
     return int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
 
 
 def clean(environment: MutableMapping[str, str]) -> dict[str, str]:
-    """The environment without what an MPI process leaves in it, which makes a child mpiexec believe it is a rank."""
-    kept = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")
+    """Remove what an MPI process leaves in the environment, which makes a child mpiexec believe it is a rank."""
+    user_set = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")
     left_behind = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPIR_")
-    return {k: v for k, v in environment.items() if k.startswith(kept) or not k.startswith(left_behind)}
+    return {k: v for k, v in environment.items() if k.startswith(user_set) or not k.startswith(left_behind)}
 
 
 def leave_mpi_alone() -> None:
-    """Test modules may import mpi4py, which initialises MPI unless told otherwise."""
+    """Keep mpi4py from initialising MPI, which its import in a test module would do."""
     try:
         import mpi4py
 
@@ -81,14 +81,14 @@ def leave_mpi_alone() -> None:
 
 
 def mpi_version() -> str:
-    """The MPI library that mpi4py has loaded. Does not initialise it."""
+    """Return the version of the MPI library that mpi4py has loaded. Does not initialise it."""
     from mpi4py import MPI
 
     return " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
 
 
 def versions() -> list[str]:
-    """The lines of pytest's header. Loads the MPI library, but does not initialise it."""
+    """Return the lines of pytest's header. Loads the MPI library, but does not initialise it."""
 
     def version(package: str) -> str:
         try:

@@ -15,7 +15,7 @@ PARENT_ONLY = {
 
 
 def for_workers(config: pytest.Config) -> tuple[list[str], dict[str, Any]]:
-    """What pytest must know before it loads plugins, as arguments; and the rest, as values to set."""
+    """Return what pytest must know before it loads plugins, as arguments, and the rest, as values to set."""
     option = config.option
     arguments = [
         *("-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors"),

@@ -9,9 +9,9 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 
 from launcher import examples, hooks, marks, mpiexec
 from launcher.costs import Costs
-from launcher.guard import PlainGuard
-from launcher.pace import Pace
 from launcher.parent import Parent
+from launcher.slowdown import Slowdown
+from launcher.time_limit import TimeLimit
 from launcher.worker import Worker
 
 MARKERS = (
@@ -50,10 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if mpiexec.size_around() > 1:
         raise pytest.UsageError("pytest starts its MPI worlds itself; under mpiexec it needs --in-world")
     mpiexec.leave_mpi_alone()  # initialised here it would break the children of this process
-    pace = Pace()
-    config.pluginmanager.register(PlainGuard(pace), "world-guard")
-    config.pluginmanager.register(costs := Costs(pace), "world-costs")
-    config.pluginmanager.register(Parent(config, pace, costs), "world-parent")
+    slowdown = Slowdown()
+    config.pluginmanager.register(TimeLimit(slowdown), "world-time-limit")
+    config.pluginmanager.register(costs := Costs(slowdown), "world-costs")
+    config.pluginmanager.register(Parent(config, slowdown, costs), "world-parent")
 
 
 @pytest.hookimpl(trylast=True)
@@ -73,7 +73,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test of a world of threads runs on each of them, with the same arguments."""
+    """Run a test of a world of threads on each of them, with the same arguments."""
     size = marks.simulated(pyfuncitem)
     if size is None:
         return None
@@ -85,7 +85,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plain tests first, then the simulated ones, then world after world, each in the order of the files."""
+    """Sort plain tests first, then the simulated ones, then world after world, each in the order of the files."""
     for item in session.items:
         if item.get_closest_marker("simulated") and not marks.has_size(item):
             raise pytest.UsageError(f"{item.nodeid}: simulated marks a test, a class or a module, not one parameter")

@@ -47,7 +47,7 @@ class WorldRepr:
 
 
 def merge(config: pytest.Config, written: Mapping[int, list[dict[str, Any]]], size: int) -> list[pytest.TestReport]:
-    """One report a phase, from what every rank has written. `written` may lack ranks, and ranks may lack phases."""
+    """Make one report a phase of what every rank has written; ranks, and phases of ranks, may be missing."""
     phases: dict[tuple[str, ...], dict[int, pytest.TestReport]] = {}
     for rank in sorted(written):
         seen: dict[tuple[str, ...], int] = {}
@@ -67,7 +67,7 @@ def merge(config: pytest.Config, written: Mapping[int, list[dict[str, Any]]], si
 
 
 def merge_phase(reports: ByRank, size: int) -> pytest.TestReport:
-    """Passed or skipped if it is so on all ranks, expected to fail if one rank did, and failed otherwise."""
+    """Report passed or skipped if all ranks are, an expected failure if one rank is, and failed otherwise."""
     kinds = {rank: _kind(report) for rank, report in reports.items()}
     report = next((reports[rank] for rank in reports if kinds[rank] == "xfailed"), next(iter(reports.values())))
     report.duration = max(each.duration for each in reports.values())
@@ -96,7 +96,7 @@ def merge_phase(reports: ByRank, size: int) -> pytest.TestReport:
 def failure(
     item: pytest.Item, title: str, text: str, reports: ByRank, size: int, when: str = "call"
 ) -> pytest.TestReport:
-    """A failed test that some ranks could not report on; `reports` are the failures of those that could."""
+    """Report a test that some ranks could not report on as failed; `reports` are the failures of the others."""
     report = pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", None, when)  # type: ignore[arg-type]
     parts: list[tuple[str, Any]] = _tracebacks(reports, {}, size) if reports else []
     report.longrepr = WorldRepr(
@@ -107,7 +107,7 @@ def failure(
 
 
 def failures(config: pytest.Config, written: Mapping[int, list[dict[str, Any]]]) -> dict[int, pytest.TestReport]:
-    """The first failed report of every rank that has one."""
+    """Return the first failed report of every rank that has one."""
     loaded = {rank: [_load(config, data) for data in datas] for rank, datas in written.items()}
     first = {rank: next((each for each in reports if each.failed), None) for rank, reports in sorted(loaded.items())}
     return {rank: report for rank, report in first.items() if report is not None}
@@ -138,7 +138,7 @@ def _kinds_text(kinds: Mapping[int, str], size: int) -> str:
 
 
 def _tracebacks(failed: ByRank, kinds: Mapping[int, str], size: int) -> list[tuple[str, Any]]:
-    """Equal tracebacks once; after the third different one, only the line that says why."""
+    """Return equal tracebacks once; after the third different one, only the line that says why."""
     groups: dict[str, list[int]] = {}
     for rank, report in failed.items():
         groups.setdefault(re.sub(r"0x[0-9a-f]+", "0x", report.longreprtext), []).append(rank)
@@ -152,7 +152,7 @@ def _tracebacks(failed: ByRank, kinds: Mapping[int, str], size: int) -> list[tup
 
 
 def _sections(reports: ByRank, size: int) -> list[tuple[str, str]]:
-    """What the ranks printed: equal texts once."""
+    """Return what the ranks printed, equal texts once."""
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, report in reports.items():
         for section in report.sections:

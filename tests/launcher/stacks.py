@@ -6,16 +6,16 @@ from pathlib import Path
 
 HIDDEN = (
     *("/_pytest/", "/pluggy/", "/pytest/__main__.py", "<frozen runpy>", "<frozen importlib"),
-    *("/launcher/worker.py", "/launcher/agreement.py", "/launcher/examples.py", "/site-packages/hypothesis/"),
+    *("/launcher/worker.py", "/launcher/ranks.py", "/launcher/examples.py", "/site-packages/hypothesis/"),
 )
 # The outermost frame of a rank's main thread, which is dumped last; or more frames than faulthandler shows.
 LAST_LINE = re.compile(r"( in _run_module_as_main|  \.\.\.)\n+$")
-WAITING = r'/launcher/agreement\.py", line \d+ in _wait$'
+WAITING = r'/launcher/ranks\.py", line \d+ in _wait$'
 OWN_THREAD = "in _leave_with_parent"
 
 
 def ranks_text(ranks: Iterable[int], size: int) -> str:
-    """`rank 2 of 4`, `ranks 0-1, 3 of 4`, `all 4 ranks`."""
+    """Return `rank 2 of 4`, `ranks 0-1, 3 of 4` or `all 4 ranks`."""
     ordered = sorted(ranks)
     if len(ordered) == size > 1:
         return f"all {size} ranks"
@@ -30,12 +30,12 @@ def ranks_text(ranks: Iterable[int], size: int) -> str:
 
 
 def whole(path: Path) -> bool:
-    """Whether a rank has written its stacks to the end."""
+    """Return whether a rank has written its stacks to the end."""
     return path.exists() and LAST_LINE.search(path.read_text(errors="replace")) is not None
 
 
 def shorten(dump: str) -> str:
-    """A dump without addresses, pytest's own frames, and the launcher's own thread."""
+    """Remove addresses, pytest's own frames and the launcher's own thread from a dump."""
     threads = []
     for block in re.split(r"\n\s*\n|\n(?=(?:Current thread|Thread) 0x)", dump.strip()):
         head, *frames = block.strip().splitlines() or [""]
@@ -49,7 +49,7 @@ def shorten(dump: str) -> str:
 
 
 def merge(stacks: Mapping[int, str], size: int) -> str:
-    """Every distinct stack once, under the ranks that have it."""
+    """Show every distinct stack once, under the ranks that have it."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(stacks):
         groups.setdefault(stacks[rank], []).append(rank)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from launcher import costs, examples, marks, mpiexec
-from launcher.agreement import Agreement, Alone, OverMPI
-from launcher.guard import real_stderr
+from launcher.ranks import MPIRanks, OneProcess, Ranks
+from launcher.time_limit import real_stderr
 from launcher.world import LOCK, segments
 
 PASSED, SKIPPED, FAILED = 0, 1, 2
@@ -42,13 +42,13 @@ class Worker:
         self.rank, self.size = self.ranks.rank, self.ranks.size
         self.write("rank", rank=self.rank, segments=segments(os.getpid()))
 
-    def _join(self) -> Agreement:
+    def _join(self) -> Ranks:
         expected = self.spec.get("size")
         if expected == 0:
             mpiexec.leave_mpi_alone()
-            return Alone()
+            return OneProcess()
         self.config.hook.pytest_world_start()
-        ranks = OverMPI()
+        ranks = MPIRanks()
         if expected is not None and expected != ranks.size:
             library = mpiexec.mpi_version()
             text = f"mpiexec was asked for {expected} ranks, but mpi4py's library ({library}) sees {ranks.size}"
@@ -133,12 +133,12 @@ class Worker:
         limit, before = marks.limit(item), costs.so_far()
         examples.fail_at_once(item)
         self.write("start", item=n)
-        until = 20 * limit + BACKSTOP if self.home is not None else limit  # the parent knows better, by its pace
+        until = 20 * limit + BACKSTOP if self.home is not None else limit  # the parent knows the slowdown
         faulthandler.dump_traceback_later(until, exit=True, file=self.stacks)
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             item.config.hook.pytest_world_settle()
-        except BaseException as error:  # pytest.exit, Ctrl-C: whatever it is, the others must hear of it
+        except BaseException as error:  # pytest.exit, Ctrl-C: whatever it is, the others must know
             self.code = FAILED
             shown: Any = item.repr_failure(pytest.ExceptionInfo.from_exception(error))
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", shown, "call")
@@ -151,7 +151,7 @@ class Worker:
         faulthandler.cancel_dump_traceback_later()
 
     def _agree(self) -> bool:
-        """Whether this item left the world in doubt: a failure somewhere, or different outcomes."""
+        """Return whether this item leaves the world in doubt: a failure somewhere, or different outcomes."""
         largest, smallest = self.ranks.largest_and_smallest(self.code)
         return largest == FAILED or largest != smallest
 
@@ -180,7 +180,7 @@ class Worker:
 
 
 def _leave_with_parent(lock: int, home: Path) -> None:
-    """The parent holds this lock for as long as it lives and wants this world."""
+    """End this rank when the parent lets go of the lock: the parent ends, or gives up this world."""
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_SH)
         for path in segments(os.getpid()):

@@ -130,31 +130,31 @@ class World:
                 self.segments.update(event.get("segments", []))
 
     def ended(self) -> bool:
-        """Whether mpiexec has."""
+        """Return whether mpiexec has ended."""
         with self.costs.reaping():
             return self.process.poll() is not None
 
     def cost(self, item: int) -> float:
-        """The processor seconds of an item, on all ranks."""
+        """Return the processor seconds of an item, on all ranks."""
         return sum(rank.agreed.get(item, 0.0) for rank in self.ranks.values())
 
     def start_costs(self) -> list[float]:
-        """What each rank has used until it was ready."""
+        """Return what each rank has used until it was ready."""
         return [rank.ready["cost"] for rank in self.ranks.values() if rank.ready]
 
     def numbered(self) -> list[Rank]:
-        """The ranks that know their number, in its order."""
+        """Return the ranks that know their number, in its order."""
         return sorted((rank for rank in self.ranks.values() if rank.rank >= 0), key=lambda rank: rank.rank)
 
     def ready(self) -> bool:
         return sum(rank.ready is not None for rank in self.ranks.values()) == self.size
 
     def complete(self, item: int) -> bool:
-        """Whether every rank has done the item, and has lived to hear so of the others."""
+        """Return whether every rank has done the item, and knows that the others have."""
         return sum(item in rank.agreed for rank in self.ranks.values()) == self.size
 
     def dirty(self, item: int) -> bool:
-        """Whether the ranks did not all end this item well, and in the same way."""
+        """Return whether a rank failed this item, or ranks ended it in different ways."""
         codes = {rank.done[item][1] for rank in self.ranks.values()}
         return 2 in codes or len(codes) > 1
 
@@ -162,19 +162,19 @@ class World:
         return max([self.began, *(rank.last for rank in self.ranks.values())])
 
     def dead(self) -> bool:
-        """Whether mpiexec has ended, or a rank has gone without saying so."""
+        """Return whether mpiexec has ended, or a rank has gone without saying so."""
         if self.ended():
             return True
         return any(not rank.ended and not _alive(rank.pid) for rank in self.ranks.values())
 
     def tail(self) -> str:
-        """The end of what mpiexec and the ranks wrote outside of tests."""
+        """Return the end of what mpiexec and the ranks wrote outside of tests."""
         with contextlib.suppress(OSError):
             return (self.home / OUTPUT).read_text(errors="replace")[-TAIL:].strip()
         return ""
 
     def named_by_mpiexec(self) -> list[int]:
-        """The ranks whose process mpiexec complains about."""
+        """Return the ranks whose process mpiexec complains about."""
         numbers = set(re.findall(r"\d+", self.tail()))
         return [rank.rank for rank in self.numbered() if str(rank.pid) in numbers]
 
@@ -236,7 +236,7 @@ class World:
 
 
 def segments(pid: int) -> list[str]:
-    """The shared memory that the MPI of this process uses: a process that is killed leaves it behind."""
+    """Return the shared memory that the MPI of this process uses: a process that is killed leaves it behind."""
     with contextlib.suppress(OSError):  # no /proc, or the process has gone
         return SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text())
     return []

@@ -11,9 +11,10 @@ import pytest
 from convolution import whole
 from convolution.draws import Conv, Draw, Drawn, Pool
 from convolution.played import play_conv, play_pool
-from imaginary import partition_of
 from launcher.settings import long_run
 from playing_layers import cuts, differing
+
+import distdl_jax as dj
 
 CONVS, POOLS = (16_000, 8_000) if long_run() else (800, 400)
 BATCHES = 20
@@ -116,7 +117,7 @@ def traits(drawn: Drawn) -> set[str]:
             f"mode {drawn.mode}": True,
             "groups": drawn.groups > 1,
             "groups and channels split": drawn.groups > 1 and drawn.P_x.shape[1] > 1,
-            drawn.layer(partition_of(0, drawn.world)).kind: True,
+            drawn.layer(dj.planning_world(drawn.world)).kind: True,
             "teams that differ": spread and {*drawn.P_W.ranks} != {*drawn.P_x.ranks, *drawn.P_y.ranks},
         }
     else:

@@ -9,9 +9,9 @@ import pytest
 from convolution.draws import Conv, Draw, On, Pool
 from convolution.programs import check
 
-from distdl_jax.kernels import algorithm_choice as conv_choice
-from distdl_jax.kernels import conv_algorithms as conv_forms
-from distdl_jax.kernels.onednn.compiled import version
+from distdl_jax.kernels import problem
+from distdl_jax.kernels.cpu import choice, convolution
+from distdl_jax.kernels.cpu.onednn.library import version
 from distdl_jax.nn import conv_plan
 from distdl_jax.settings import Settings
 
@@ -40,7 +40,7 @@ def test_random_layers(program: int, world_size: int) -> None:
 @pytest.mark.parametrize("program", range(2 * LONG - 1))
 def test_random_convolutions_by_onednn(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 layers in float32, with all that oneDNN can compute by it: exactly, since all numbers are integers."""
-    for module in (conv_choice, conv_forms):
+    for module in (problem, choice, convolution):
         monkeypatch.setattr(module, "current_settings", lambda: Settings(tuning="off", onednn="always"))
     draws = [Draw([5, case], 4).conv() for case in range(TOGETHER * program, TOGETHER * (program + 1))]
     check(draws, "float32")
@@ -87,11 +87,11 @@ def with_large_blocks(seed: int) -> Conv:
 @pytest.mark.simulated(4)
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("program", range(5 * LONG - 4))
-def test_what_is_around_a_block_is_not_joined_to_it(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halos_are_not_joined_to_blocks(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above; of 8 layers at least 4 hand the block and its neighbours' entries to oneDNN as they are."""
-    for module in (conv_choice, conv_forms):
+    for module in (problem, choice, convolution):
         monkeypatch.setattr(module, "current_settings", lambda: Settings(tuning="off", onednn="always"))
-    found, halo_apart = [], conv_plan.halo_apart
-    monkeypatch.setattr(conv_plan, "halo_apart", lambda movement: found.append(halo_apart(movement)) or found[-1])
+    found, plan = [], conv_plan.plan_split_halo
+    monkeypatch.setattr(conv_plan, "plan_split_halo", lambda movement: found.append(plan(movement)) or found[-1])
     check([with_large_blocks(case) for case in range(TOGETHER * program, TOGETHER * (program + 1))], "float32")
     assert sum(plan is not None for plan in found) >= 4

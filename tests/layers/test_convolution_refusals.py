@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 from mpi4py import MPI
 
 import distdl_jax as dj
@@ -106,7 +106,7 @@ def test_partitions_must_be_partitions_of_one_world() -> None:
     assert sentence == "`P_x` (='P') must be a partition."
 
     def two_worlds(P: Any) -> Any:
-        other = partition_of(P.rank, 2).grid([1, 1, 1])
+        other = dj.planning_world(2, P.rank).grid([1, 1, 1])
         return nn.DistributedConv1d(P.grid([1, 1, 1]), other, other, **arguments)
 
     assert "`P_y` stands on another communicator" in refusal(2, two_worlds, dj.InvalidArgumentError)
@@ -152,7 +152,7 @@ def test_dimensions_of_a_pooling() -> None:
 
 
 def test_repr_names_the_algorithm() -> None:
-    P = partition_of(0, 8)
+    P = dj.planning_world(8)
     assert repr(conv(P, padding=(1, 0))) == (
         "DistributedConv2d[feature](4 -> 6, kernel 3 x 3, padding ((1, 1), (0, 0)) zeros, P_x 1 x 1 x 2 x 2, "
         "P_W 1 x 1 x 2 x 2)"
@@ -170,7 +170,7 @@ def test_repr_names_the_algorithm() -> None:
 
 def test_layers_are_values() -> None:
     """Equal layers are equal keys, however their arguments were given; numpy's integers are integers."""
-    P = partition_of(0, 4)
+    P = dj.planning_world(4)
     assert {conv(P), conv(P, kernel_size=[3, 3], padding="valid"), conv(P, stride=np.int64(1))} == {conv(P)}
     one, same = (
         nn.DistributedMaxPool2d(P.grid([1, 1, 2, 2]), 2),

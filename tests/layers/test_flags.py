@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax import functional, nn
@@ -30,7 +29,7 @@ FLAGS = [
     if parameter.annotation in ("bool", bool)
 ]
 
-P = partition_of(0, 1).grid([1, 1])
+P = dj.planning_world(1).grid([1, 1])
 P3 = P.grid([1, 1, 1])
 X = jnp.ones((2, 3))
 LINEAR = nn.DistributedLinear(P, P, P, 3, 3)

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of
+from jobs import ROOT
 from matrix.partitions import On, on
-from programs import ROOT
 from sequential import close, cut
 
 import distdl_jax as dj
@@ -206,7 +205,7 @@ def numbered(prefix: str = "") -> dict[str, np.ndarray]:
 
 def test_modules_with_numbers_come_in_their_order() -> None:
     """Also from a file whose names are sorted as text, as those in safetensors files are; nested ones too."""
-    one = on(1, 1).partition(partition_of(0, 1))
+    one = on(1, 1).partition(dj.planning_world(1))
     eleven = nn.Sequential(*[nn.DistributedLinear(one, one, one, 2, 2)] * 11)
     for given, layer in (
         (numbered(), eleven),
@@ -223,7 +222,7 @@ def test_modules_with_numbers_come_in_their_order() -> None:
 
 
 def test_modules_with_names_keep_their_order() -> None:
-    one = on(1, 1).partition(partition_of(0, 1))
+    one = on(1, 1).partition(dj.planning_world(1))
     network = nn.Sequential(*[nn.DistributedLinear(one, one, one, 2, 2, bias=False)] * 3)
     names = ("stem", "2", "10")  # not all of them are numbers
     for order in (names, names[::-1]):
@@ -232,7 +231,7 @@ def test_modules_with_names_keep_their_order() -> None:
 
 
 def test_what_is_no_state_dict() -> None:
-    one = on(1, 1).partition(partition_of(0, 1))
+    one = on(1, 1).partition(dj.planning_world(1))
     linear = nn.DistributedLinear(one, one, one, 2, 2, bias=False)
     for sentence, given in (
         ("`state_dict` (=None) must be a dictionary of arrays by their names", None),
@@ -253,7 +252,7 @@ def test_what_is_no_state_dict() -> None:
 
 def test_an_attention_with_too_much() -> None:
     """What PyTorch calls it, and not what it is here."""
-    P = on(1, 1, 1).partition(partition_of(0, 1))
+    P = on(1, 1, 1).partition(dj.planning_world(1))
     square, packed, out = np.ones((4, 4)), {"in_proj_weight": np.ones((12, 4))}, {"out_proj.weight": np.ones((4, 4))}
     three = {f"{letter}_proj_weight": square for letter in "qkv"}
     layer = nn.DistributedMultiHeadAttention(P, 4, 2, bias=False)
@@ -270,7 +269,7 @@ def test_an_attention_with_too_much() -> None:
 
 def test_attention_in_one_matrix_or_in_three() -> None:
     """Packed, or under either of the names of three; also where keys and values have fewer heads than queries."""
-    P = on(1, 1, 1).partition(partition_of(0, 1))
+    P = on(1, 1, 1).partition(dj.planning_world(1))
     layer = nn.DistributedMultiHeadAttention(P, 8, 4, num_key_heads=2, bias=False)
     q, k, v, out = (np.random.default_rng(n).normal(size=(rows, 8)) for n, rows in enumerate((8, 4, 4, 8)))
     want = {"query": q, "key": k, "value": v}

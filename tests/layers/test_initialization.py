@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of
 from jax.nn import initializers
 from launcher.examples import LONG
 
@@ -213,7 +212,7 @@ def test_default_is_uniform_within_one_over_the_root_of_the_fan_in():
 
 def test_the_defaults_of_layers():
     """Uniform up to what their pages say, which for layers of PyTorch's is what those begin with."""
-    P = partition_of(0, 1)
+    P = dj.planning_world(1)
     image, sequence = (P.grid([1] * dims) for dims in (4, 3))
     channels = {"in_channels": 8, "out_channels": 4, "bias": False, "groups": 2, "kernel_size": 3}
     attention = nn.DistributedMultiHeadAttention(sequence, 16, 2, bias=False)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import refusal
+from all_workers import refusal
+from blocks import block_of
 from matrix.partitions import on
 from sequential import Beside, check_beside
 
@@ -18,10 +19,7 @@ from distdl_jax import nn
 
 
 def cut(whole: Any, P: dj.Partition) -> jax.Array:
-    """This worker's block."""
-    box = dj.TensorSpec(np.shape(whole), P).box
-    assert box is not None
-    return jnp.asarray(whole[tuple(slice(*bounds) for bounds in box)])
+    return jnp.asarray(block_of(whole, dj.TensorSpec(whole.shape, P)))
 
 
 @pytest.mark.simulated(2)

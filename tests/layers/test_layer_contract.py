@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -99,7 +98,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_a_static_value(name: str) -> None:
     """Equal where it is made alike, hashable, without leaves, not to be changed; an argument of a jitted function."""
-    P = partition_of(1, 4)
+    P = dj.planning_world(4, 1)
     layer, same = LAYERS[name](P), LAYERS[name](P)
     assert layer is not same and layer == same and hash(layer) == hash(same)
     assert jax.tree.leaves({"layer": layer, "P": P, "P_x": P.grid([2, 2])}) == []
@@ -122,7 +121,7 @@ def test_a_layer_is_a_static_value(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_satisfies_the_contract(name: str) -> None:
     """init gives blocks of the shapes that the specs say, a pytree like them, {} without parameters."""
-    layer = LAYERS[name](partition_of(1, 4))
+    layer = LAYERS[name](dj.planning_world(4, 1))
     assert isinstance(layer, nn.Layer)
     params, specs = layer.init(jax.random.key(0), jnp.float16), layer.param_specs()
     shapes = jax.tree.map(
@@ -242,13 +241,13 @@ def shape_dtype(x: jax.Array) -> dj.ShapeDtype:
 def test_the_plan_of_a_network_is_the_same_on_every_worker() -> None:
     """Made by each of four workers in one process; it depends on no worker's own place."""
     x = {worker: dj.ShapeDtype((5, 1, 8, 8) if worker == 0 else (5, 0), np.dtype("float32")) for worker in range(4)}
-    plans = [network_on(partition_of(worker, 4)).plan(x) for worker in range(4)]
+    plans = [network_on(dj.planning_world(4, worker)).plan(x) for worker in range(4)]
     assert all(plan.outputs == plans[0].outputs for plan in plans)
     assert plans[0].outputs[3] == dj.ShapeDtype((5, 3), np.dtype("float32"))
     wrong = x | {0: dj.ShapeDtype((5, 2, 8, 8), np.dtype("float32"))}
     for worker in range(4):
         with pytest.raises(dj.PlanError, match="channels"):
-            network_on(partition_of(worker, 4)).plan(wrong)
+            network_on(dj.planning_world(4, worker)).plan(wrong)
 
 
 @pytest.mark.world(2)
@@ -347,7 +346,7 @@ def test_variables_of_flax_are_parameters() -> None:
 
 def test_the_table_of_a_network() -> None:
     """A line for each layer, also of networks within it: partitions, parameters, bytes on the workers."""
-    lines = str(network_on(partition_of(2, 4))).splitlines()
+    lines = str(network_on(dj.planning_world(4, 2))).splitlines()
     assert [line.split()[:2] for line in lines[1:-1]] == [
         ["0", "Repartition"],
         ["1", "DistributedConv2d"],
@@ -365,7 +364,7 @@ def test_the_table_of_a_network() -> None:
     conv, last = 4 * 9 + 4, 6 * 3 + 3
     most = 4 * (conv + weight // 4 + bias // 2 + 9 + 3)  # worker 0: a weight's half and the bias of the last layer
     assert lines[-1].split()[:2] == ["all", f"{conv + weight + bias + last}"] and lines[-1].endswith(f"to {most}")
-    assert network_on(partition_of(2, 4)).table("float64").splitlines()[-1].endswith(f"to {2 * most:,}")
+    assert network_on(dj.planning_world(4, 2)).table("float64").splitlines()[-1].endswith(f"to {2 * most:,}")
 
 
 def test_refusals() -> None:

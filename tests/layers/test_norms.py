@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Beside, check_beside, cut
@@ -313,7 +313,7 @@ def test_refusals_when_it_is_called() -> None:
 
 
 def test_a_layer_has_the_state_and_the_parameters_that_it_needs() -> None:
-    P_x = on(1, 1).partition(partition_of(0, 1))
+    P_x = on(1, 1).partition(dj.planning_world(1))
     layer = nn.DistributedBatchNorm(P_x, 2, track_running_stats=False)
     assert layer.init_state() == layer.state_specs() == {}
     assert {*nn.DistributedLayerNorm(P_x, 2, bias=False).init()} == {"weight"}

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of
 from matrix.partitions import on
 
 import distdl_jax as dj
@@ -167,7 +166,7 @@ OF_INDICES: dict[str, Callable[[nn.Repartition, nn.DistributedEmbedding], Any]] 
 @pytest.mark.parametrize("name", OF_INDICES)
 def test_a_network_of_indices_is_planned_of_integers(name: str) -> None:
     for rank in range(2):
-        P = partition_of(rank, 2)
+        P = dj.planning_world(2, rank)
         P_root, P_x, P_y = part(P, 1, 1), part(P, 2, 1), part(P, 2, 1, 1)
         layers = OF_INDICES[name](nn.Repartition(P_root, P_x), nn.DistributedEmbedding(P_x, P_y, P_y, 7, 3))
         spec = nn.Sequential(*layers, jax.nn.relu).output_spec(dj.TensorSpec((4, 5), P_root))
@@ -215,7 +214,7 @@ def test_what_no_spec_describes_is_refused(sentence: str) -> None:
     kind, call = REFUSED[sentence]
     for rank in range(4):
         with pytest.raises(kind) as caught:
-            call(partition_of(rank, 4))
+            call(dj.planning_world(4, rank))
         assert sentence in str(caught.value)
 
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
+from blocks import block_of
 from jax.nn import initializers
 from matrix.partitions import On, on
 
@@ -26,10 +27,6 @@ SPECS: tuple[tuple[tuple[int, ...], On, Any], ...] = (
 
 def spec_of(P: dj.Partition, n: tuple[int, ...], P_x: On, copied: Any) -> dj.TensorSpec:
     return dj.TensorSpec(n, P_x.partition(P), copied)
-
-
-def block(whole: Any, spec: dj.TensorSpec) -> Any:
-    return np.asarray(whole)[tuple(slice(*side) for side in spec.box)] if spec.box is not None else np.zeros(0)
 
 
 def test_blocks_are_those_of_the_whole_tensor() -> None:
@@ -53,23 +50,23 @@ def test_blocks_are_those_of_the_whole_tensor() -> None:
     )
     shapes = dict.fromkeys(n for n, _, _ in SPECS)
     pairs = [(spec, way) for spec in SPECS for way in ways]
-    specs = [spec_of(partition_of(3 * (place % 2), 4), *spec) for place, (spec, _) in enumerate(pairs)]
+    specs = [spec_of(dj.planning_world(4, 3 * (place % 2)), *spec) for place, (spec, _) in enumerate(pairs)]
     wholes = jax.jit(lambda key: {n: [whole(key, n) for _, whole, _ in ways] for n in shapes})(KEY)
     blocks = jax.jit(lambda key: [way[0](key, spec) for spec, (_, way) in zip(specs, pairs, strict=True)])(KEY)
     for got, spec, (_, way) in zip(blocks, specs, pairs, strict=True):
         want = wholes[spec.global_shape][ways.index(way)]
         assert got.dtype == want.dtype and got.shape == spec.local_shape
-        np.testing.assert_allclose(np.asarray(got, float), np.asarray(block(want, spec), float), atol=way[2])
+        np.testing.assert_allclose(np.asarray(got, float), np.asarray(block_of(want, spec), float), atol=way[2])
 
 
 def test_a_range_of_which_one_end_is_given() -> None:
     """And arrays of bounds, which broadcast with the block; no number is below the lower one."""
-    spec = spec_of(partition_of(1, 2), (7,), on(2), ())
+    spec = spec_of(dj.planning_world(2, 1), (7,), on(2), ())
     for bounds in ({"maxval": 3.0}, {"minval": -1}, {"minval": np.arange(7.0), "maxval": 9}):
-        want = block(jax.random.uniform(KEY, (7,), **bounds), spec)
+        want = block_of(jax.random.uniform(KEY, (7,), **bounds), spec)
         mine = {name: np.asarray(x)[4:] if np.ndim(x) else x for name, x in bounds.items()}
         np.testing.assert_allclose(dj.random.uniform(KEY, spec, **mine), want, rtol=1e-15)
-    elsewhere = spec_of(partition_of(2, 3), (7,), on(2), ())
+    elsewhere = spec_of(dj.planning_world(3, 2), (7,), on(2), ())
     assert dj.random.uniform(KEY, elsewhere, minval=np.zeros(3)).shape == (0,)
     assert (dj.random.bernoulli(KEY, elsewhere).dtype, dj.random.normal(KEY, elsewhere, "float16").dtype) == (
         np.dtype(bool),
@@ -79,10 +76,10 @@ def test_a_range_of_which_one_end_is_given() -> None:
 
 def test_a_number_that_equals_its_probability() -> None:
     """Is not below it; numbers are drawn in the dtype of the probabilities, as JAX draws them."""
-    spec = spec_of(partition_of(1, 2), (7,), on(2), ())
+    spec = spec_of(dj.planning_world(2, 1), (7,), on(2), ())
     drawn = jax.random.uniform(KEY, (7,), "float32")
-    want = block(jax.random.bernoulli(KEY, drawn, (7,)), spec)
-    np.testing.assert_array_equal(dj.random.bernoulli(KEY, jnp.asarray(block(drawn, spec)), spec), want)
+    want = block_of(jax.random.bernoulli(KEY, drawn, (7,)), spec)
+    np.testing.assert_array_equal(dj.random.bernoulli(KEY, jnp.asarray(block_of(drawn, spec)), spec), want)
     assert not want.any()
 
 
@@ -120,7 +117,7 @@ def test_dropout_is_the_same_whatever_the_partition() -> None:
     P = dj.Partition()
     spec = dj.TensorSpec((4, 8), P.grid([1, 3]))
     whole = np.arange(32.0).reshape(4, 8)
-    x = jax.device_put(block(whole, spec))
+    x = jax.device_put(block_of(whole, spec))
     dropped = jax.jit(lambda key, x: jnp.where(dj.random.bernoulli(key, 0.7, spec), x / 0.7, 0))(KEY, x)
     got = dj.gather(dropped, spec)
     if P.rank == 0:

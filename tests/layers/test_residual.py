@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
+from blocks import block_of
 from matrix.partitions import On, on
-from sequential import Beside, block_of, check_beside, cut
+from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -112,7 +113,7 @@ def test_states_and_keys_of_both_ways() -> None:
 
 def test_what_will_be_where() -> None:
     """From one team to another, on all workers without a message; and a way without a state has none."""
-    P = partition_of(3, 4)
+    P = dj.planning_world(4, 3)
     layer = CASES[1].layer(P)
     x_spec = dj.TensorSpec((2, 5), PAIR.partition(P))
     assert layer.output_spec(x_spec) == dj.TensorSpec((2, 3), on(1, 2).partition(P))
@@ -126,7 +127,7 @@ def test_what_will_be_where() -> None:
 
 def test_initial_weights_of_both_ways() -> None:
     """Two layers alike get different ones, those of the keys that `key` is split into."""
-    P, key = on(1, 1).partition(partition_of(0, 1)), jax.random.key(2)
+    P, key = on(1, 1).partition(dj.planning_world(1)), jax.random.key(2)
     layer = nn.DistributedLinear(P, P, P, 3, 3)
     params = nn.Residual(layer, layer).init(key)
     for (_, got), its_key in zip(sorted(params.items()), jax.random.split(key), strict=True):
@@ -151,7 +152,7 @@ def test_outputs_that_differ_are_refused_on_every_worker() -> None:
 
 def test_pytorchs_parameters() -> None:
     """The body's modules, and then the shortcut's, whatever they are called."""
-    P = on(1, 1).partition(partition_of(0, 1))
+    P = on(1, 1).partition(dj.planning_world(1))
     body = nn.Sequential(nn.DistributedLinear(P, P, P, 3, 2), nn.DistributedBatchNorm(P, 2))
     block = nn.Residual(body, nn.DistributedLinear(P, P, P, 3, 2, bias=False))
     draw = np.random.default_rng(0).normal

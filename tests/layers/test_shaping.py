@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 from jax import lax
 from launcher.examples import LONG
 from matrix.partitions import On, on
@@ -222,7 +222,7 @@ def test_what_outputs_read() -> None:
         upsample((n, 1, n), one, scale_factor=1.5),
         upsample((n, 1, n), one, scale_factor=1.5, mode="linear"),
     ):
-        taps = case.layer(partition_of(0, 1))._taps((n, 1, n))[2]
+        taps = case.layer(dj.planning_world(1))._taps((n, 1, n))[2]
         matrix = np.zeros((n, taps.outputs))
         np.add.at(matrix, (taps.inputs, np.arange(taps.outputs)), taps.weights)
         close(matrix, case.whole({}, np.eye(n)[:, None])[:, 0], 1e-15, case.name)

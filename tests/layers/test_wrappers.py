@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from blocks import block_of
 from matrix.partitions import on
-from sequential import Beside, block_of, check_beside, close
+from sequential import Beside, check_beside, close
 
 import distdl_jax as dj
 from distdl_jax import nn

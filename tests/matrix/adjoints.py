@@ -69,7 +69,7 @@ def wanted(
     given = {}
     for name in others:
         dtype = _wide(dys[name]) if name in dys else xs[name][0].dtype
-        given[name] = [[part.astype(dtype) for part in its[name]] for its in (xs, dys) if name in its]
+        given[name] = [[part.astype(dtype) for part in arrays[name]] for arrays in (xs, dys) if name in arrays]
     program = jax.jit(lambda given: {name: _there_and_back(others[name], *both) for name, both in given.items()})
     for name, results in (program(given) if given else {}).items():
         for key, parts in results.items():

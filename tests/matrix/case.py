@@ -53,6 +53,6 @@ def outputs_of(cases: Sequence[Case], blocks: Mapping[str, Sequence[Any]]) -> di
     """Each case's `dense` of its blocks, by name; what is JAX's in one compiled program."""
     compiled = {case.name: case.dense for case in cases if not case.linear}
     given = {name: list(blocks[name]) for name in compiled}
-    found = jax.jit(lambda given: {name: compiled[name](its) for name, its in given.items()})(given) if given else {}
+    found = jax.jit(lambda given: {name: compiled[name](x) for name, x in given.items()})(given) if given else {}
     outputs = {case.name: case.dense(list(blocks[case.name])) for case in cases if case.linear}
     return outputs | jax.tree.map(np.asarray, found)

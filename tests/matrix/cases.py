@@ -35,7 +35,7 @@ from matrix.movement_cases import (
     sum_reduce,
 )
 from matrix.painting import is_shape
-from matrix.partitions import blocks, held, on
+from matrix.partitions import block_shapes, blocks, on
 from matrix.team_cases import all_reduce, gather, replicated, scatter
 
 _BLOCK = (2, 3)
@@ -90,7 +90,7 @@ PRIMITIVES = (
     all_gather(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 0))),
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
-    reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), held(on(3, ranks=(2, 3, 0)), (2,), 4)),
+    reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), block_shapes(on(3, ranks=(2, 3, 0)), (2,), 4)),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
@@ -182,7 +182,7 @@ PRIMITIVES = (
     repartition(on(3), on(2, ranks=(2, 0)), blocks(on(3), 2, world=3)),
     halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
     all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
-    reduce_scatter(on(3), (0,), held(on(3), (2,), 3)),
+    reduce_scatter(on(3), (0,), block_shapes(on(3), (2,), 3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
     conv(on(1, 1, 3), None, None, (4,), (3,), world=3, padding=(1,)),
@@ -227,7 +227,7 @@ PRIMITIVES = (
     repartition(on(2, 1), on(1, 2, ranks=(1, 0)), blocks(on(2, 1), 3, 1, world=2)),
     halo_exchange(on(2), blocks(on(2), 3, world=2), (1, 2), periodic=(True,)),
     all_gather(on(2, 1), (0,), blocks(on(2, 1), 1, 3, world=2)),
-    reduce_scatter(on(2), (0,), held(on(2), (3,), 2)),
+    reduce_scatter(on(2), (0,), block_shapes(on(2), (3,), 2)),
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
@@ -281,7 +281,7 @@ PRIMITIVES = (
     scatter((7,), on(2, 3, 2), (0, 2), 5, world=12),
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
-    reduce_scatter(on(1, 12), (1,), held(on(1, 12), (1, 14), 12)),
+    reduce_scatter(on(1, 12), (1,), block_shapes(on(1, 12), (1, 14), 12)),
     linear(on(1, 4, ranks=(4, 5, 6, 7)), on(1, 3), on(3, 4), 5, 4, world=12),
     conv(on(1, 2, 2), on(1, 3, 2, ranks=range(6, 12)), on(3, 2, 2), (5,), (3,), world=12, padding=(1,)),
 )
@@ -303,6 +303,6 @@ def of_world(size: int, turn: int | None = None) -> tuple[Case, ...]:
 def shape_dtypes(case: Case, dtype: Any = np.float64) -> dict[int, Any]:
     """What all workers hold before: by world rank a shape and dtype, or a dictionary of them."""
     return {
-        worker: jax.tree.map(lambda shape: ShapeDtype(shape, np.dtype(dtype)), its, is_leaf=is_shape)
-        for worker, its in enumerate(case.shapes)
+        worker: jax.tree.map(lambda shape: ShapeDtype(shape, np.dtype(dtype)), shapes, is_leaf=is_shape)
+        for worker, shapes in enumerate(case.shapes)
     }

@@ -83,8 +83,8 @@ def _chosen(
 ) -> tuple[tuple[Case, str], ...]:
     if LONG > 1:
         everything = product([case for case in PRIMITIVES if case.world == world], values)
-        kept = ((case, value) for case, value in everything if name != "dtype" or (case.exact and takes(case, value)))
-        return tuple(kept)
+        chosen = ((case, value) for case, value in everything if name != "dtype" or (case.exact and takes(case, value)))
+        return tuple(chosen)
     factors = {"operator": KINDS, "mode": tuple(MODES), "world": worlds, name: values}
     rows = enumerate(covering(factors, pairs, lambda row: bool(cases(row))))
     here = [(cases(row), turn, row[name]) for turn, row in rows if (row["mode"], row["world"]) == (mode, world)]

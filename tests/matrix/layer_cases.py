@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from imaginary import partition_of
+from blocks import block_of
 
 import distdl_jax as dj
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -42,20 +42,20 @@ def layer(
         """Whole parameters: small integers, times the scale."""
         leaves, structure = jax.tree.flatten(specs)
         numbers = painted(name, [spec.global_shape for spec in leaves], np.float64)
-        return structure.unflatten([scale * its for its in numbers])
+        return structure.unflatten([scale * number for number in numbers])
 
     def operator(P: dj.Partition) -> Operator:
         F = build(P)
         specs = F.param_specs()
         own = jax.tree.map(block_of, values(specs), specs)
-        return lambda x: F(jax.tree.map(lambda its: jnp.asarray(its, x.dtype), own), x)
+        return lambda x: F(jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), own), x)
 
     def dense(arrays: list[Any]) -> list[Any]:
-        params = values(build(partition_of(0, world)).param_specs())
+        params = values(build(dj.planning_world(world)).param_specs())
         if linear:
             return reference.windowed(arrays, P_x.grid, (P_y or P_x).grid, lambda x: whole(params, x))
-        held = cut(whole(params, assembled(arrays, P_x.grid)), (P_y or P_x).grid)
-        return [held.get(worker, jnp.zeros((len(x), 0))) for worker, x in enumerate(arrays)]
+        results = cut(whole(params, assembled(arrays, P_x.grid)), (P_y or P_x).grid)
+        return [results.get(worker, jnp.zeros((len(x), 0))) for worker, x in enumerate(arrays)]
 
     return Case(
         name,
@@ -63,17 +63,13 @@ def layer(
         xs,
         operator,
         dense,
-        lambda P, held: build(P).plan(held),
+        lambda P, x: build(P).plan(x),
         any_dtype=False,
         any_complex=linear,
         linear=linear,
         exact=linear,
         silent=silent,
     )
-
-
-def block_of(whole: Any, spec: dj.TensorSpec) -> Any:
-    return np.zeros(0) if spec.box is None else whole[tuple(slice(*side) for side in spec.box)]
 
 
 def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4) -> Case:
@@ -96,7 +92,7 @@ def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4
         blocks(P_x, *sizes, world=world),
         operator,
         lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
-        lambda P, held: RealPlan(plan_fourier("fft", held, P_x.partition(P), axes)),
+        lambda P, x: RealPlan(plan_fourier("fft", x, P_x.partition(P), axes)),
         any_dtype=False,
         any_complex=False,
         exact=False,
@@ -115,14 +111,14 @@ class RealPlan(Plan):
         return self.of.workers
 
     def output(self, worker: int) -> ShapeDtype:
-        held = self.of.output(worker)
-        return ShapeDtype(held.shape, np.zeros(0, held.dtype).real.dtype)
+        block = self.of.output(worker)
+        return ShapeDtype(block.shape, np.zeros(0, block.dtype).real.dtype)
 
 
 def low_frequencies(weight: Any, x: Any) -> Any:
     """x with each frequency from 0 on multiplied with a matrix, and no others, along the last dimension."""
-    kept = weight.shape[2]
-    spectrum = jnp.fft.rfft(x)[..., :kept]
+    modes = weight.shape[2]
+    spectrum = jnp.fft.rfft(x)[..., :modes]
     return jnp.fft.irfft(jnp.einsum("bik,iok->bok", spectrum, weight[..., 0] + 1j * weight[..., 1]), x.shape[-1])
 
 
@@ -138,7 +134,7 @@ def cut(whole: Any, grid: np.ndarray) -> dict[int, Any]:
     if grid.ndim == 0:
         return {int(grid): whole}
     parts = zip(grid, jnp.array_split(whole, len(grid), axis=-grid.ndim), strict=True)
-    return {worker: block for part, its in parts for worker, block in cut(its, part).items()}
+    return {worker: block for part, whole in parts for worker, block in cut(whole, part).items()}
 
 
 def normalised(x: Any, axes: tuple[int, ...]) -> Any:

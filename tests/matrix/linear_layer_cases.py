@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from blocks import block_of
 from convolution import direct
 
 import distdl_jax as dj
@@ -49,10 +50,10 @@ def linear(
             return lambda params: F(params, mine.astype(params["weight"].dtype))
         return lambda x: F(jax.tree.map(lambda p: p.astype(x.dtype), mine), x)
 
-    def plan(P: dj.Partition, held: dict[int, Any]) -> Plan:
+    def plan(P: dj.Partition, params: dict[int, Any]) -> Plan:
         if not of_params:
-            return layer(P).plan(held)
-        return layer(P).plan({worker: ShapeDtype(x, held[0]["weight"].dtype) for worker, x in enumerate(xs)}, held)
+            return layer(P).plan(params)
+        return layer(P).plan({worker: ShapeDtype(x, params[0]["weight"].dtype) for worker, x in enumerate(xs)}, params)
 
     def dense(arrays: list[Any]) -> list[Any]:
         both = (fixed, arrays) if of_params else (arrays, fixed)
@@ -79,8 +80,7 @@ def conv(
 
     def operator(P: dj.Partition) -> Operator:
         F = layer(P)
-        box = F.param_specs()["weight"].box
-        mine = np.zeros(0) if box is None else weight[tuple(slice(*side) for side in box)]
+        mine = block_of(weight, F.param_specs()["weight"])
         return lambda x: F({"weight": mine.astype(x.dtype)}, x)
 
     def whole(x: np.ndarray) -> np.ndarray:
@@ -94,7 +94,7 @@ def conv(
         xs,
         operator,
         lambda xs: reference.windowed(xs, P_x.grid, (P_y or P_x).grid, whole),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         any_dtype=False,
     )
 
@@ -115,6 +115,6 @@ def average_pool(P_x: On, sizes: Shape, kernel: Shape, stride: Shape, padding: S
         xs,
         layer,
         lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         any_dtype=False,
     )

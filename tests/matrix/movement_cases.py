@@ -9,7 +9,7 @@ import distdl_jax as dj
 from distdl_jax import nn
 from matrix import reference
 from matrix.case import Case
-from matrix.partitions import On, Shape, held
+from matrix.partitions import On, Shape, block_shapes
 
 
 def broadcast(
@@ -21,10 +21,10 @@ def broadcast(
     return Case(
         f"broadcast {P_x} -> {P_y}{_text(options)}",
         world,
-        held(P_x, shapes, world),
+        block_shapes(P_x, shapes, world),
         layer,
         lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         silent=silent,
     )
 
@@ -38,10 +38,10 @@ def sum_reduce(
     return Case(
         f"sum_reduce {P_x} -> {P_y}{_text(options)}",
         world,
-        held(P_x, shapes, world),
+        block_shapes(P_x, shapes, world),
         layer,
         lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         silent=silent,
     )
 
@@ -53,10 +53,10 @@ def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Sh
     return Case(
         f"all_sum_reduce {P_x} along {tuple(axes)}",
         world,
-        held(P_x, shapes, world),
+        block_shapes(P_x, shapes, world),
         layer,
         lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         silent=all(P_x.shape[axis] == 1 for axis in axes),
     )
 
@@ -71,7 +71,7 @@ def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = Fals
         shapes,
         layer,
         lambda xs: reference.repartition(xs, P_x.grid, P_y.grid, **options),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         silent=silent,
     )
 
@@ -99,7 +99,7 @@ def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Seq
         shapes,
         layer,
         lambda xs: reference.halo_exchange(xs, P_x.grid, widths, wraps),
-        lambda P, held: layer(P).plan(held, halos=widths),
+        lambda P, x: layer(P).plan(x, halos=widths),
     )
 
 
@@ -113,7 +113,7 @@ def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
         shapes,
         layer,
         lambda xs: reference.all_gather(xs, P_x.grid, axes),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         silent=all(P_x.shape[axis] == 1 for axis in axes),
     )
 
@@ -128,7 +128,7 @@ def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> C
         shapes,
         layer,
         lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         silent=all(P_x.shape[axis] == 1 for axis in axes),
     )
 

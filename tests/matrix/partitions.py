@@ -39,13 +39,13 @@ def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape 
         [len(part) for part in np.array_split(np.arange(n), p)] if isinstance(n, int) else list(n)
         for n, p in zip(sizes, P.shape, strict=True)
     ]
-    held = {
+    own = {
         worker: tuple(line[i] for line, i in zip(lines, index, strict=True)) for index, worker in np.ndenumerate(P.grid)
     }
-    return tuple(held.get(worker, elsewhere) for worker in range(world))
+    return tuple(own.get(worker, elsewhere) for worker in range(world))
 
 
-def held(P: On, shapes: Shape | Mapping[int, Shape], world: int) -> tuple[Shape, ...]:
+def block_shapes(P: On, shapes: Shape | Mapping[int, Shape], world: int) -> tuple[Shape, ...]:
     """The shape of each worker's block, where it is the same for all of P, or given by worker."""
     given = shapes if isinstance(shapes, Mapping) else dict.fromkeys(P.ranks, shapes)
     return tuple(given[worker] if worker in P.ranks else (0,) for worker in range(world))

@@ -49,7 +49,7 @@ def sum_reduce(
     """Every worker of P_y gets the sum over the workers of P_x that it would broadcast to."""
     roots = sources(P_y, P_x, transpose_dest, transpose_src)
     sums = {
-        root: total(blocks[worker] for worker, its in zip(P_x.flat, roots.flat, strict=True) if its == root)
+        root: total(blocks[worker] for worker, other in zip(P_x.flat, roots.flat, strict=True) if other == root)
         for root in P_y.flat
     }
     return with_placeholders(blocks, P_x, sums, preserve_batch)
@@ -102,17 +102,17 @@ def gather(blocks: Blocks, P_x: Grid, copied: Sequence[int], root: int) -> Block
 
 def scatter(blocks: Blocks, P_y: Grid, copied: Sequence[int], root: int) -> Blocks:
     """Every worker of P_y gets its block of the tensor that the root has, and copies of a block are the same."""
-    held = {root: np.zeros(0, blocks[root].dtype)} | cut_with_copies(blocks[root], P_y, copied)
-    return [held.get(worker, x) for worker, x in enumerate(blocks)]
+    results = {root: np.zeros(0, blocks[root].dtype)} | cut_with_copies(blocks[root], P_y, copied)
+    return [results.get(worker, x) for worker, x in enumerate(blocks)]
 
 
 def cut_with_copies(whole: Any, grid: Grid, copied: Sequence[int]) -> dict[int, Any]:
     """The balanced blocks, by worker, of which the workers along the dimensions `copied` have the same."""
-    held = {}
+    results = {}
     for index in np.ndindex(*(p if d in copied else 1 for d, p in enumerate(grid.shape))):
         team = grid[tuple(i if d in copied else slice(None) for d, i in enumerate(index))]
-        held |= cut(whole, team) if team.ndim else {int(team): whole}
-    return held
+        results |= cut(whole, team) if team.ndim else {int(team): whole}
+    return results
 
 
 def halo_exchange(blocks: Blocks, P_x: Grid, halos: Mapping[int, Any], periodic: Sequence[bool]) -> Blocks:
@@ -152,23 +152,23 @@ def linear(blocks: Blocks, params: Blocks, P_x: Grid, P_y: Grid, stored: Grid) -
     y = assembled(blocks, P_x) @ assembled([p["weight"] for p in params], stored).T
     if "bias" in params[0]:
         y = y + np.concatenate([params[worker]["bias"] for worker in stored[:, 0]])
-    held = cut(y, P_y)
-    return [held.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
+    results = cut(y, P_y)
+    return [results.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
 
 
 def windowed(blocks: Blocks, P_x: Grid, P_y: Grid, whole: Callable[[Any], Any]) -> Blocks:
     """`whole`, a convolution or a pooling, of the assembled tensor, cut into the blocks of y."""
     y = whole(assembled(blocks, P_x))
-    held = cut(y, P_y)
-    return [held.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
+    results = cut(y, P_y)
+    return [results.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
 
 
-def with_placeholders(blocks: Blocks, P_x: Grid, held: dict[int, Any], preserve_batch: bool = True) -> Blocks:
+def with_placeholders(blocks: Blocks, P_x: Grid, results: dict[int, Any], preserve_batch: bool = True) -> Blocks:
     """What each worker has in the end: what it holds, a zero-volume array on the rest of P_x, elsewhere what it had."""
     result = []
     for worker, x in enumerate(blocks):
-        if worker in held:
-            result.append(held[worker])
+        if worker in results:
+            result.append(results[worker])
         elif worker in P_x:
             result.append(np.zeros((x.shape[0], 0) if preserve_batch and x.ndim else (0,), x.dtype))
         else:

@@ -10,7 +10,7 @@ from distdl_jax.gathering import plan_gather, plan_scatter
 from distdl_jax.primitives.replicated import plan_replicated
 from matrix import reference
 from matrix.case import Case, Operator
-from matrix.partitions import On, Shape, held
+from matrix.partitions import On, Shape, block_shapes
 
 
 def replicated(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
@@ -20,10 +20,10 @@ def replicated(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape]
     return Case(
         f"replicated {P_x} along {tuple(axes)}",
         world,
-        held(P_x, shapes, world),
+        block_shapes(P_x, shapes, world),
         operator,
         lambda xs: reference.replicated(xs, P_x.grid, axes),
-        lambda P, held: plan_replicated(held, P_x.partition(P), axes),
+        lambda P, x: plan_replicated(x, P_x.partition(P), axes),
         linear=False,
     )
 
@@ -36,10 +36,10 @@ def all_reduce(P_x: On, op: str, axes: Sequence[int], shapes: Shape | Mapping[in
     return Case(
         f"all_{op} {P_x} along {tuple(axes)}",
         world,
-        held(P_x, shapes, world),
+        block_shapes(P_x, shapes, world),
         layer,
         lambda xs: reference.all_reduce(xs, P_x.grid, axes, op),
-        lambda P, held: layer(P).plan(held),
+        lambda P, x: layer(P).plan(x),
         any_dtype=ordered,
         any_complex=not ordered,
         silent=all(P_x.shape[axis] == 1 for axis in axes),
@@ -60,7 +60,7 @@ def gather(n: Shape, P_x: On, copied: Sequence[int], root: int, world: int = 4) 
         tuple(blocks[worker].shape if worker in blocks else (0,) for worker in range(world)),
         lambda P: lambda x: dj.gather([x], [spec(P)], root)[0],
         lambda xs: reference.gather(xs, P_x.grid, copied, root),
-        lambda P, held: plan_gather(held, spec(P), root),
+        lambda P, x: plan_gather(x, spec(P), root),
         silent=world == 1,
     )
 
@@ -75,6 +75,6 @@ def scatter(n: Shape, P_y: On, copied: Sequence[int], root: int, world: int = 4)
         tuple(n if worker == root else (0,) for worker in range(world)),
         lambda P: lambda x: dj.scatter({"x": x}, {"x": spec(P)}, root)["x"],
         lambda xs: reference.scatter(xs, P_y.grid, copied, root),
-        lambda P, held: plan_scatter(held, spec(P), root),
+        lambda P, x: plan_scatter(x, spec(P), root),
         silent=world == 1,
     )

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax.optim.checking import INSTEAD, NOT_SHOWN, differs_on_halves
@@ -105,14 +104,14 @@ def test_a_rule_of_ones_own() -> None:
         return updates, state
 
     assert dj.optim.check(optax.GradientTransformationExtraArgs(own.init, asks)) == ()
-    spec = dj.TensorSpec((4,), partition_of(0, 1).grid([1]))
+    spec = dj.TensorSpec((4,), dj.planning_world(1).grid([1]))
     assert dj.optim.check(optax.chain(dj.optim.clip_by_global_norm(1.0, spec), optax.sgd(0.1))) == ()
 
 
 def test_without_optax_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever makes a transformation of optax's says so; nothing else needs it."""
     monkeypatch.setitem(sys.modules, "optax", None)
-    spec = dj.TensorSpec((4,), partition_of(0, 1).grid([1]))
+    spec = dj.TensorSpec((4,), dj.planning_world(1).grid([1]))
     makers: dict[str, Callable[[], Any]] = {
         "clip_by_global_norm": lambda: dj.optim.clip_by_global_norm(1.0, spec),
         "adaptive_grad_clip": lambda: dj.optim.adaptive_grad_clip(1.0, spec),
@@ -126,5 +125,5 @@ def test_without_optax_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, make in makers.items():
         with pytest.raises(dj.SetupError, match=rf"dj\.optim\.{name} needs optax, which is not installed: pip install"):
             make()
-    ours = partition_of(0, 1)
+    ours = dj.planning_world(1)
     assert float(dj.optim.global_norm(jnp.array([3.0, 4.0, 0.0, 0.0]), spec, partition=ours)) == 5.0

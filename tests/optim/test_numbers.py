@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of
 
 import distdl_jax as dj
 
 NUMBERS = ("ArrayLike", "ArrayLike | None", "float", "int")
-REQUIRED = {"specs": dj.TensorSpec((2,), partition_of(0, 1).grid([1]))}
+REQUIRED = {"specs": dj.TensorSpec((2,), dj.planning_world(1).grid([1]))}
 REQUIRED |= {"max_norm": 1.0, "clipping": 0.1}  # type: ignore[dict-item]
 FOUND = [
     (function, name)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from blocks import block_of
 
 import distdl_jax as dj
 from distdl_jax.optim.line_search import with_synced_loops
@@ -47,12 +48,8 @@ NOT_BIAS = {name: name != "bias" for name in SHAPES}
 
 def cut(tree: dict[str, Any], its: dict[str, Any] | None = None) -> dict[str, Any]:
     """This worker's blocks of whole tensors."""
-
-    def block(x: Any, spec: dj.TensorSpec) -> Any:
-        return np.zeros(0, x.dtype) if spec.box is None else x[tuple(slice(*bounds) for bounds in spec.box)]
-
     its = specs() if its is None else its
-    return {name: block(tree[name], spec) for name, spec in its.items()}
+    return {name: block_of(tree[name], spec) for name, spec in its.items()}
 
 
 def compare(got: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:

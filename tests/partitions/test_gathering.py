@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import on_all, partition_of, refusal
+from all_workers import on_all, refusal
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, replica_check
@@ -222,4 +222,4 @@ def test_specs_of_copies() -> None:
         assert TensorSpec((), one) == TensorSpec((), one, replicated=True)
 
     on_all(7, check)
-    assert "replicated=(0,)" in repr(TensorSpec((3,), partition_of(0, 2), replicated=True))
+    assert "replicated=(0,)" in repr(TensorSpec((3,), dj.planning_world(2), replicated=True))

@@ -9,10 +9,11 @@ import time
 
 import numpy as np
 import pytest
-from imaginary import on_all, partition_of, refusal
+from all_workers import on_all, refusal
 from launcher.examples import examples
-from speed import python_pace
+from speed import python_slowdown
 
+import distdl_jax as dj
 from distdl_jax import InvalidArgumentError
 from distdl_jax.plans.broadcasting import BroadcastRule
 
@@ -54,13 +55,13 @@ def test_table_of_the_sum_reduction():
 
 def test_a_team_has_its_root_first_and_the_same_team_is_equal():
     for worker in (1, 2):  # roots that receive their own copy
-        P_x, P_y = table(partition_of(worker, 12))
+        P_x, P_y = table(dj.planning_world(12, worker))
         P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
         assert P_send == P_recv and P_send.rank == 0
-    P_x, P_y = table(partition_of(3, 12))  # a root that receives from another one
+    P_x, P_y = table(dj.planning_world(12, 3))  # a root that receives from another one
     P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
     assert P_send.rank == 0 and P_recv.rank == 1
-    P_x, P_y = table(partition_of(11, 12))
+    P_x, P_y = table(dj.planning_world(12, 11))
     P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
     assert (P_send.size, P_send.active, P_recv.rank) == (0, False, 4)
 
@@ -246,7 +247,7 @@ def test_planning_for_4096_workers_is_quick(source, destination, record_property
     everyone, began = tuple(range(4096)), time.process_time()
 
     def plan(rank):
-        P = partition_of(rank, 4096)
+        P = dj.planning_world(4096, rank)
         P_y = P.grid(destination)
         P_x = P.grid(source, everyone[: math.prod(source)])
         P_recv = P_x.create_broadcast_partition_to(P_y)[1]
@@ -256,7 +257,7 @@ def test_planning_for_4096_workers_is_quick(source, destination, record_property
     sizes = set(map(plan, everyone))
     seconds = time.process_time() - began
     record_property("seconds", seconds)
-    assert seconds < 5 * python_pace()
+    assert seconds < 5 * python_slowdown()
     copies, reduced = 4096 // math.prod(source), destination[0]
     # Roots that hold no copy of their own subtensor make teams of one more.
     assert sizes <= {(copies, reduced), (copies + 1, reduced)}

@@ -11,7 +11,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from imaginary import on_all, partition_of, refusal
+from all_workers import on_all, refusal
 
 import distdl_jax as dj
 from distdl_jax import InvalidArgumentError, InvalidTypeError, SetupError
@@ -72,7 +72,7 @@ def test_union_keeps_the_caller_first_and_repeats_nobody():
 
 
 def test_union_of_grids_has_no_topology():
-    P = partition_of(0, 4)
+    P = dj.planning_world(4)
     union = P.grid([1, 2], [0, 1]).create_partition_union(P.grid([2, 1], [2, 3]))
     assert type(union) is Partition and union.shape == (4,)
 
@@ -114,7 +114,7 @@ def test_neighbours_are_those_one_step_along_each_dimension():
         return P_x.neighbor_ranks()
 
     assert on_all(12, neighbours) == [expected(index) for index in np.ndindex(shape)][::-1]
-    assert partition_of(3, 4).grid([2, 1]).neighbor_ranks() is None
+    assert dj.planning_world(4, 3).grid([2, 1]).neighbor_ranks() is None
 
 
 @pytest.mark.parametrize("remain", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -140,7 +140,7 @@ def test_subtopologies_are_slices_of_the_grid(remain):
 
 
 def test_workers_outside_know_the_team_and_have_no_place_in_it():
-    P = partition_of(3, 4).grid([1, 2], [2, 0])
+    P = dj.planning_world(4, 3).grid([1, 2], [2, 0])
     assert seen(P) == (False, None, None, 2, (1, 2), 2, (2, 0))
     assert P.cartesian_index(1) == (0, 1) and P.neighbor_ranks(0) == [(None, None), (None, 1)]
     assert P.create_allreduction_partition(0).size == 0
@@ -149,7 +149,7 @@ def test_workers_outside_know_the_team_and_have_no_place_in_it():
 
 def test_null_partitions_have_nobody_and_make_only_null_partitions():
     for worker in range(3):
-        P = partition_of(worker, 3)
+        P = dj.planning_world(3, worker)
         null = P.create_partition_inclusive([])
         assert seen(null) == (False, None, None, 0, (0,), 1, ())
         assert null == P.create_partition_inclusive(()) and hash(null) == hash(P.create_partition_inclusive(()))
@@ -162,14 +162,14 @@ def test_null_partitions_have_nobody_and_make_only_null_partitions():
 
 def test_equal_means_the_same_team_in_the_same_order_and_shape():
     """Equal values hash alike; another order, shape, team, topology or world makes another value."""
-    P = partition_of(0, 6)
+    P = dj.planning_world(6)
     same = [P.grid([2, 2], [1, 2, 3, 4]), P.grid((2, 2), np.arange(1, 5))]
     others = [
         P.grid([2, 2], [2, 1, 3, 4]),
         P.grid([4, 1], [1, 2, 3, 4]),
         P.grid([2, 2], [1, 2, 3, 5]),
         P.create_partition_inclusive([1, 2, 3, 4]),
-        partition_of(0, 6).grid([2, 2], [1, 2, 3, 4]),
+        dj.planning_world(6).grid([2, 2], [1, 2, 3, 4]),
         "a partition",
         None,
     ]
@@ -179,14 +179,14 @@ def test_equal_means_the_same_team_in_the_same_order_and_shape():
 
 def test_a_grid_of_one_dimension_is_not_its_team():
     """They have the same shape, but the index of one is a tuple and of the other a number."""
-    P = partition_of(1, 3)
+    P = dj.planning_world(3, 1)
     line = P.create_cartesian_topology_partition([3])
     assert (line.shape, line.ranks) == (P.shape, P.ranks) and (line.index, P.index) == ((1,), 1)
     assert line != P and len({line, P}) == 2
 
 
 def test_repr_says_team_shape_and_place():
-    P = partition_of(2, 40)
+    P = dj.planning_world(40, 2)
     shown = {
         P: "Partition(40 workers: 0-39; index=2)",
         P.create_partition_inclusive([7]): "Partition(1 worker: 7; index=None)",
@@ -202,7 +202,7 @@ def test_repr_says_team_shape_and_place():
 
 @pytest.mark.parametrize("name", ["rank", "_rank", "_ranks", "shape", "anything"])
 def test_nothing_of_a_partition_can_be_set(name):
-    for P in (partition_of(0, 2), partition_of(0, 2).grid([2, 1])):
+    for P in (dj.planning_world(2), dj.planning_world(2).grid([2, 1])):
         with pytest.raises(AttributeError, match=f"immutable, so its `{name}` cannot be set"):
             setattr(P, name, 1)
         with pytest.raises(AttributeError):
@@ -211,14 +211,14 @@ def test_nothing_of_a_partition_can_be_set(name):
 
 def test_copies_are_the_partition_itself():
     """So a layer or a pytree that is copied still communicates in the same team."""
-    P = partition_of(0, 4).grid([2, 2])
+    P = dj.planning_world(4).grid([2, 2])
     assert copy.copy(P) is P and copy.deepcopy({"P": [P]})["P"][0] is P
 
 
 def test_a_partition_is_not_pickled():
     """Nor what holds one: a sentence says so."""
-    P = partition_of(0, 4).grid([2, 2])
-    for its in (P, [partition_of(1, 2)], dj.TensorSpec((3, 4), P), dj.nn.Dropout(P)):
+    P = dj.planning_world(4).grid([2, 2])
+    for its in (P, [dj.planning_world(2, 1)], dj.TensorSpec((3, 4), P), dj.nn.Dropout(P)):
         with pytest.raises(dj.InvalidTypeError, match=r"Partition\(.*\) can't be pickled: it belongs to the workers"):
             pickle.dumps(its)
 
@@ -232,7 +232,7 @@ def test_partitions_are_static_arguments_of_jit():
         return x + P.index[1]
 
     jitted = jax.jit(number, static_argnums=0)
-    P = partition_of(3, 4)
+    P = dj.planning_world(4, 3)
     results = [int(jitted(P.grid(shape, range(4)), 10)) for shape in ([2, 2], [2, 2], [1, 4], [2, 2])]
     assert results == [11, 11, 13, 11] and len(traces) == 2
 
@@ -273,14 +273,14 @@ def test_partitions_are_static_arguments_of_jit():
         (lambda P: P.grid([2], 2), InvalidTypeError, "`ranks` (=2) must be a sequence of integers"),
         (lambda P: P.create_partition_union([0]), InvalidTypeError, "`other` (=[0]) must be a partition"),
         (
-            lambda P: P.create_partition_union(partition_of(0, 4)),
+            lambda P: P.create_partition_union(dj.planning_world(4)),
             InvalidArgumentError,
             "`other` stands on another comm",
         ),
         (lambda P: P.create_broadcast_partition_to(3), InvalidTypeError, "`P_y` (=3) must be a partition"),
         (lambda P: P.create_reduction_partition_to(None), InvalidTypeError, "`P_y` (=None) must be a partition"),
         (
-            lambda P: P.create_broadcast_partition_to(partition_of(0, 4)),
+            lambda P: P.create_broadcast_partition_to(dj.planning_world(4)),
             InvalidArgumentError,
             "`P_y` stands on another",
         ),
@@ -369,7 +369,7 @@ def test_wrong_arguments_of_a_planning_world(n, rank, kind, sentence):
 
 def test_shapes_multiply_to_sizes_whatever_the_grid():
     """Every way to write 12 workers as a grid of up to four dimensions, ones included."""
-    P = partition_of(5, 12)
+    P = dj.planning_world(12, 5)
     shapes = [
         shape for d in range(1, 5) for shape in itertools.product(range(1, 13), repeat=d) if math.prod(shape) == 12
     ]

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jobs import run
 from launcher.settings import long_run
 from mpi4py import MPI
-from programs import run
 
 import distdl_jax as dj
 from distdl_jax import nn

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from all_workers import on_all, refusal
 from blocks import block
-from imaginary import on_all, partition_of, refusal
 from mpi4py import MPI
 
 import distdl_jax as dj
@@ -136,7 +136,7 @@ def test_boxes_of_a_spec_are_numpys_pieces():
 
 
 def test_specs_are_values():
-    P = partition_of(0, 2)
+    P = dj.planning_world(2)
     a, b = (TensorSpec((3, 4), P.grid([2, 1])) for _ in range(2))
     assert a == b and hash(a) == hash(b)
     assert len({a, b, TensorSpec((4, 3), a.partition), TensorSpec((3, 4), P.grid([1, 2]))}) == 3

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 from simulator import DeadlockError, MismatchError, adjoint, simulate
-from speed import python_pace
+from speed import python_slowdown
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange, _Segments
@@ -20,7 +20,7 @@ TEAMS = ("equal", "permuted", "overlapping", "disjoint")
 
 
 def random_shape(rng, ndim, cells):
-    """A grid of at most `cells` cells."""
+    """Draw a grid of at most `cells` cells."""
     shape = [1] * ndim
     for _ in range(8):
         d = int(rng.integers(ndim))
@@ -31,7 +31,7 @@ def random_shape(rng, ndim, cells):
 
 
 def random_blocks(rng, n, p):
-    """p ranges that follow each other from 0 to n: balanced, or cut anywhere."""
+    """Draw p ranges that follow each other from 0 to n: balanced, or cut anywhere."""
     if rng.random() < 0.5:
         return balanced_ranges(n, p)
     cuts = [0, *sorted(int(c) for c in rng.integers(0, n + 1, p - 1)), n]
@@ -39,7 +39,7 @@ def random_blocks(rng, n, p):
 
 
 def random_teams(rng, kind, x_size, y_size):
-    """World ranks for two teams, not in order, and with some left over."""
+    """Draw world ranks for two teams, not in order, and with some left over."""
     pool = [int(r) for r in rng.permutation(x_size + y_size + 2)]
     if kind == "equal":
         return pool[:x_size], pool[:x_size]
@@ -50,7 +50,7 @@ def random_teams(rng, kind, x_size, y_size):
 
 
 def random_grids(rng, kind):
-    """Owned blocks and the shape and ranks of a grid that is to need some."""
+    """Draw owned blocks, and the shape and ranks of a grid that needs some."""
     ndim = int(rng.integers(1, 5))
     x_shape = random_shape(rng, ndim, min(64, int(2 ** rng.uniform(0, 6.1))))
     y_shape = random_shape(rng, ndim, min(64, int(2 ** rng.uniform(0, 6.1))))
@@ -68,7 +68,7 @@ def index(box):
 
 
 def plan_all(exchange):
-    """Every worker's plan, and that of some worker that is in neither team."""
+    """Return every worker's plan, and that of some worker that is in neither team."""
     ranks = [*exchange.team, max(exchange.team) + 1]
     return {rank: (exchange.plan(rank),) for rank in ranks}
 
@@ -79,12 +79,12 @@ def blocks_of(grid, array, ranks):
 
 
 def inner(a, b):
-    """The inner product summed over all workers, exactly."""
+    """Return the inner product summed over all workers, exactly."""
     return sum(int(np.vdot(a[rank], b[rank])) for rank in a)
 
 
 def check_messages(programs):
-    """One message per pair and direction, nothing to oneself, nothing empty, both sides agreeing on every piece."""
+    """Check for one message per pair and direction, none to oneself, none empty, and equal pieces on both sides."""
     sends = {(r, m.partner): m.pieces for r, (plan,) in programs.items() for m in plan.sends}
     recvs = {(m.partner, r): m.pieces for r, (plan,) in programs.items() for m in plan.recvs}
     assert sends == recvs and all(source != dest for source, dest in sends)
@@ -96,7 +96,7 @@ def check_messages(programs):
 
 
 def check_flags(programs):
-    """The plan's promises, against counting how often each element of the blocks is in a piece."""
+    """Check the plan's promises, by counting how often each element of the blocks is in a piece."""
     for (plan,) in programs.values():
         counts = np.zeros(plan.in_shape, int), np.zeros(plan.out_shape, int)
         for piece in (*plan.copies, *(piece for m in plan.sends for piece in m.pieces)):
@@ -146,7 +146,7 @@ def test_repartition_moves_each_element_to_the_worker_that_needs_it(batch):
 
 
 def random_wanted(rng, n, own):
-    """A range that may lie anywhere: around `own`, across a boundary, several turns away, nowhere."""
+    """Draw a range that may lie anywhere: around `own`, across a boundary, several turns away, nowhere."""
     kind = rng.integers(4)
     if kind == 0:
         return own
@@ -157,7 +157,7 @@ def random_wanted(rng, n, own):
 
 
 def around(array, exchange):
-    """The needed grid, and the array padded so far that all of it exists, with both counted from the padded corner."""
+    """Return the needed grid and the array, padded until all of it exists, both counted from the padded corner."""
     grid = exchange.needed
     low = [max(0, -min(start for start, _ in line)) for line in grid.ranges]
     high = [max(0, max(stop for _, stop in line) - n) for line, n in zip(grid.ranges, array.shape, strict=True)]
@@ -274,7 +274,7 @@ def test_cost_of_planning_for_4096_workers(x_shape, y_shape, monkeypatch):
     assert sum(len(plan.sends) + len(plan.copies) for plan in plans) == 64 * 64 * 16  # overlaps by arithmetic
     assert sum(plan.copied + sum(m.size for m in plan.recvs) for plan in plans) == 512**3
     assert looked <= 4096 * (4 + 4 + 1 + 1 + 1 + 16)
-    assert seconds < 10 * python_pace(), f"{seconds:.2f} s of processor time; less than 1 s where nothing else runs"
+    assert seconds < 10 * python_slowdown(), f"{seconds:.2f} s of processor time; less than 1 s where nothing else runs"
 
 
 @pytest.mark.parametrize(

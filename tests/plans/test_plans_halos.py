@@ -18,7 +18,7 @@ BATCHES = 20
 
 
 def random_owned(rng):
-    """A grid of 1 to 3 dimensions, blocks balanced or cut anywhere, workers in any order."""
+    """Draw a grid of 1 to 3 dimensions, blocks balanced or cut anywhere, workers in any order."""
     ndim = int(rng.integers(1, 4))
     shape = tuple(int(rng.integers(1, (13, 5, 4)[ndim - 1])) for _ in range(ndim))
     ranges = []
@@ -30,7 +30,7 @@ def random_owned(rng):
 
 
 def random_windows(rng, n, periodic):
-    """Kernel, stride, dilation and padding that give an output; None where n and padding leave nothing to read."""
+    """Draw kernel, stride, dilation and padding that give an output; None where nothing is left to read."""
     low, high = (int(rng.integers(0, 5)) if rng.random() < 0.6 else 0 for _ in range(2))
     if n + low + high == 0:
         return None
@@ -40,7 +40,7 @@ def random_windows(rng, n, periodic):
 
 
 def random_needed(rng, owned, periodic):
-    """Per dimension what balanced outputs' windows read, or widths at random, negative ones among them."""
+    """Draw the ranges that outputs' windows read, or widths at random, negative ones among them."""
     needed = []
     for n, ranges, wraps in zip(owned.extent, owned.ranges, periodic, strict=True):
         windows = random_windows(rng, n, wraps)
@@ -59,7 +59,7 @@ def random_needed(rng, owned, periodic):
 
 
 def padded_blocks(array, owned, needed, periodic):
-    """Each worker's needed block, cut from the global array padded with zeros or with copies of itself."""
+    """Cut each worker's needed block from the global array, padded with zeros or with copies of itself."""
     low = [max(0, -min(a for a, _ in line)) for line in needed]
     high = [max(0, max(b for _, b in line) - n) for line, n in zip(needed, array.shape, strict=True)]
     for d, wraps in enumerate(periodic):
@@ -193,7 +193,7 @@ def test_wrong_arguments_are_refused(call, message):
 
 
 def random_edges(rng):
-    """A grid in one, two or three dimensions, what its workers need, and which dimensions are periodic."""
+    """Draw a grid of one to three dimensions, what its workers need, and which dimensions are periodic."""
     lengths = [[int(n) for n in rng.integers(4, 9, rng.integers(1, 5))] for _ in range(rng.integers(1, 4))]
     owned = tuple(ranges_of_sizes(its) for its in lengths)
     periodic = tuple(bool(wraps) for wraps in rng.random(len(owned)) < 0.4)
@@ -241,7 +241,7 @@ def test_edges_alone_bring_what_is_around_a_block(seed):
 
 
 def first_and_last(block, axis, first, last):
-    """Of the entries along a dimension so many of the first, and then so many of the last."""
+    """Return so many of the first entries along a dimension, and then so many of the last."""
     n = block.shape[axis]
     return block.take([*range(first), *range(n - last, n)], axis)
 

@@ -13,7 +13,7 @@ LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 
 
 def cost(stages, extent, lengths, reals):
-    """Of the worker with most to do, in reals: what it transforms, and what it holds before or after a movement."""
+    """Return the reals that the busiest worker transforms, and holds before or after a movement."""
     done, total = set(), 0.0
 
     def held(shape):
@@ -29,7 +29,7 @@ def cost(stages, extent, lengths, reals):
 
 
 def all_ways(start, target, axes, same_team):
-    """With three movements at most: on each grid all that is whole there is transformed."""
+    """Yield all ways with three movements at most, in which each grid transforms all that is whole there."""
     grids = [*factorizations(prod(start), len(start)), (1,) * len(start)]
     for count in range(3):
         for between in product(grids, repeat=count):

@@ -25,7 +25,7 @@ def random_shape(rng: np.random.Generator, total: int) -> tuple[int, ...]:
 
 
 def random_grid(rng: np.random.Generator, shape: tuple[int, ...], pool: list[int]) -> ProductGrid:
-    """Balanced, or cut anywhere, over some of the workers `pool`."""
+    """Draw a grid, balanced or cut anywhere, over some of the workers `pool`."""
     cells = [int(rng.integers(1, 4)) for _ in shape]
     while prod(cells) > len(pool):
         cells[int(rng.integers(len(cells)))] = 1

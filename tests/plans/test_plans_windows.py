@@ -14,7 +14,7 @@ LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 
 
 def reads(windows):
-    """For each output the inputs that it reads, counted one by one along the padded input."""
+    """Return for each output the inputs that it reads, counted one by one along the padded input."""
     low, high = windows.padding
     found, first = [], -low
     while first + windows.dilation * (windows.kernel - 1) < windows.size + high:
@@ -24,13 +24,13 @@ def reads(windows):
 
 
 def convolve(x, weights, windows):
-    """The convolution without padding of `x`, by its definition."""
+    """Compute the convolution without padding of `x`, by its definition."""
     span = windows.dilation * (windows.kernel - 1) + 1
     return [int(x[j : j + span : windows.dilation] @ weights) for j in range(0, len(x) - span + 1, windows.stride)]
 
 
 def all_windows(rng, count):
-    """Arguments at random, those that give no output left out."""
+    """Draw arguments, without those that give no output."""
     while count:
         size, kernel, stride, dilation, low, high = (int(rng.integers(a, b)) for a, b in LIMITS)
         if dilation * (kernel - 1) + 1 <= size + low + high:
@@ -67,7 +67,7 @@ def test_ranges_are_what_the_windows_read():
 
 
 def distributed(x, weights, windows, owned):
-    """The convolution with `x` in blocks: halo exchange, local padding, local convolution without padding."""
+    """Compute the convolution with `x` in blocks: halo exchange, local padding, local convolution without padding."""
     p = len(owned)
     wanted = [windows.clipped(window) for window in windows.input_ranges(p)]
     halos = Halos(ProductGrid(tuple(range(p)), (owned,)), (tuple(need for need, _ in wanted),), (windows.periodic,))

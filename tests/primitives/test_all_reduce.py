@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -191,7 +191,7 @@ def test_arguments_are_named() -> None:
 
 
 def test_plans_know_the_dtypes() -> None:
-    held = {worker: ShapeDtype((2,), np.dtype("int8")) for worker in range(3)}
-    P = partition_of(1, 3)
-    assert plan_all_reduce(held, P, "mean").outputs == {w: ShapeDtype((2,), np.dtype(float)) for w in range(3)}
-    assert plan_all_reduce(held, P, "min").outputs == plan_all_reduce(held, P, "prod").outputs == held
+    blocks = {worker: ShapeDtype((2,), np.dtype("int8")) for worker in range(3)}
+    P = dj.planning_world(3, 1)
+    assert plan_all_reduce(blocks, P, "mean").outputs == {w: ShapeDtype((2,), np.dtype(float)) for w in range(3)}
+    assert plan_all_reduce(blocks, P, "min").outputs == plan_all_reduce(blocks, P, "prod").outputs == blocks

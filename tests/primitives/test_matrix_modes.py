@@ -40,7 +40,7 @@ def test_each_pair_is_in_a_sample() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_operators(mode: str, dtype: str, world_size: int) -> None:
     """Forward and adjoint, exactly: values, shapes and dtypes."""
-    chosen = [(case, its) for case, its in dtypes_in(mode, world_size) if dtype in (its, ALL)]
+    chosen = [(case, own) for case, own in dtypes_in(mode, world_size) if dtype in (own, ALL)]
     for batch in in_batches(chosen):
         for part in parts(batch):
             check_exactly(part, MODES[mode])

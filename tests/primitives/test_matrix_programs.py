@@ -34,12 +34,12 @@ def talking(jaxpr: Any) -> bool:
     return bool(read_program(dj.Partition().world.transport, jaxpr.jaxpr))
 
 
-def check_shapes(held: dict[str, Any], world_size: int) -> None:
+def check_shapes(outputs: dict[str, Any], world_size: int) -> None:
     """What `jax.eval_shape` said here, of each case: as the reference has it, and, with all workers', as the plan."""
     for case in of_world(world_size):
-        y = held[case.name]
+        y = outputs[case.name]
         assert (y.shape, y.dtype) == (shapes_out(case)[dj.Partition().rank], np.float64), case.name
-    everyone = dj.Partition().allgather_data({name: ShapeDtype(y.shape, y.dtype) for name, y in held.items()})
+    everyone = dj.Partition().allgather_data({name: ShapeDtype(y.shape, y.dtype) for name, y in outputs.items()})
     for case in of_world(world_size):
         plan = named(case, case.plan, dj.Partition(), shape_dtypes(case))
         assert plan.outputs == {worker: everyone[worker][case.name] for worker in plan.workers}, case.name
@@ -54,10 +54,10 @@ def test_eval_shape(world_size: int) -> None:
     For four workers the next test asks.
     """
     xs, operators = mine(world_size), library(of_world(world_size))
-    held = {
+    outputs = {
         case.name: named(case, jax.eval_shape, operators[case.name], xs[case.name]) for case in of_world(world_size)
     }
-    check_shapes(held, world_size)
+    check_shapes(outputs, world_size)
 
 
 @pytest.mark.primitives
@@ -73,16 +73,16 @@ def test_eval_shape_makes_one_agreement(monkeypatch: pytest.MonkeyPatch) -> None
         return agree(world, team, label, *args)
 
     monkeypatch.setattr(type(P.world), "agree", counted)
-    xs, operators, held = mine(4), library(of_world(4)), {}
+    xs, operators, outputs = mine(4), library(of_world(4)), {}
     for case in of_world(4):
         takes_part = P.rank in case.plan(P, shape_dtypes(case)).workers
         labels.clear()
-        held[case.name] = named(case, jax.eval_shape, operators[case.name], xs[case.name])
+        outputs[case.name] = named(case, jax.eval_shape, operators[case.name], xs[case.name])
         is_around = "residual" in case.name  # one for the layer inside, and one for the sum of those who have it
         assert len(labels) <= (1 + is_around) * takes_part, f"{case}: {labels}"
         if case.kind in ("linear", "linear_of_parameters", "conv", "average_pool", "layer") and not is_around:
             assert len(labels) == takes_part, f"{case}: {labels}"
-    check_shapes(held, 4)
+    check_shapes(outputs, 4)
 
 
 @pytest.mark.primitives

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from imaginary import partition_of
 from launcher.examples import LONG
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
@@ -19,6 +18,7 @@ from matrix.drawn_cases import (
 )
 from playing import Blocks, planned, play, play_adjoint
 
+import distdl_jax as dj
 from distdl_jax import PlanError, nn
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
@@ -37,7 +37,7 @@ def test_a_plan_is_the_same_on_every_worker(case: Case) -> None:
     assert plan.outputs == {worker: ShapeDtype(shapes[worker], np.dtype(float)) for worker in plan.workers}
     if set(map(type, case.shapes)) == {tuple}:
         everyone = plan.after(shape_dtypes(case))
-        assert {worker: held.shape for worker, held in everyone.items()} == dict(enumerate(shapes))
+        assert {worker: block.shape for worker, block in everyone.items()} == dict(enumerate(shapes))
 
 
 DRAWS = (random_replication, random_all_sum_reduce, random_repartition, random_halo_exchange, random_gather)
@@ -50,7 +50,7 @@ def test_random_movements_played(draw: Callable[[np.random.Generator], Case]) ->
         rng = np.random.default_rng([5, number])
         case = draw(rng)
         xs, dys = (numbers(rng, shapes) for shapes in (case.shapes, shapes_out(case)))
-        plan = case.plan(partition_of(number % case.world, case.world), shape_dtypes(case))
+        plan = case.plan(dj.planning_world(case.world, number % case.world), shape_dtypes(case))
         ys, dxs = forward(plan, xs), backward(plan, dys)
         for worker, want in enumerate(case.dense([xs[worker] for worker in range(case.world)])):
             np.testing.assert_array_equal(ys[worker], want, err_msg=f"worker {worker} of {case}")
@@ -91,7 +91,7 @@ def _cut(plan: HaloExchangePlan, worker: int) -> tuple[slice, ...]:
 
 def test_plans_of_thousands_of_workers() -> None:
     """One process makes the plan of a layer on 4,096 workers, and a worker's part in it, which knows its partners."""
-    P = partition_of(77, 4096)
+    P = dj.planning_world(4096, 77)
     grid = P.grid([1, 1, 64, 64])
     layer = nn.DistributedConv2d(grid, in_channels=3, out_channels=5, kernel_size=5, padding=2)
     plan = layer.plan({worker: ShapeDtype((2, 3, 16, 16), np.dtype("float32")) for worker in range(4096)})
@@ -107,13 +107,13 @@ def test_plans_of_thousands_of_workers() -> None:
 def test_a_plan_that_wants_what_nobody_has_is_refused() -> None:
     """It would be zeros, in silence: what the library plans is in the tensor, but where it wraps around."""
     owned = ProductGrid.balanced((6,), (2,), (0, 1))
-    held = {worker: ShapeDtype((3,), np.dtype("float32")) for worker in (0, 1)}
+    blocks = {worker: ShapeDtype((3,), np.dtype("float32")) for worker in (0, 1)}
     for ranges in (((0, 3), (3, 7)), ((0, 3), (4, 6)), ((0, 3), (3, 5)), ((0, 4), (3, 6))):
         exchange = Exchange(owned, ProductGrid((0, 1), (ranges,)))
         with pytest.raises(PlanError, match=r"must cover the tensor, of shape \(6,\), and nothing outside"):
-            RepartitionPlan("repartition", held, np.dtype("float32"), exchange, True)
-    P = partition_of(0, 2)
+            RepartitionPlan("repartition", blocks, np.dtype("float32"), exchange, True)
+    P = dj.planning_world(2)
     outside = ((-1, 3), (3, 6))
     with pytest.raises(PlanError, match=r"in dimension 0, of length 6, they need \(\(-1, 3\), \(3, 6\)\)"):
-        plan_ranges("x", held, P, Halos(owned, (outside,)))
-    assert plan_ranges("x", held, P, Halos(owned, (outside,), (True,))).output(0).shape == (4,)
+        plan_ranges("x", blocks, P, Halos(owned, (outside,)))
+    assert plan_ranges("x", blocks, P, Halos(owned, (outside,), (True,))).output(0).shape == (4,)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of
 
 import distdl_jax as dj
 from distdl_jax import functional, nn
@@ -69,7 +68,7 @@ def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made
             nn.HaloExchange(P, bad)
     with pytest.raises(dj.InvalidArgumentError, match=r"`periodic` .* must have 2 entries"):
         nn.HaloExchange(P, ((1, 0), (0, 1)), periodic=(True,))
-    outside = partition_of(3, 4).grid([1, 2])
+    outside = dj.planning_world(4, 3).grid([1, 2])
     assert nn.HaloExchange(outside, ()) == nn.HaloExchange(outside, ((1, 0), (0, 1)))  # it reads none
     with pytest.raises(dj.InvalidArgumentError, match=r"`halo` \(=\(\(1, 1\),\)\) must be 2 pairs"):
         nn.HaloExchange(outside, ((1, 1),))

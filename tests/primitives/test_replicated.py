@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from imaginary import partition_of, refusal
+from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -99,9 +99,9 @@ def test_copies_along_some_dimensions_and_of_whole_trees() -> None:
     tree = {"w": jnp.ones((grid.index[1] + 1,), jnp.float32), "n": jnp.int32(3), "f": jax.nn.relu, "none": None}
 
     def loss(w: jax.Array) -> jax.Array:
-        its = dj.replicated(tree | {"w": w}, grid, axes=0)
-        assert its["f"] is jax.nn.relu and its["none"] is None and its["n"] == 3
-        return 10.0**P.rank * its["w"].sum()
+        copies = dj.replicated(tree | {"w": w}, grid, axes=0)
+        assert copies["f"] is jax.nn.relu and copies["none"] is None and copies["n"] == 3
+        return 10.0**P.rank * copies["w"].sum()
 
     gradient = jax.grad(loss)(tree["w"])
     column = grid.index[1]
@@ -171,12 +171,12 @@ def test_arguments_are_named() -> None:
 
 def test_the_plan_moves_nothing_but_the_gradient() -> None:
     """A part forward is a copy, and its adjoint the sum over the team."""
-    P = partition_of(0, 6).grid([2, 3])
-    held = {worker: ShapeDtype((worker % 3,), np.dtype("float32")) for worker in range(6)}
-    plan = plan_replicated(held, P, axes=0)
-    assert plan.outputs == held and plan.teams == ((0, 3), (1, 4), (2, 5))
+    P = dj.planning_world(6).grid([2, 3])
+    blocks = {worker: ShapeDtype((worker % 3,), np.dtype("float32")) for worker in range(6)}
+    plan = plan_replicated(blocks, P, axes=0)
+    assert plan.outputs == blocks and plan.teams == ((0, 3), (1, 4), (2, 5))
     part = plan.part(4)
-    assert part.adjoint() == nn.AllSumReduce(P, 0).plan(held).part(4) and part.adjoint().adjoint() == part.adjoint()
+    assert part.adjoint() == nn.AllSumReduce(P, 0).plan(blocks).part(4) and part.adjoint().adjoint() == part.adjoint()
 
 
 @pytest.mark.simulated(2)

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -27,38 +26,29 @@ from distdl_jax.nn.norms.statistics import Along, Entries, Moments
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.replicated import ReplicatedPlan
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_key, checked_dtype, is_real
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 
 @dataclass(frozen=True)
-class NormPlan(Plan):
+class NormPlan(BlocksPlan):
     """The plan of a normalisation.
 
-    - `inputs`: by world rank, the blocks of x.
     - `moments`: how the workers compute mean and variance.
     - `of_params`: for each parameter, which workers hold copies of it.
     - `shape`: the shape in which a parameter's block broadcasts with x, -1 for its own length; None where it does.
     - `dtype`: of the output.
     """
 
-    inputs: ShapeDtypes = field(hash=False)
     moments: Moments
     of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
     shape: tuple[int, ...] | None
     eps: float
     dtype: np.dtype
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return ShapeDtype(self.inputs[worker].shape, self.dtype)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
@@ -135,7 +125,8 @@ class DistributedNorm(PartitionedLayer):
         for plan in of_params.values():
             out = np.dtype(jnp.promote_types(out, plan.inputs[self.P_x.ranks[0]].dtype))
         moments = Moments(grid, self._axes, self._entries, accumulation_dtype(out), self.centred)
-        return NormPlan(x, moments, of_params, self._param_shape if of_params else None, self.eps, out)
+        blocks = {worker: ShapeDtype(block.shape, out) for worker, block in x.items()}
+        return NormPlan(blocks, moments, of_params, self._param_shape if of_params else None, self.eps, out)
 
 
 class ChannelNorm(DistributedNorm):
@@ -168,7 +159,7 @@ def filled(spec: TensorSpec, value: float, dtype: DTypeLike) -> Array:
 
 
 def check_norm(P_x: Any, eps: Any, least: int) -> None:
-    """Refuse what is no partition of `least` dimensions or more, or no number of 0 or more."""
+    """Refuse partitions of fewer than `least` dimensions, and an `eps` that is not a number of 0 or more."""
     check_partitions(P_x=P_x)
     if P_x.dim < least:
         raise InvalidArgumentError(

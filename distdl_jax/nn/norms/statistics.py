@@ -1,4 +1,4 @@
-"""Mean and variance of what several workers hold, in one movement and without cancellation.
+"""Mean and variance over the blocks of several workers, in one movement and without cancellation.
 
 Each worker finds the mean and the sum of squared deviations of its own entries. These travel to all workers of the
 team, which add them up by the parallel algorithm: with n_i entries, means m_i and sums of squares s_i,
@@ -31,19 +31,19 @@ from distdl_jax.world import World
 
 
 class Entries(Protocol):
-    """Which entries of a tensor have a mean and a variance in common, as one worker's block has them.
+    """The entries of a tensor that share a mean and a variance, in one worker's block.
 
     Statistics have one shape on all workers of a team, the *shape of the sums*.
     """
 
     def counts(self, box: Box) -> np.ndarray:
-        """How many entries of the block `box` each statistic is of; it broadcasts with the sums."""
+        """Return the number of entries of the block `box` for each statistic; it broadcasts with the sums."""
 
     def sums(self, box: Box, x: Array) -> Array:
-        """The sums over the entries of the block."""
+        """Return the sums over the entries of the block."""
 
     def spread(self, box: Box, sums: Array) -> Array:
-        """Statistics for every entry of the block: an array that broadcasts with it."""
+        """Return statistics for every entry of the block: an array that broadcasts with it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class InGroups:
     channels: int
 
     def _members(self, box: Box) -> np.ndarray:
-        """Channels of the block x groups: whether the channel is in the group."""
+        """Return whether each channel of the block is in each group: channels x groups."""
         group_of = np.arange(*box[1]) // (self.channels // self.groups)
         return group_of[:, None] == np.arange(self.groups)
 
@@ -82,7 +82,7 @@ class InGroups:
         return self._members(box).sum(axis=0, keepdims=True) * math.prod(box_shape(box)[2:])
 
     def sums(self, box: Box, x: Array) -> Array:
-        # Chosen, not multiplied with 0 and 1: what is infinite or NaN in one group is none of the others'.
+        # A product with 0 and 1 would carry infinity and NaN from one group to the others.
         of_channels = jnp.sum(x, axis=tuple(range(2, x.ndim)))
         return jnp.sum(jnp.where(self._members(box), of_channels[:, :, None], 0), axis=1)
 
@@ -93,13 +93,13 @@ class InGroups:
 
 @dataclass(frozen=True)
 class Moments:
-    """How workers find mean and variance over their teams.
+    """Mean and variance over teams of workers.
 
     - `grid`: the blocks of the tensor.
     - `axes`: the dimensions along which workers are a team.
-    - `entries`: what is averaged together.
-    - `dtype`: in which everything is summed.
-    - `centred`: whether the mean is subtracted. Without, the mean is not found, and the "variance" is the mean square.
+    - `entries`: the entries that are averaged together.
+    - `dtype`: of the sums.
+    - `centred`: whether the mean is subtracted. Else the mean is 0, and the "variance" is the mean square.
     """
 
     grid: ProductGrid
@@ -109,30 +109,30 @@ class Moments:
     centred: bool = True
 
     def team(self, worker: int) -> Workers:
-        """The workers with which `worker` combines what it finds, by world rank."""
+        """Return the workers that share statistics with `worker`, by world rank."""
         places = reduction_team(self.grid.shape, self.axes, self.grid.cell_of[worker])
         return tuple(self.grid.ranks[place] for place in places)
 
     def box(self, worker: int) -> Box:
-        """The ranges of the block of `worker`."""
+        """Return the ranges of the block of `worker`."""
         return self.grid.box(self.grid.cell_of[worker])
 
     def counts(self, worker: int) -> np.ndarray:
-        """How many entries each worker of the team has: workers x what broadcasts with the sums."""
+        """Return the number of entries on each worker of the team: workers x a shape that broadcasts with the sums."""
         return np.stack([self.entries.counts(self.box(each)) for each in self.team(worker)])
 
     def spread(self, worker: int, sums: Array) -> Array:
-        """Statistics for every entry of the block of `worker`."""
+        """Return statistics for every entry of the block of `worker`."""
         return self.entries.spread(self.box(worker), sums)
 
     def run(self, world: World, x: Array) -> tuple[Array, Array]:
-        """Mean and biased variance over this worker's team, in the shape of the sums."""
+        """Return mean and biased variance over this worker's team, in the shape of the sums."""
         x, team, counts = x.astype(self.dtype), self.team(world.rank), self.counts(world.rank)
         total = np.maximum(counts.sum(axis=0), 1).astype(self.dtype)
         if not self.centred:
             squares = self._sums(world.rank, x, jnp.square)
-            held = dict.fromkeys(team, ShapeDtype(squares.shape, self.dtype))
-            return jnp.zeros_like(squares), AllSumPlan((team,), held).run(world, squares) / total
+            blocks = dict.fromkeys(team, ShapeDtype(squares.shape, self.dtype))
+            return jnp.zeros_like(squares), AllSumPlan((team,), blocks).run(world, squares) / total
         if x.size:
             mean, squares = _mean_and_squares(x, self.entries, self.box(world.rank))
         else:
@@ -146,13 +146,13 @@ class Moments:
         return mean, jnp.sum(rows[:, 1] + weights * jnp.square(means - mean), axis=0) / total
 
     def _sums(self, worker: int, x: Array, of: Callable[[Array], Array] = lambda x: x) -> Array:
-        """Those of the block of `worker`; 0 of no entries, and depending on `x` all the same."""
+        """Return the sums over the block of `worker`; of no entries 0, which depends on `x` all the same."""
         if x.size == 0:
             return tie(self.entries.sums(self.box(worker), jnp.zeros(x.shape, self.dtype)), x)
         return self.entries.sums(self.box(worker), of(x))
 
     def _gathered(self, team: Workers, size: int) -> GatherPlan:
-        """How the rows of a team come together on all of its workers."""
+        """Plan the gather of the rows of a team on all of its workers."""
         grid = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, size),)))
         row = ShapeDtype((1, size), self.dtype)
         return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
@@ -160,7 +160,7 @@ class Moments:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _mean_and_squares(x: Array, entries: Entries, box: Box) -> tuple[Array, Array]:
-    """The mean of each statistic's entries in a block that has some, and the sum of their squared deviations."""
+    """Return the mean of each statistic's entries in a block that has some, and the sum of squared deviations."""
     mean = entries.sums(box, x) / np.maximum(entries.counts(box), 1).astype(x.dtype)
     return mean, entries.sums(box, jnp.square(x - entries.spread(box, mean)))
 
@@ -170,9 +170,11 @@ def _forward(x: Array, entries: Entries, box: Box) -> tuple[tuple[Array, Array],
     return (mean, squares), (x, mean)
 
 
-def _backward(entries: Entries, box: Box, kept: tuple[Array, Array], cotangents: tuple[Array, Array]) -> tuple[Array]:
-    """In one pass over x: through the mean the squares do not depend on it, since deviations sum to 0."""
-    (x, mean), (of_mean, of_squares) = kept, cotangents
+def _backward(
+    entries: Entries, box: Box, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
+) -> tuple[Array]:
+    """Compute the gradient in one pass over x: deviations sum to 0, so squares have none through the mean."""
+    (x, mean), (of_mean, of_squares) = residuals, cotangents
     of_mean = of_mean / np.maximum(entries.counts(box), 1).astype(x.dtype)
     deviation = x - entries.spread(box, mean)
     return (entries.spread(box, of_mean) + 2 * entries.spread(box, of_squares) * deviation,)

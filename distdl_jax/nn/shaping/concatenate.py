@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +18,22 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_axis
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 
 @dataclass(frozen=True)
-class ConcatenationPlan(Plan):
-    """From each tensor, what is in each worker's block of the output; `pieces` may be empty."""
+class ConcatenationPlan(BlocksPlan):
+    """Movements that fetch, from each tensor, the piece of it in each worker's block of the output; it may be empty."""
 
     pieces: tuple[RangesPlan, ...]
     axis: int
-    shapes: ShapeDtypes = field(hash=False)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.shapes))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self.shapes[worker]
 
     def run(self, world: World, xs: Sequence[Array]) -> Array:
-        """This worker's block of the output."""
+        """Return this worker's block of the output."""
         output = self.output(world.rank)
         own = [plan.run(world, x) for plan, x in zip(self.pieces, xs, strict=True)]
         if output.size == 0:
@@ -81,7 +72,7 @@ class Concatenate(Static):
         checked_axis("axis", self.axis, self.P_x.shape)
 
     def __call__(self, *xs: Array) -> Array:
-        """This worker's block of the output, from its blocks of the tensors; outside P_x, the first of them.
+        """Return this worker's block of the output, from its blocks of the tensors; outside P_x, the first of them.
 
         **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit each other.
         """
@@ -101,12 +92,12 @@ class Concatenate(Static):
             return self.plan(blocks).run(self.P_x.world, xs)
 
     def plan(self, xs: Sequence[ShapeDtypes]) -> ConcatenationPlan:
-        """What the layer makes of what all workers hold of each tensor: the same on every worker, without a message.
+        """Plan from the shapes and dtypes of each tensor's blocks: without a message, and the same on every worker.
 
         **Raises:** `PlanError` where blocks don't fit each other.
         """
-        held = [taking_part(x, self.P_x.ranks) for x in xs]
-        grids = [owned_grid(f"xs[{k}]", self.P_x, x) for k, x in enumerate(held)]
+        tensors = [taking_part(x, self.P_x.ranks) for x in xs]
+        grids = [owned_grid(f"xs[{k}]", self.P_x, x) for k, x in enumerate(tensors)]
         axis = checked_axis("axis", self.axis, self.P_x.shape)
         first = grids[0].ranges
         for k, grid in enumerate(grids):
@@ -117,7 +108,7 @@ class Concatenate(Static):
                 )
         own = balanced_ranges(sum(grid.extent[axis] for grid in grids), self.P_x.shape[axis])
         pieces, start = [], 0
-        for grid, x in zip(grids, held, strict=True):
+        for grid, x in zip(grids, tensors, strict=True):
             n = grid.extent[axis]
             inside = [intersect_ranges(block, (start, start + n)) for block in own]
             needed = tuple((a - start, b - start) if a < b else (0, 0) for a, b in inside)
@@ -125,10 +116,10 @@ class Concatenate(Static):
             pieces.append(plan_ranges("concatenate", x, self.P_x, halos))
             start += n
         dtype = jnp.result_type(*(plan.dtype for plan in pieces))
-        shapes = {}
+        blocks = {}
         for worker in self.P_x.ranks:
             cell = grids[0].cell_of[worker]
             lengths = [b - a for a, b in grids[0].box(cell)]
             a, b = own[grids[0].index(cell)[axis]]
-            shapes[worker] = ShapeDtype((*lengths[:axis], b - a, *lengths[axis + 1 :]), dtype)
-        return ConcatenationPlan(tuple(pieces), axis, shapes)
+            blocks[worker] = ShapeDtype((*lengths[:axis], b - a, *lengths[axis + 1 :]), dtype)
+        return ConcatenationPlan(blocks, tuple(pieces), axis)

@@ -6,42 +6,63 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Number, Real
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import ParameterFreeLayer
-from distdl_jax.nn.shaping.output_partition import MovedPlan
 from distdl_jax.nn.shaping.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import mean_dtype
-from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.repartition import plan_repartition
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.validation import is_integer, is_real
+from distdl_jax.world import Workers, World
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
+@dataclass(frozen=True)
+class MovedPlan(Plan):
+    """`first`, and then `move`."""
+
+    first: SamplingPlan
+    move: RepartitionPlan
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted({*self.first.workers, *self.move.workers}))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.move.output(worker) if worker in self.move.workers else self.first.output(worker)
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block of the output, from its block `x`."""
+        return self.move.run(world, self.first.run(world, x))
+
+
 class Sampling(ParameterFreeLayer):
-    """The base of these layers: each says what its outputs read, from the tensor's shape."""
+    """The base of these layers: a subclass says, from the tensor's shape, which inputs its outputs read."""
 
     P_x: Partition
 
     def _fill(self, dtype: np.dtype) -> float:
-        """What outputs are that read nothing, of an x of `dtype`."""
+        """Return the value of outputs that read nothing, for an x of `dtype`."""
         return 0.0
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
-        """The dtype of the output, from that of x."""
+        """Return the dtype of the output, from the dtype of x."""
         return dtype
 
     @abstractmethod
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
-        """For each dimension of x what is read along it; None where outputs are inputs."""
+        """Return the taps along each dimension of x; None where outputs are inputs."""
 
     def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
         return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
@@ -275,7 +296,7 @@ class DistributedCrop(DistributedPad):
 
 
 def _can_hold(dtype: np.dtype, number: Any) -> bool:
-    """Whether a number of `dtype` can be `number`, rounded where it is floating."""
+    """Say whether a number of `dtype` can be `number`, rounded where it is floating."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return True
     if not isinstance(number, Real):
@@ -288,7 +309,7 @@ def _can_hold(dtype: np.dtype, number: Any) -> bool:
 
 
 def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
-    """`value` as pairs of integers; None where it is something else."""
+    """Return `value` as pairs of integers; None where it is something else."""
     try:
         pairs = [tuple(pair) for pair in value]
     except TypeError:
@@ -299,7 +320,7 @@ def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
 
 
 def check_features(P_x: Any, P_y: Any = None) -> None:
-    """Refuse what is no partition of 3 dimensions or more: batch, channels, and features."""
+    """Refuse partitions of fewer than 3 dimensions: batch, channels, and features."""
     given = {"P_x": P_x} if P_y is None else {"P_x": P_x, "P_y": P_y}
     check_partitions(**given)
     for name, P in given.items():
@@ -311,7 +332,7 @@ def check_features(P_x: Any, P_y: Any = None) -> None:
 
 
 def per_dimension(name: str, value: Any, dims: int, integers: bool = False) -> tuple[Any, ...]:
-    """One number above 0 for each of `dims` feature dimensions."""
+    """Return one number above 0 for each of `dims` feature dimensions."""
     values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,) * dims
     if len(values) != dims or not all((is_integer if integers else is_real)(v) and v > 0 for v in values):
         what = "an integer, 1 or more," if integers else "a number above 0"

@@ -1,4 +1,4 @@
-"""What is read along each dimension for each output: the plan of layers that resample, pad or crop.
+"""The plan of layers that resample, pad or crop: the inputs that each output reads, dimension by dimension.
 
 An output at index o is a weighted sum of inputs, dimension by dimension: y[o] = sum_k w_k[o] x[i_k[o]]. Each worker
 fetches the range of inputs that its balanced block of outputs reads, and sums.
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import PlanError
-from distdl_jax.kernels.layout import between_layers
+from distdl_jax.kernels.geometry import between_layers
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
@@ -54,12 +54,12 @@ class Taps:
         return self.inputs.shape[1]
 
     def block(self, p: int, i: int) -> Taps:
-        """Those of the balanced block of outputs of worker `i` of `p`."""
+        """Return the taps of the balanced block of outputs of worker `i` of `p`."""
         own = slice(*balanced_range(self.outputs, p, i))
         return Taps(self.inputs[:, own], self.weights[:, own], self.periodic)
 
     def needed(self, size: int) -> Range:
-        """The range of inputs that are read, of `size`."""
+        """Return the range of inputs that are read, of `size`."""
         if not self.inputs.size:
             return (0, 0)
         start, stop = int(self.inputs.min()), int(self.inputs.max()) + 1
@@ -73,14 +73,14 @@ class Taps:
 
     @cached_property
     def window(self) -> int:
-        """How many inputs an output has, where these are windows that follow each other, of equal weights; or 0."""
+        """The number of inputs of an output, where these are windows that follow each other, of equal weights; or 0."""
         k, m = self.inputs.shape
         follow = self.inputs[:1, :1] + np.arange(k)[:, None] + k * np.arange(m)[None, :]
         return k if m and np.all(self.inputs == follow) and np.all(self.weights == self.weights[0, 0]) else 0
 
     @cached_property
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Of outputs that read one input: where from (-1: nothing), with which step, and how many outputs, in turn."""
+        """Runs of outputs that read one input each: the first input (-1: nothing), the step, the number of outputs."""
         where = np.where(self.weights[0] != 0, self.inputs[0], -1)
         found: list[tuple[int, int, int]] = []
         for place in where.tolist():
@@ -95,21 +95,21 @@ class Taps:
         return found
 
     def apply(self, x: Array, d: int, start: int) -> Array:
-        """The outputs along dimension `d`, of inputs from `start` on."""
+        """Return the outputs along dimension `d`, from inputs that begin at `start`."""
         places = self.inputs - start
         if self.is_slice:
             return lax.slice_in_dim(x, int(places[0, 0]), int(places[0, -1]) + 1, axis=d)
         if self.window and self.weights[0, 0]:
-            its = lax.slice_in_dim(x, int(places[0, 0]), int(places[-1, -1]) + 1, axis=d)
-            its = its.reshape(*x.shape[:d], self.outputs, self.window, *x.shape[d + 1 :])
-            return jnp.sum(its, d + 1) * self.weights[0, 0].astype(x.dtype)
+            inputs = lax.slice_in_dim(x, int(places[0, 0]), int(places[-1, -1]) + 1, axis=d)
+            windows = inputs.reshape(*x.shape[:d], self.outputs, self.window, *x.shape[d + 1 :])
+            return jnp.sum(windows, d + 1) * self.weights[0, 0].astype(x.dtype)
         ones = np.all((self.weights == 0) | (self.weights == 1))
         if len(places) == 1 and ones and not self.periodic and len(self.stretches) <= MOST_STRETCHES:
             return self._in_stretches(x, d, start)
         return between_layers(_applied(Taps(places, self.weights), x, d))
 
     def _in_stretches(self, x: Array, d: int, start: int) -> Array:
-        """Its derivative is made of sums of slices, where that of a gather goes element by element."""
+        """Join slices of the inputs: the derivative is sums of slices, not a scatter element by element."""
         parts: list[Array] = []
         ends, stretches = [0, 0], list(self.stretches)
         for side, place in enumerate((0, -1)):
@@ -121,23 +121,23 @@ class Taps:
                 parts.append(jnp.zeros(shape, x.dtype))
                 continue
             first, last = sorted((place - start, place - start + step * (n - 1)))
-            its = lax.slice_in_dim(x, first, last + 1, axis=d)
-            parts.append(jnp.broadcast_to(its, shape) if step == 0 else lax.rev(its, (d,)) if step < 0 else its)
+            run = lax.slice_in_dim(x, first, last + 1, axis=d)
+            parts.append(jnp.broadcast_to(run, shape) if step == 0 else lax.rev(run, (d,)) if step < 0 else run)
         inside = parts[0] if len(parts) == 1 else jnp.concatenate(parts, d)
         return lax.pad(inside, jnp.zeros((), x.dtype), [(*(ends if k == d else (0, 0)), 0) for k in range(x.ndim)])
 
     def is_even(self, size: int) -> bool:
-        """Whether the `size` inputs are read about equally often, so that the adjoint is not much longer."""
+        """Say whether the `size` inputs are read about equally often, so that the adjoint is not much longer."""
         read = np.clip(self.inputs[np.nonzero(self.weights)], 0, size - 1)
         return int(np.max(np.bincount(read, minlength=1))) * size <= MOST_UNEVEN * max(read.size, size)
 
     def adjoint(self, size: int) -> Taps:
-        """What is read of the outputs' cotangents for those of the inputs, of which there are `size`."""
+        """Return the taps of the adjoint: for each of `size` inputs, the outputs whose cotangents it reads."""
         tap, output = np.nonzero(self.weights)
         inputs = np.clip(self.inputs[tap, output], 0, size - 1)
         order = np.argsort(inputs, kind="stable")
         tap, output, inputs = tap[order], output[order], inputs[order]
-        turn = np.arange(inputs.size) - np.searchsorted(inputs, inputs)  # the how manieth that reads this input
+        turn = np.arange(inputs.size) - np.searchsorted(inputs, inputs)  # counts the readers of each input
         most = int(turn.max(initial=-1)) + 1
         outputs, weights = np.zeros((max(most, 1), size), int), np.zeros((max(most, 1), size))
         outputs[turn, inputs], weights[turn, inputs] = output, self.weights[tap, output]
@@ -145,10 +145,10 @@ class Taps:
 
 
 def _applied(taps: Taps, x: Array, d: int) -> Array:
-    """The outputs along dimension `d` of `x`. What is read with a weight of 0 is not: 0 times infinity is no number.
+    """Return the outputs along dimension `d` of `x`. An input of weight 0 is not read: 0 times infinity is NaN.
 
-    A product with a matrix would have to be of all inputs with all outputs. Gradients are gathered, too, unless few
-    inputs are read by most outputs: JAX's own would be scattered, element by element, which takes ten times as long.
+    A matrix product would be of all inputs with all outputs. Gradients are gathered, too, unless most outputs read few
+    inputs: JAX's own would be scattered, element by element, which takes ten times as long.
     """
     size = x.shape[d]
     if not taps.is_even(size):
@@ -170,7 +170,7 @@ def _summed(taps: Taps, x: Array, d: int) -> Array:
 
 
 def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
-    """The inputs at `places` along dimension `d`, each with its weight."""
+    """Return the inputs at `places` along dimension `d`, each with its weight."""
     taken = jnp.take(x, places, axis=d, mode="clip")
     along = (*weights.shape, *(1,) * (x.ndim - d - 1))
     if not np.all(weights):
@@ -182,10 +182,10 @@ def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
 class SamplingPlan(Plan):
     """The plan of a layer whose outputs are sums of inputs along each dimension.
 
-    - `fetch`: gives each worker the inputs that its outputs read.
-    - `taps`: by dimension, what all outputs read along it; None where outputs are inputs.
+    - `fetch`: the movement of the inputs that each worker's outputs read.
+    - `taps`: by dimension, the taps of all outputs along it; None where outputs are inputs.
     - `dtype`: of the output.
-    - `fill`: what outputs are that read nothing.
+    - `fill`: the value of outputs that read nothing.
     """
 
     fetch: RangesPlan
@@ -198,21 +198,21 @@ class SamplingPlan(Plan):
         return self.fetch.workers
 
     def block(self, worker: int) -> list[Taps | None]:
-        """What the outputs of `worker` read."""
+        """Return the taps of the outputs of `worker`, by dimension."""
         owned = self.fetch.halos.owned
         index = owned.index(owned.cell_of[worker])
         along = zip(self.taps, owned.shape, index, strict=True)
         return [None if taps is None else taps.block(p, i) for taps, p, i in along]
 
     def output(self, worker: int) -> ShapeDtype:
-        held = self.fetch.halos.owned
-        box = held.box(held.cell_of[worker])
+        owned = self.fetch.halos.owned
+        box = owned.box(owned.cell_of[worker])
         lengths = [stop - start for start, stop in box]
         shape = (n if taps is None else taps.outputs for n, taps in zip(lengths, self.block(worker), strict=True))
         return ShapeDtype(tuple(shape), self.dtype)
 
     def run(self, world: World, x: Array) -> Array:
-        """This worker's block of the outputs; on other workers, `x`."""
+        """Return this worker's block of the outputs; on other workers, `x`."""
         if world.rank not in self.fetch.inputs:
             return x
         block, output = self.fetch.run(world, x), self.output(world.rank)
@@ -242,22 +242,22 @@ def plan_sampling(
     dtype_of: Callable[[np.dtype], np.dtype],
     fill: Callable[[np.dtype], float],
 ) -> SamplingPlan:
-    """The plan by which the workers of P_x get what `along`, of the tensor's shape, says for each dimension.
+    """Plan a layer on P_x whose taps are `along`, a function of the tensor's shape.
 
-    `dtype_of` and `fill`, of x's dtype, say in which the output is, and what outputs are that read nothing.
+    `dtype_of` and `fill` are functions of x's dtype: the output's dtype, and the value of outputs that read nothing.
     """
-    held = taking_part(x, P_x.ranks)
-    dtype, owned = common_dtype("x", held, P_x.ranks), owned_grid("x", P_x, held)
+    x = taking_part(x, P_x.ranks)
+    dtype, owned = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
     taps = along(owned.extent)
     needed = []
-    for d, its in enumerate(taps):
-        if its is None:
+    for d, along_d in enumerate(taps):
+        if along_d is None:
             needed.append(owned.ranges[d])
             continue
         p, size = P_x.shape[d], owned.extent[d]
-        if size == 0 and its.outputs:
+        if size == 0 and along_d.outputs:
             raise PlanError(f"`x` (of shape {owned.extent}) must have an element along dimension {d} to read from.")
-        needed.append(tuple(its.block(p, i).needed(size) for i in range(p)))
-    periodic = tuple(its is not None and its.periodic for its in taps)
-    fetch = plan_ranges("sampling", held, P_x, Halos(owned, tuple(needed), periodic))
+        needed.append(tuple(along_d.block(p, i).needed(size) for i in range(p)))
+    periodic = tuple(each is not None and each.periodic for each in taps)
+    fetch = plan_ranges("sampling", x, P_x, Halos(owned, tuple(needed), periodic))
     return SamplingPlan(fetch, taps, dtype_of(dtype), fill(dtype))

@@ -12,7 +12,6 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.onednn.compiled import version as onednn_version
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
 from distdl_jax.transports.mpi.compat import FIRST_JAX_NOT_TRIED
@@ -46,7 +45,7 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         **{package: _version(package) for package in _PACKAGES},
         "MPI library": _library(),
         "Python": platform.python_version(),
-        "oneDNN": onednn_version() if own_reading().settings.onednn != "off" else "left out",
+        "oneDNN": _onednn_version() if own_reading().settings.onednn != "off" else "left out",
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
         "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }
@@ -56,6 +55,12 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         refuse_differences(what, [facts[what] for facts, _ in everyone])
     if comm.Get_rank() == 0 and (warning := warning_of_unknown([reading for _, reading in everyone])):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
+
+
+def _onednn_version() -> str:
+    from distdl_jax.kernels.cpu.onednn.library import version  # not without need: nothing else is imported on GPUs
+
+    return version()
 
 
 def check_devices() -> None:

@@ -41,11 +41,11 @@ class ForkServer:
         os.close(end)
 
     def python(self) -> list[str]:
-        """What stands for `python` in a command: only `-c`, `-m` and files may come behind it."""
+        """Return the words for `python` in a command: only `-c`, `-m` and files may come behind it."""
         return [sys.executable, "-I", "-S", str(HERE / "client.py"), self.name]
 
     def seconds(self) -> float:
-        """Processor seconds of the server and of its programs that have ended."""
+        """Return the processor seconds of the server and of its programs that have ended."""
         written = os.pread(self._costs.fileno(), TOTAL.size, 0)
         return TOTAL.unpack(written)[0] if written else 0.0
 
@@ -60,8 +60,10 @@ _starting = threading.Lock()
 
 
 def python(modules: Sequence[str], environment: Mapping[str, str], program_alone: Sequence[str] = ()) -> list[str]:
-    """What stands for `python` in a command that runs in this environment. It has imported `modules`, which look at
-    none of the variables that begin with one of `program_alone`."""
+    """Return the words for `python`, with `modules` imported, in a command that runs in this environment.
+
+    The modules look at none of the variables that begin with one of `program_alone`.
+    """
     if sys.platform != "linux":
         return [sys.executable]
     seen = frozenset((name, value) for name, value in environment.items() if not name.startswith(tuple(program_alone)))
@@ -72,5 +74,5 @@ def python(modules: Sequence[str], environment: Mapping[str, str], program_alone
 
 
 def seconds() -> float:
-    """Processor seconds of all servers of this process, and of the programs of theirs that have ended."""
+    """Return the processor seconds of all servers of this process, and of their programs that have ended."""
     return sum(server.seconds() for server in _servers.values())

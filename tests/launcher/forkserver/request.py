@@ -12,7 +12,7 @@ MOST_FILES = 64
 
 
 def send(server: socket.socket, arguments: list[str], files: list[int]) -> None:
-    """All that this process has: the copy gets its files under the same numbers."""
+    """Send all that this process has: the copy gets its files under the same numbers."""
     asked = {
         "executable": sys.executable,
         "arguments": arguments,
@@ -28,7 +28,7 @@ def send(server: socket.socket, arguments: list[str], files: list[int]) -> None:
 
 
 def receive(client: socket.socket) -> tuple[dict, list[int]]:
-    """What was sent, and the files under the numbers that they have here; `EOFError` where the client has gone."""
+    """Return what was sent, and the files by their numbers here; raise `EOFError` where the client has gone."""
     length, files, _, _ = socket.recv_fds(client, NUMBER.size, MOST_FILES)
     try:
         if not length:
@@ -41,7 +41,7 @@ def receive(client: socket.socket) -> tuple[dict, list[int]]:
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes; `EOFError` where the other side has gone before."""
+    """Return so many bytes; raise `EOFError` where the other side has gone before."""
     read = b""
     while len(read) < count:
         more = connection.recv(count - len(read))

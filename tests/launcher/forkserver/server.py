@@ -35,7 +35,7 @@ class Server:
         self.waiting.register(listener, selectors.EVENT_READ, self.fork)
 
     def next_program(self) -> dict:
-        """What to run, in a copy; the server itself never returns."""
+        """Return what to run, in a copy; the server itself never returns."""
         while True:
             for key, _ in self.waiting.select():
                 asked = key.data() if callable(key.data) else self.hear(*key.data)
@@ -94,11 +94,11 @@ class Server:
 
 
 def take_over(asked: dict, files: list[int]) -> None:
-    """Be the client: its files, its folder, its environment."""
+    """Take over the client's files, folder and environment."""
     os.setpgid(0, 0)
-    kept = [fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE) for file in files]
+    copies = [fcntl.fcntl(file, fcntl.F_DUPFD, ABOVE) for file in files]
     os.closerange(0, ABOVE)
-    for file, number in zip(kept, asked["files"], strict=True):
+    for file, number in zip(copies, asked["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
     os.umask(asked["umask"])
@@ -112,7 +112,7 @@ def take_over(asked: dict, files: list[int]) -> None:
 
 
 def main_module(asked: dict) -> types.ModuleType:
-    """An empty `__main__`, with the arguments and the path that Python gives a program."""
+    """Return an empty `__main__`, with the arguments and the path that Python gives a program."""
     arguments = asked["arguments"]
     sys.orig_argv = [asked["executable"], *arguments]
     sys.argv = arguments if arguments[0] not in ("-c", "-m") else [arguments[0], *arguments[2:]]

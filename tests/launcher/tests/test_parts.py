@@ -4,20 +4,20 @@ import math
 import time
 
 from launcher import mpiexec
-from launcher.pace import USUAL_START, Pace, cores
+from launcher.slowdown import USUAL_START, Slowdown, cores
 from launcher.stacks import merge, ranks_text, shorten
 
 
 def test_limits_grow_with_the_slowest_start_of_the_run() -> None:
-    pace = Pace()
-    assert pace.now() == 1
-    pace.starting[2] = 2, time.monotonic() - 3 * USUAL_START * math.ceil(2 / cores())
-    assert 3 <= pace.now() < 4  # while the start is under way
-    pace.end(2)
-    assert 3 <= pace.now() < 4
-    pace.begin(1, 1)
-    pace.end(1)
-    assert 3 <= pace.now() < 4
+    slowdown = Slowdown()
+    assert slowdown.factor() == 1
+    slowdown.starting[2] = 2, time.monotonic() - 3 * USUAL_START * math.ceil(2 / cores())
+    assert 3 <= slowdown.factor() < 4  # while the start is under way
+    slowdown.end(2)
+    assert 3 <= slowdown.factor() < 4
+    slowdown.begin(1, 1)
+    slowdown.end(1)
+    assert 3 <= slowdown.factor() < 4
 
 
 def test_ranks_in_words() -> None:

@@ -1,0 +1,53 @@
+"""XLA's convolution, called so that its CPU kernels compute it right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def conv(
+    x: Array,
+    kernel: Array,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    *,
+    x_dilation: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    groups: int = 1,
+    channels_last: bool = False,
+) -> Array:
+    """Return `lax.conv_general_dilated` of N x C x features with c_out x C/groups x kernel.
+
+    - `channels_last`: N x features x C with kernel x C/groups x c_out.
+
+    All convolutions of the library go through here. XLA's kernel for CPUs reads beyond the array where padding is
+    negative in front and positive at the end (openxla/xla#48713), and so do JAX's gradients where there is more padding
+    in front than the kernel reaches. So an excess or lack in front is padded, or cut off, beforehand.
+    """
+    first, sizes = (1, kernel.shape[:-2]) if channels_last else (2, kernel.shape[2:])
+    ones = (1,) * len(sizes)
+    along = zip(padding, sizes, dilation or ones, x_dilation or ones, strict=True)
+    before, left, spread = [(0, 0, 0)] * x.ndim, [], []
+    for axis, ((low, high), taps, d, s) in enumerate(along, first):
+        in_conv = min(max(low, 0), d * (taps - 1))
+        if in_conv != low:
+            before[axis] = (low - in_conv, 0, s - 1)
+        left.append((in_conv, high))
+        spread.append(s if in_conv == low else 1)
+    if any(map(any, before)):
+        x = lax.pad(x, jnp.zeros((), x.dtype), before)
+    features = "DHW"[-len(sizes) :]
+    last = (f"N{features}C", f"{features}IO", f"N{features}C")
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        stride,
+        left,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        dimension_numbers=last if channels_last else None,
+        feature_group_count=groups,
+    )

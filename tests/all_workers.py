@@ -1,0 +1,27 @@
+"""Work on every worker of a planning world, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import distdl_jax as dj
+
+
+def on_all(size: int, work: Callable[[dj.Partition], Any]) -> list[Any]:
+    """Return what `work` gives on each worker, from that worker's partition of all `size`."""
+    return [work(dj.planning_world(size, rank)) for rank in range(size)]
+
+
+def refusal(size: int, work: Callable[[dj.Partition], Any], kind: type[Exception]) -> str:
+    """Return the one sentence with which `work` raises `kind` on every worker."""
+    sentences = set()
+    for rank in range(size):
+        try:
+            result = work(dj.planning_world(size, rank))
+        except kind as error:
+            sentences.add(str(error))
+        else:
+            raise AssertionError(f"worker {rank} did not raise but got {result!r}")
+    (sentence,) = sentences
+    return sentence

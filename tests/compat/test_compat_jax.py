@@ -1,0 +1,291 @@
+"""Each private part of jax does what the library uses it for; where not, its docstring is what fails."""
+
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import ad, mlir
+from private_parts import calls, what_breaks, while_watched
+
+from distdl_jax import compat
+
+
+@what_breaks(compat.source_frames)
+def test_the_lines_of_an_equation() -> None:
+    def inner(x: Any) -> Any:
+        return jnp.sin(x)
+
+    def outer(x: Any) -> Any:
+        return inner(x)
+
+    (equation,) = jax.make_jaxpr(outer)(1.0).eqns
+    first, second, *_ = compat.source_frames(equation.source_info.traceback)
+    for frame, function in ((first, inner), (second, outer)):
+        assert frame.file_name == __file__
+        assert frame.function_name.endswith(function.__name__)
+        assert frame.start_line == inspect.getsourcelines(function)[1] + 1
+    assert list(compat.source_frames(None)) == []
+
+
+def squared_twice(x: Any) -> Any:
+    with jax.named_scope("inner"):
+        return jax.jit(jnp.square)(jax.checkpoint(jnp.sin)(x))
+
+
+@what_breaks(compat.bound_again)
+def test_a_program_evaluated_equation_by_equation() -> None:
+    """It gives what the function gives, and its equations keep their lines, scopes and settings."""
+
+    def f(x: Any) -> Any:
+        with jax.default_matmul_precision("float32"):
+            return jnp.dot(jax.nn.relu(squared_twice(x)), x)
+
+    program = jax.make_jaxpr(f)(X := np.arange(3.0))
+
+    def again(x: Any) -> Any:
+        values = {program.jaxpr.invars[0]: x}
+        for eqn in program.jaxpr.eqns:
+            args = [values[var] for var in eqn.invars]
+            values.update(zip(eqn.outvars, compat.bound_again(eqn, args), strict=True))
+        return values[program.jaxpr.outvars[0]]
+
+    assert again(X) == f(X)
+    np.testing.assert_array_equal(jax.grad(again)(X), jax.grad(f)(X))
+    same = jax.make_jaxpr(again)(X)
+    assert str(same) == str(program)
+    for got, expected in zip(same.jaxpr.eqns, program.jaxpr.eqns, strict=True):
+        lines = [next(compat.source_frames(eqn.source_info.traceback)).start_line for eqn in (got, expected)]
+        assert lines[0] == lines[1]
+        assert str(got.source_info.name_stack) == str(expected.source_info.name_stack)
+
+
+@what_breaks(compat.at_line_of)
+def test_what_is_traced_takes_the_line_of_an_equation() -> None:
+    first = jax.make_jaxpr(squared_twice)(1.0).jaxpr.eqns[0]
+
+    def elsewhere(x: Any) -> Any:
+        with compat.at_line_of(first):
+            return lax.sin(x)
+
+    (eqn,) = jax.make_jaxpr(elsewhere)(1.0).jaxpr.eqns
+    assert next(compat.source_frames(eqn.source_info.traceback)).function_name.endswith("squared_twice")
+    assert str(eqn.source_info.name_stack) == "inner"
+
+
+@what_breaks(compat.linearize_at_once)
+def test_a_linear_operation_is_differentiated_without_tracing_its_rule() -> None:
+    """Once it is, which tells what JAX expects. An integer argument has no derivative."""
+    weighted, traced = Primitive("weighted"), []
+
+    def tangent(dx: Any, dy: Any, by: int) -> Any:
+        there = [weight * dz for weight, dz in ((by, dx), (1, dy)) if type(dz) is not ad.Zero]
+        return sum(there[1:], start=there[0])
+
+    def differentiated(primals: Any, tangents: Any, by: int) -> Any:
+        traced.append(tangents)
+        return weighted.bind(*primals, by=by), tangent(*tangents, by)
+
+    weighted.def_impl(lambda x, y, by: jnp.asarray(by * x + y, x.dtype))
+    weighted.def_abstract_eval(lambda x, y, by: x)
+    ad.primitive_jvps[weighted] = differentiated
+    compat.linearize_at_once(weighted, tangent)
+
+    def used(x: Any, y: Any) -> Any:
+        return weighted.bind(x, y, by=3) * 2
+
+    x, y = jnp.float32(5), jnp.float32(7)
+    assert jax.grad(used)(x, y) == 6 and len(traced) == 1
+    assert jax.grad(used)(x, y) == 6 and jax.grad(used, 1)(x, y) == 2
+    assert jax.grad(used, (0, 1))(x, y) == (6, 2) and jax.grad(lambda x: used(x, x))(x) == 8
+    assert jax.grad(lambda x: x * used(jnp.float32(2), y))(x) == 26
+    assert jax.grad(used)(x, jnp.int32(7)) == 6
+    whole, pullback = jax.vjp(lambda x: weighted.bind(jnp.int32(2), x, by=3), x)
+    assert whole == 11 and pullback(np.zeros((), jax.dtypes.float0)) == (0,)
+    assert len(traced) == 1
+    assert jax.jvp(lambda x: used(x, x), (x,), (x,)) == (40, 40) and len(traced) == 2
+
+
+def is_in(kind: str) -> Callable[[], bool]:
+    """Return whether the main thread is in the function."""
+    return lambda: compat.activity(sys._current_frames()[threading.main_thread().ident or 0]) == kind
+
+
+@what_breaks(compat.activity)
+def test_a_main_thread_that_executes_is_recognised() -> None:
+    def execute(may_end: threading.Event) -> None:
+        def poll() -> Any:
+            return np.bool_(may_end.is_set())
+
+        @jax.jit
+        def program(ended: Any) -> Any:
+            return lax.while_loop(
+                lambda ended: ~ended, lambda ended: io_callback(poll, jax.typeof(ended), ordered=True), ended
+            )
+
+        program(False).block_until_ready()
+
+    assert while_watched(is_in("executing"), execute)
+
+
+@what_breaks(compat.activity)
+def test_a_main_thread_that_compiles_is_recognised() -> None:
+    def compile_programs(may_end: threading.Event) -> None:
+        factor = 0.0
+        while not may_end.is_set():
+            factor += 1.0
+
+            def program(x: Any, factor: float = factor) -> Any:
+                for _ in range(20):
+                    x = jnp.sin(factor * x) @ x
+                return x
+
+            jax.jit(program).lower(np.ones((2, 2))).compile()
+
+    assert while_watched(is_in("compiling"), compile_programs)
+
+
+@what_breaks(compat.is_transformed)
+def test_whether_something_is_transformed() -> None:
+    seen: list[bool] = []
+
+    def f(x: Any) -> Any:
+        seen.append(compat.is_transformed())
+        return x * x
+
+    f(1.0)
+    for transformed in (jax.jit(f), jax.grad(f), lambda x: jax.jvp(f, (x,), (x,))):
+        transformed(1.0)
+    jax.vmap(f)(jnp.ones(2))
+    assert seen == [False, True, True, True, True]
+
+
+@what_breaks(compat.new_cpu_device)
+def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
+    called: list[Any] = []
+    call = calls(compat.ordered_effect("test"), called)
+    environment = dict(os.environ)
+    device = compat.new_cpu_device(1)
+    assert os.environ == environment and device.platform == "cpu" and device != jax.devices("cpu")[0]
+    with jax.default_device(device):
+        program = jax.jit(lambda x: call(jnp.sum(jnp.sin(x) @ jnp.cos(x))))
+        for _ in range(3):
+            y = program(jnp.ones((600, 600)))
+    assert y.devices() == {device}
+    assert [thread for _, thread in called] == [threading.get_ident()] * 3
+    assert float(y + jnp.ones(())) == float(y) + 1  # arrays go from one client to another
+
+
+@what_breaks(compat.found_not_finite)
+def test_found_not_finite() -> None:
+    """While JAX runs a function again to find where a NaN arises."""
+    found = []
+
+    @jax.jit
+    def logarithm(x: Any) -> Any:
+        found.append(compat.found_not_finite())
+        return jnp.log(x)
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        logarithm(-1.0)
+    assert found == [None, ("jit(logarithm)", "nan")] and compat.found_not_finite() is None
+
+
+@what_breaks(compat.scan_counts)
+def test_the_arguments_of_a_scan() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return lax.scan(lambda carry, a: ((carry[0] * w + a, carry[0]), a), (x, x), jnp.ones((3, 2)))
+
+    (eqn,) = (eqn for eqn in jax.make_jaxpr(f)(jnp.ones(2), 2.0).eqns if eqn.primitive.name == "scan")
+    assert compat.scan_counts(eqn) == (1, 2) and len(eqn.invars) == 4
+
+
+@what_breaks(compat.is_staged)
+def test_whether_a_program_is_traced() -> None:
+    seen: list[bool] = []
+
+    def f(x: Any) -> Any:
+        seen.append(compat.is_staged())
+        return jnp.sum(x)
+
+    x = jnp.ones(3)
+    for call in (f, jax.grad(f), jax.vmap(f), jax.vmap(jax.grad(lambda x: f(x) ** 2))):
+        call(x)
+    eager = len(seen)
+    for call in (jax.jit(f), jax.jit(jax.grad(f)), jax.grad(jax.jit(f)), jax.make_jaxpr(jax.vmap(f))):
+        call(x)
+    lax.scan(lambda carry, x: (f(x), None), 0.0, x)
+    assert not any(seen[:eager]) and all(seen[eager:]) and len(seen) > eager >= 4
+    assert not compat.is_staged()
+
+
+@what_breaks(compat.mapped_sizes)
+def test_mapped_sizes() -> None:
+    found = []
+
+    def look(x: Any, y: Any) -> Any:
+        found.append((compat.mapped_sizes(x), compat.mapped_sizes(y)))
+        return x * y
+
+    jax.vmap(jax.vmap(look), in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2))
+    jax.vmap(jax.grad(look))(jnp.ones(5), jnp.ones(5))
+    jax.jit(jax.vmap(look))(jnp.ones(4), jnp.ones(4))
+    look(jnp.ones(4), jnp.ones(4))
+    assert found == [((2, 3), (2,)), ((5,), (5,)), ((4,), (4,)), ((), ())]
+
+
+@what_breaks(compat.add_dependency)
+def test_a_value_that_is_read_after_a_token() -> None:
+    """The order is in the compiled program, where an optimization barrier is not."""
+    doubled = Primitive("doubled_after_a_token")
+    doubled.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(
+        doubled, lambda context, x: [compat.add_dependency(context, x, stablehlo.create_token())], platform="cpu"
+    )
+    function = jax.jit(lambda x: 2 * doubled.bind(x + 1))
+    program = function.lower(jnp.ones(3)).compile()
+    assert "add-dependency" in program.as_text()
+    assert np.array_equal(program(jnp.ones(3)), np.full(3, 4.0))
+    exported = jax.export.export(function, platforms=["cpu"])(jnp.ones(3))  # which has no such operation
+    assert np.array_equal(exported.call(jnp.ones(3)), np.full(3, 4.0))
+
+
+@what_breaks(compat.count_constants_among_residuals)
+def test_residuals_of_second_derivatives_through_a_loop() -> None:
+    """The function has a constant of its own, of the shape of its arguments."""
+    compat.install_jax_patches()
+
+    @jax.custom_vjp
+    def f(x: Any, y: Any) -> Any:
+        return jnp.sin(x * y + jnp.arange(3.0))
+
+    def forward(x: Any, y: Any) -> Any:
+        return f(x, y), (x, y)
+
+    def backward(kept: Any, dz: Any) -> Any:
+        x, y = kept
+        scaled = dz * jnp.cos(x * y + jnp.arange(3.0))
+        return scaled * y, scaled * x
+
+    f.defvjp(forward, backward)
+
+    def in_a_loop(x: Any) -> Any:
+        return jnp.sum(lax.scan(lambda x, _: (f(x, jnp.cos(x)), None), x, length=2)[0])
+
+    def without(x: Any) -> Any:
+        return jnp.sum(f(f(x, jnp.cos(x)), jnp.cos(f(x, jnp.cos(x)))))
+
+    x = jnp.arange(1.0, 4.0)
+    got, want = (jax.jit(jax.grad(lambda x, g=g: jnp.sum(jax.grad(g)(x) ** 2)))(x) for g in (in_a_loop, without))
+    np.testing.assert_allclose(got, want, 1e-12)

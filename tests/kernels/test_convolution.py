@@ -1,0 +1,380 @@
+"""The convolution that a worker computes is `lax.conv_general_dilated`, by each algorithm, whatever the shape.
+
+Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
+"""
+
+import subprocess
+import sys
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxprs_in_params
+from launcher.examples import LONG
+
+from distdl_jax.kernels import problem as problems
+from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.cpu import rewritten_2d
+from distdl_jax.kernels.cpu.convolution import available
+from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import DIRECTIONS, PLAIN, Algorithms, Problem
+from distdl_jax.layer.split_halo import Side, SplitHalo
+from distdl_jax.settings import Settings
+
+# features, channels in and out, kernel, stride, padding, dilation, groups
+CASES = {
+    "LeNet's first": ((28, 28), 1, 6, (5, 5), 1, ((2, 2), (2, 2)), 1, 1),
+    "LeNet's second": ((14, 14), 6, 16, (5, 5), 1, ((0, 0), (0, 0)), 1, 1),
+    "1-D": ((23,), 3, 5, (4,), 1, ((1, 2),), 1, 1),
+    "1-D strided, dilated": ((23,), 5, 4, (3,), 2, ((3, 0),), 2, 1),
+    "1-D, one channel, strided": ((23,), 1, 4, (3,), 3, ((0, 5),), 1, 1),
+    "one channel each way": ((9, 8), 1, 1, (3, 2), 1, ((1, 1), (0, 1)), 1, 1),
+    "padding beyond the kernel": ((5, 6), 3, 4, (2, 3), 1, ((4, 3), (0, 5)), 1, 1),
+    "kernel of one": ((6, 5), 4, 3, (1, 1), 2, ((0, 0), (1, 0)), 1, 1),
+    "wide": ((8, 7), 18, 20, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
+    "wide, strided": ((8, 7), 18, 20, (3, 3), 2, ((1, 1), (0, 1)), 1, 1),
+    "wide, dilated": ((8, 9), 18, 20, (3, 3), 1, ((1, 1), (0, 1)), (1, 2), 1),
+    "dilated": ((9, 11), 4, 5, (3, 2), 1, ((2, 2), (0, 3)), (2, 3), 1),
+    "unused rows at the end": ((10, 9), 4, 5, (2, 2), 3, ((0, 0), (1, 0)), 1, 1),
+    "13 channels": ((9, 8), 13, 16, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
+    "16 channels, strided, dilated": ((9, 8), 16, 6, (3, 2), (2, 1), ((2, 1), (0, 1)), (1, 2), 1),
+    "16 channels, every tap meets padding": ((5, 4), 16, 3, (2, 2), 1, ((3, 3), (2, 2)), 1, 1),
+    "16 channels to 6": ((9, 7), 16, 6, (3, 3), (2, 1), ((2, 1), (0, 1)), 1, 1),
+    "10 channels to 4, an even kernel": ((9, 8), 10, 4, (3, 4), 1, ((1, 1), (3, 2)), 1, 1),
+    "12 channels each way": ((9, 8), 12, 12, (3, 5), 1, ((1, 1), (2, 2)), 1, 1),
+    "3 to 2 channels, a row more": ((7, 9), 3, 2, (3, 2), (2, 1), ((1, 3), (1, 1)), 1, 1),
+    "8 to 16 channels": ((7, 9), 8, 16, (3, 3), 1, ((0, 0), (1, 1)), 1, 1),
+    "16 to 24 channels": ((7, 9), 16, 24, (3, 3), 1, ((2, 2), (1, 1)), 1, 1),
+    "24 to 16 channels, strided": ((7, 9), 24, 16, (3, 3), 2, ((2, 2), (1, 1)), 1, 1),
+    "strided, dilated, padding beyond": ((11, 8), 3, 8, (3, 4), (2, 3), ((4, 1), (0, 6)), (3, 2), 1),
+    "5 x 5 taps, strided": ((11, 8), 3, 8, (5, 5), 2, ((4, 1), (2, 2)), 1, 1),
+    "a stride as long as the kernel": ((9, 8), 8, 5, (2, 2), 2, ((0, 0), (1, 1)), 1, 1),
+    "groups": ((8, 9), 6, 9, (3, 3), 1, ((1, 0), (1, 2)), 1, 3),
+    "groups, strided": ((8, 9), 6, 4, (3, 3), 2, ((1, 0), (1, 2)), 1, 2),
+    "one channel a group": ((8, 9), 4, 8, (3, 3), 1, ((1, 1), (1, 1)), 1, 4),
+    "more groups than are written out": ((6, 6), 20, 20, (3, 3), 1, ((1, 1), (1, 1)), 1, 20),
+    "3-D": ((6, 7, 5), 3, 4, (3, 2, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
+    "3-D, wide": ((4, 7, 5), 17, 18, (2, 3, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
+    "3-D strided, dilated": ((8, 7, 9), 2, 5, (3, 2, 2), (2, 1, 3), ((2, 0), (0, 1), (1, 1)), (2, 3, 1), 1),
+    "3-D, one channel": ((6, 7, 5), 1, 3, (3, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 1),
+    "3-D, one channel, large kernel": ((7, 8, 6), 1, 2, (5, 5, 3), 1, ((2, 2), (2, 2), (0, 1)), 1, 1),
+    "3-D, nothing but padding": ((0, 4, 0), 3, 4, (2, 2, 2), 1, ((1, 1), (0, 1), (3, 1)), 1, 1),
+    "1-D, nothing but padding": ((0,), 1, 4, (2,), 1, ((2, 1),), 1, 1),
+    "depthwise": ((7, 8), 3, 3, (3, 2), 1, ((1, 1), (0, 1)), (1, 2), 3),
+    "depthwise, two outputs a channel, strided": ((7, 8), 3, 6, (3, 3), 2, ((1, 1), (0, 1)), 1, 3),
+    "depthwise, 3-D": ((4, 5, 3), 2, 2, (2, 3, 1), 1, ((1, 1), (0, 1), (0, 0)), 1, 2),
+    "many groups of two": ((6, 5), 34, 51, (3, 3), 2, ((1, 1), (1, 0)), 1, 17),
+    "fewer pixels than taps": ((2, 2), 18, 20, (3, 3), 1, ((1, 1), (1, 1)), 1, 1),
+    "fewer results than taps, strided": ((4, 3), 18, 20, (3, 3), 2, ((1, 1), (1, 1)), 1, 1),
+    "fewer pixels than taps, few channels, dilated": ((3, 2), 5, 6, (3, 3), 1, ((3, 1), (2, 3)), (1, 2), 1),
+    "fewer voxels than taps": ((2, 1, 2), 3, 18, (3, 3, 3), (1, 2, 1), ((1, 1), (2, 1), (1, 1)), 1, 1),
+    "1 x 1": ((6, 5), 4, 3, (1, 1), 1, ((0, 0), (0, 0)), 1, 1),
+    "1-D kernel of one, strided, padded": ((7,), 4, 3, (1,), 2, ((1, 2),), 1, 1),
+    "3-D kernel of one": ((3, 4, 5), 2, 3, (1, 1, 1), (1, 2, 1), ((0, 0), (0, 1), (0, 0)), 1, 1),
+    "few channels, strided, dilated": ((11, 9), 3, 20, (3, 4), (2, 1), ((2, 1), (0, 3)), (1, 2), 1),
+    "padding less than none": ((8, 9), 3, 4, (3, 2), (2, 1), ((-1, 1), (0, -2)), 1, 1),
+    "3-D groups": ((5, 4, 6), 4, 6, (2, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 2),
+}
+
+
+def _per_dimension(value, kernel):
+    return value if isinstance(value, tuple) else (value,) * len(kernel)
+
+
+def _placed(name):
+    _, _, _, kernel, stride, padding, dilation, groups = CASES[name]
+    return Placement(_per_dimension(stride, kernel), padding, _per_dimension(dilation, kernel)), groups
+
+
+def _problem(name, dtype="float64", batch=2, split_halo=None):
+    features, c_in, c_out, kernel, *_, groups = CASES[name]
+    return Problem((batch, c_in, *features), (c_out, c_in // groups, *kernel), *_placed(name), dtype, split_halo)
+
+
+def _algorithms(name):
+    """Every algorithm of the case, with "plain" in directions that lack it; the first is all plain."""
+    found = {direction: available(_problem(name), direction) for direction in DIRECTIONS}
+    names = list(dict.fromkeys(one for each in found.values() for one in each))
+    assert names[0] == "plain"
+    return [Algorithms(*(one if one in each else "plain" for each in found.values())) for one in names]
+
+
+REWRITTEN, ONEDNN = Algorithms(*("rewritten",) * 3), Algorithms(*("onednn",) * 3)
+HAS_ONEDNN = version() != "none"
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN's convolutions are not compiled here")
+
+
+def _case(name, dtype, batch=2, algorithms=REWRITTEN):
+    features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
+    stride, dilation = _per_dimension(stride, kernel), _per_dimension(dilation, kernel)
+    rng = np.random.default_rng(len(name))
+    x = rng.normal(size=(batch, c_in, *features)).astype("float32").astype(dtype)
+    weight = rng.normal(size=(c_out, c_in // groups, *kernel)).astype("float32").astype(dtype)
+
+    def ours(x, weight):
+        return convolution(_problem(name, dtype, batch), (x,), weight, algorithms)
+
+    def plain(x, weight):
+        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+
+    return ours, plain, x, weight
+
+
+def _assert_close(got, expected, dtype, what=""):
+    # In second derivatives of sines, plain JAX in float32 is 5e-5 away, too (jax 0.12).
+    tolerance = {"float64": 1e-12, "float32": 1e-4}[dtype]
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape) == (dtype, b.shape), what
+        scale = max(1.0, float(np.abs(np.asarray(b, np.float64)).max(initial=0)))
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=0, atol=tolerance * scale, err_msg=what
+        )
+
+
+def _compare(name, variants, transform):
+    """What `transform` makes of each variant is what it makes of the plain operation in float64; all in one program.
+
+    Returns how often that calls oneDNN.
+    """
+    _, plain, x, weight = _case(name, "float64")
+
+    @jax.jit
+    def program(x, weight):
+        got = [
+            transform(_case(name, dtype, algorithms=algorithms)[0])(x.astype(dtype), weight.astype(dtype))
+            for dtype, algorithms in variants
+        ]
+        return got, transform(plain)(x, weight)
+
+    program = program.trace(x, weight)
+    got, expected = program.lower().compile()(x, weight)
+    for (dtype, algorithms), mine in zip(variants, got, strict=True):
+        _assert_close(mine, expected, dtype, f"{dtype}, {algorithms}")
+    return _calls_of_onednn(program.jaxpr)
+
+
+def _calls_of_onednn(jaxpr):
+    its = sum("distdl_jax_onednn" in str(equation.params.get("target_name")) for equation in jaxpr.eqns)
+    return its + sum(_calls_of_onednn(inner) for each in jaxpr.eqns for inner in jaxprs_in_params(each.params))
+
+
+def _gradients(f):
+    """Result and gradients of a function whose cotangent is not constant."""
+
+    def run(x, weight):
+        y, pullback = jax.vjp(f, x, weight)
+        return y, pullback(jnp.sin(y))
+
+    return run
+
+
+def _said(value):
+    return value.weight_gradient if isinstance(value, Algorithms) else None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_gradients(name):
+    """All algorithms in float64; in float32 the rewritten one, in a long run all, and oneDNN's.
+
+    A short run has the plain one, which is lax's own operation, for a third of the cases.
+    """
+    plain, *others = _algorithms(name)
+    with_plain = LONG > 1 or list(CASES).index(name) % 3 == 0
+    variants = [("float64", algorithms) for algorithms in ([plain, *others] if with_plain else others)]
+    variants += [("float32", algorithms) for algorithms in ([plain, *others] if LONG > 1 else [REWRITTEN])]
+    if HAS_ONEDNN:
+        variants.append(("float32", ONEDNN))
+    calls = _compare(name, variants, _gradients)
+    assert calls == (3 if HAS_ONEDNN and np.prod(CASES[name][0]) else 0)
+
+
+@cache
+def _plainly(name, batch):
+    """Result and gradients of JAX's own operation, in float64."""
+    _, plain, x, weight = _case(name, "float64", batch)
+    return jax.jit(_gradients(plain))(x, weight)
+
+
+@pytest.mark.parametrize("name", ["wide", "wide, strided", "wide, dilated", "3-D, wide"])
+@pytest.mark.parametrize("size", [1, 2000, 5000])
+def test_weight_gradient_in_pieces_of_rows_and_of_samples(name, size, monkeypatch):
+    monkeypatch.setattr(rewritten_2d, "PIECE", size)
+    ours, _, x, weight = _case(name, "float32", 4)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, 4), "float32")
+
+
+@pytest.mark.parametrize("name", ["12 channels each way", "16 channels, strided, dilated", "wide, dilated", "3-D"])
+@pytest.mark.parametrize("batch", [17, 18])
+def test_weight_gradient_of_many_samples(name, batch):
+    ours, _, x, weight = _case(name, "float32", batch)
+    _assert_close(jax.jit(_gradients(ours))(x, weight), _plainly(name, batch), "float32")
+
+
+# One for each way in which a convolution is written.
+WAYS = ["LeNet's first", "1-D", "padding beyond the kernel", "wide, strided", "groups", "3-D strided, dilated"]
+SINGLE = ["13 channels", "16 channels to 6", "12 channels each way", "wide, strided"]
+BY_ONEDNN = ["1-D", "padding beyond the kernel", "groups", "3-D strided, dilated", "padding less than none"]
+PLAIN_ONES = ["strided, dilated, padding beyond", "1-D strided, dilated"]
+PRODUCTS, TAPS = Algorithms(*("products",) * 3), Algorithms(*("taps",) * 3)
+VARIANTS = [
+    *((name, "float64", REWRITTEN) for name in [*WAYS, "many groups of two"]),
+    *((name, "float32", REWRITTEN) for name in SINGLE),
+    *((name, "float64", PLAIN) for name in PLAIN_ONES),
+    *((name, "float64", PRODUCTS) for name in ["kernel of one", "1-D kernel of one, strided, padded"]),
+    ("few channels, strided, dilated", "float64", Algorithms(weight_gradient="products")),
+    *((name, "float64", TAPS) for name in ["depthwise", "depthwise, two outputs a channel, strided"]),
+    *((name, "float32", ONEDNN) for name in BY_ONEDNN if HAS_ONEDNN),
+]
+AXES = [(0, None), (None, 0), (1, 2)] if LONG > 1 else [(1, 2)]
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in VARIANTS))
+def test_vmap_of_second_derivatives(name):
+    def transform(f):
+        def penalty(x, weight):
+            return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(x, weight)[1]))
+
+        def three(a, axis):
+            return a if axis is None else jnp.stack([a, 2 * a, a - 1], axis)
+
+        second = jax.grad(penalty, argnums=(0, 1))
+        return lambda x, weight: [jax.vmap(second, axes)(*map(three, (x, weight), axes)) for axes in AXES]
+
+    _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
+
+
+SPLIT = {
+    "1-D": [(2, 1, 2)],
+    "groups": [(3, 2, 0)],
+    "wide, strided": [(2, 0, 1), (3, 2, 1)],
+    "3-D strided, dilated": [(4, 1, 1), (2, 0, 0), (3, 2, 3)],
+}
+IN_PARTS = {name: [("float64", PLAIN), ("float64", REWRITTEN), ("float32", ONEDNN)] for name in SPLIT}
+IN_PARTS["1-D"].append(("float32", Algorithms("onednn", "plain", "rewritten")))
+
+
+def _split_halo(name):
+    return SplitHalo(tuple(Side(*side) for side in SPLIT[name]))
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_block_and_its_halo(name):
+    """Result, gradients, and second derivatives of batches are those of the two joined."""
+    _, plain, x, weight = _case(name, "float64")
+    halo = _split_halo(name)
+    variants = [each for each in IN_PARTS[name] if HAS_ONEDNN or each[0] == "float64"]
+    parts = halo.split(x)
+    assert tuple(part.shape for part in parts) == halo.shapes(x.shape) and halo.joined_shape(parts[0].shape) == x.shape
+    for part, (axis, low, high) in zip(parts[1:], halo.sides, strict=True):
+        assert part.shape[axis] == low + high
+    np.testing.assert_array_equal(halo.join(parts), x)
+
+    def all_of(f, parts, weight):
+        def penalty(parts, weight):
+            return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(parts, weight)[1]))
+
+        stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
+        return _gradients(f)(parts, weight), jax.vmap(jax.grad(penalty, (0, 1)), (0, None))(stacked, weight)
+
+    @jax.jit
+    def program(parts, weight):
+        got = []
+        for dtype, algorithms in variants:
+            args = jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), (parts, weight))
+            ours = partial(convolution, _problem(name, dtype, split_halo=halo), algorithms=algorithms)
+            got.append(all_of(ours, *args))
+        return got, all_of(lambda parts, weight: plain(halo.join(parts), weight), parts, weight)
+
+    got, expected = program(parts, weight)
+    for (dtype, algorithms), mine in zip(variants, got, strict=True):
+        _assert_close(mine, expected, dtype, f"{dtype}, {algorithms}")
+
+
+@needs_onednn
+def test_a_block_and_its_halo_where_there_is_no_choice(monkeypatch):
+    """As lax has it, elsewhere than on a CPU and where a setting says so; algorithms were chosen for all workers."""
+    _, plain, x, weight = _case("1-D", "float32")
+    halo = _split_halo("1-D")
+    problem, parts = _problem("1-D", "float32", split_halo=halo), halo.split(x)
+    calls = {}
+    for fast in (True, False):
+        monkeypatch.setattr(problems, "current_settings", lambda fast=fast: Settings(fast_convolutions=fast))
+        program = jax.jit(lambda parts, weight: convolution(problem, parts, weight, ONEDNN))
+        calls[fast] = str(program.trace(parts, weight).jaxpr).count("distdl_jax_onednn")
+        _assert_close(program(parts, weight), plain(x, weight), "float32")
+    assert calls == {True: 1, False: 0}
+
+
+SCANNED = [
+    ("LeNet's first", REWRITTEN),
+    ("1-D", PLAIN),
+    ("groups", REWRITTEN),
+    ("1 x 1", PRODUCTS),
+    ("depthwise", TAPS),
+    pytest.param("wide, strided", ONEDNN, marks=needs_onednn),
+]
+
+
+@pytest.mark.parametrize(("name", "algorithms"), SCANNED, ids=_said)
+def test_checkpoint_and_scan(name, algorithms):
+    dtype = "float32" if algorithms == ONEDNN else "float64"
+    ours, plain, x, weight = _case(name, dtype, algorithms=algorithms)
+    nothing, factors = jnp.zeros((), dtype), jnp.arange(1.0, 4.0, dtype=dtype)
+
+    def summed(f):
+        def step(total, factor):
+            return total + jnp.sum(jnp.sin(jax.checkpoint(f)(factor * x, weight))), None
+
+        return lambda weight: lax.scan(lambda t, s: step(t, s * jnp.mean(weight)), nothing, factors)[0]
+
+    got, expected = (jax.jit(jax.value_and_grad(summed(f)))(weight) for f in (ours, plain))
+    _assert_close(got, expected, dtype)
+
+
+def test_other_dtypes_and_devices_take_the_plain_operation(monkeypatch):
+    def takes_it(dtype):
+        ours, plain, x, weight = _case("3-D", dtype)
+        used = [[equation.primitive.name for equation in jax.make_jaxpr(f)(x, weight).eqns] for f in (ours, plain)]
+        return used[0] == used[1]
+
+    assert takes_it("bfloat16")
+    assert takes_it("float16")
+    assert not takes_it("float32")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert takes_it("float32")
+
+
+ELSEWHERE = """
+import sys
+import jax, jax.numpy as jnp
+import distdl_jax as dj
+
+def program():
+    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    x = jnp.ones((2, 3, 8), "float32")
+    for layer in (dj.nn.DistributedConv1d, dj.nn.DistributedConvTranspose1d):
+        conv = layer(P, in_channels=3, out_channels=4, kernel_size=3)
+        params = conv.init(jax.random.key(0))
+        jax.make_jaxpr(jax.grad(lambda params: jnp.sum(conv(params, x))))(params)
+    jax.make_jaxpr(jax.grad(lambda x: jnp.sum(dj.nn.DistributedMaxPool1d(P, 2)(x))))(x)
+
+def imported():
+    return [name for name in sys.modules if name.startswith("distdl_jax.kernels.cpu")]
+
+backend, jax.default_backend = jax.default_backend, lambda: "gpu"
+dj.simulate(2, program)
+assert not imported(), imported()
+jax.default_backend = backend
+dj.simulate(2, program)
+assert imported()
+"""
+
+
+def test_elsewhere_than_on_a_cpu_no_algorithm_is_imported():
+    """Layers are traced as for a GPU, and then for a CPU, where the same look finds the algorithms."""
+    found = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,83 @@
+"""oneDNN's convolutions: how they are compiled, found and refused. What they compute: tests/kernels."""
+
+import ctypes
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import onednn as command
+from distdl_jax.kernels.cpu.onednn import build, convolution, library
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import Problem
+
+WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
+needs_it = pytest.mark.skipif(library.version() == "none", reason="oneDNN's convolutions are not compiled here")
+
+
+def test_without_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "path", lambda: tmp_path / "none.so")
+    assert library.loaded.__wrapped__() is None
+
+
+@needs_it
+def test_one_that_was_compiled_for_something_else_is_left_out_with_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "made_for", lambda: "another jaxlib")
+    with pytest.warns(RuntimeWarning, match="must have been compiled for another jaxlib, but says .*, jaxlib"):
+        assert library.loaded.__wrapped__() is None
+    monkeypatch.setattr(library, "path", lambda: tmp_path / "broken.so")
+    (tmp_path / "broken.so").write_text("no library")
+    with pytest.warns(RuntimeWarning, match="Make it anew: python -m distdl_jax.onednn"):
+        assert library.loaded.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [({}, 1), ({"NPROC": "3"}, 3), ({"NPROC": "3", "OMP_NUM_THREADS": "2"}, 2), ({"OMP_NUM_THREADS": "2,1"}, 1)],
+)
+def test_how_many_threads(monkeypatch, environment, count):
+    for name in ("NPROC", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert library.threads() == count
+
+
+def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ONEDNN_ROOT", str(tmp_path))
+    assert command.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"The environment variable ONEDNN_ROOT (={str(tmp_path)!r}) must be a folder that has inc")
+
+
+def test_what_a_compiler_says_is_shown(monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'fatal error: no dnnl.hpp' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(dj.SetupError, match=r"(?s)fatal error: no dnnl.hpp.*Looked in .*libdnnl-dev"):
+        build.build()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(dj.SetupError, match=r"no C\+\+ compiler on PATH"):
+        build.build()
+
+
+@needs_it
+def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(build, "path", lambda: tmp_path / "new.so")
+    assert command.main() == 0
+    new = ctypes.CDLL(str(tmp_path / "new.so"))
+    new.convolution_made_for.restype = ctypes.c_char_p
+    assert new.convolution_made_for().decode() == library.made_for()
+    assert f"is ready: oneDNN {library.version()}" in capsys.readouterr().out
+
+
+@needs_it
+def test_the_memory_of_a_call_is_allocated_by_xla():
+    problem = Problem((4, 32, 16, 16), (32, 32, 3, 3), WINDOW, 1, "float32")
+    x, weight = jnp.ones(problem.x, "float32"), jnp.ones(problem.weight, "float32")
+    program = jax.jit(lambda x, weight: convolution.forward(problem, (x,), weight)).lower(x, weight).compile()
+    assert program.memory_analysis().temp_size_in_bytes >= convolution.memory(problem, "forward") > x.nbytes

@@ -1,0 +1,223 @@
+"""What the import, the first partition and `dj.close()` do to the process."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from jobs import patience, run
+from launcher import mpiexec
+
+import distdl_jax as dj
+from distdl_jax.watchdog import abort
+
+# All of a process that a library could change and another one rely on.
+LOOKS = """
+import ctypes, gc, os, signal, sys, threading
+
+def handlers():
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+def heap():  # whether malloc takes large buffers from the heap, which it does where it was told so
+    block = libc.malloc(2**26)
+    libc.free(ctypes.c_void_p(block))
+    return 0 < block - top < 2**40 if (top := libc.sbrk(0)) else None
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_ssize_t]
+
+def look():
+    from jax._src.dispatch import RuntimeTokenSet
+    from jax._src.interpreters.partial_eval import JaxprTrace
+    from jax._src.interpreters.pxla import MeshExecutable
+    mpi = sys.modules.get("mpi4py.MPI")
+    monitoring = getattr(sys, "monitoring", None)
+    return {
+        "sys": (sys.excepthook, sys.exit, sys.unraisablehook, sys.displayhook),
+        "finders": (sys.meta_path[:], sys.path_hooks[:]),
+        "os": (os._exit, os.fork, os.execv, os.environ.copy(), os.getcwd()),
+        "signals": (signal.signal, signal.set_wakeup_fd, handlers()),
+        "threads": (threading.excepthook, [thread.name for thread in threading.enumerate()]),
+        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "tracing": (sys.gettrace(), monitoring and [monitoring.get_tool(tool) for tool in range(6)]),
+        "JAX": (
+            RuntimeTokenSet.get_token_input,
+            JaxprTrace.process_custom_vjp_call,
+            MeshExecutable.create_cpp_call,
+        ),
+        "malloc": heap(),
+        "MPI": mpi is not None and mpi.Is_initialized(),
+    }
+
+def changed(before):
+    return sorted(name for name, found in look().items() if found != before[name])
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")  # in one piece
+    sys.stdout.flush()
+"""
+
+PROGRAM = (
+    LOOKS
+    + """
+import jax.numpy
+before = look()
+import distdl_jax as dj
+for name in dj.__all__:  # all of it, which is imported when it is first used
+    getattr(dj, name)
+say("import:", changed(before))
+P = dj.Partition()
+assert P.allgather_data(P.rank) == list(range(P.size))
+say("partition:", changed(before))
+dj.close()
+say("close:", changed(before))
+try:
+    P.allgather_data(0)
+except dj.SetupError as error:
+    say("then:", error)
+Q = dj.Partition()
+assert Q != P and Q.allgather_data(Q.rank) == list(range(P.size))
+say("again:", changed(before))
+"""
+)
+
+WITHOUT_MPI = (
+    LOOKS
+    + """
+import jax.numpy
+before = look()
+sys.modules["mpi4py"] = sys.modules["mpi4jax"] = None  # as if they were not installed
+import distdl_jax as dj
+for name in dj.__all__:
+    getattr(dj, name)
+say("import:", changed(before))
+say("simulated:", dj.simulate(2, lambda: dj.Partition().size))
+try:
+    dj.Partition()
+except dj.SetupError as error:
+    say("refuses:", str(error).split(",")[0])
+"""
+)
+
+IMPORT_TIME = """
+import sys, time
+import jax, jax.numpy
+began = time.process_time()
+import distdl_jax as dj
+for name in dj.__all__:
+    getattr(dj, name)
+print(time.process_time() - began)
+"""
+
+ABORTS = """
+import re
+from pathlib import Path
+import distdl_jax as dj
+from mpi4py import MPI
+dj.Partition()
+if MPI.COMM_WORLD.rank == 1:
+    for file in set(re.findall(r"/dev/shm/mpich_shm_\\w+", Path("/proc/self/maps").read_text())):
+        print("shares", file, flush=True)
+    raise ValueError
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def lines(workers: int, program: str, *by: str) -> Counter[str]:
+    status, output = run(workers, *by, "-c", program, anew=True)
+    assert status == 0, output
+    return Counter(line for line in output.splitlines() if re.match(r"(import|partition|close|then|again):", line))
+
+
+USED = "then: This partition was made before dj.close(), which has closed its world. Make a new one."
+
+
+@pytest.mark.parametrize("by", [(), ("-m", "distdl_jax")], ids=["python", "supervised"])
+def test_several_workers(by):
+    """An excepthook, a thread, what is mended in JAX, and MPI with its finder; `dj.close()` leaves only these two."""
+    opened = ["JAX", "MPI", "finders", "sys", "threads"]
+    assert lines(2, PROGRAM, *by) == {
+        "import: []": 2,
+        f"partition: {opened}": 2,
+        "close: ['MPI', 'finders']": 2,
+        USED: 2,
+        f"again: {opened}": 2,
+    }
+
+
+def test_one_worker():
+    """One worker alone makes nobody wait."""
+    opened = ["JAX", "MPI", "finders"]
+    found = lines(1, PROGRAM)
+    assert found == {
+        "import: []": 1,
+        f"partition: {opened}": 1,
+        "close: ['MPI', 'finders']": 1,
+        f"again: {opened}": 1,
+    }
+
+
+def test_without_mpi():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MPI], capture_output=True, text=True, env=mpiexec.clean(os.environ)
+    )
+    assert done.stdout.splitlines() == [
+        "import: []",
+        "simulated: [2, 2]",
+        "refuses: A partition needs MPI",
+    ], done.stderr
+
+
+def test_import_time():
+    """At most 0.3 s of processor time beyond that of jax; the best of three, for others compute beside it."""
+    found = [subprocess.run([sys.executable, "-c", IMPORT_TIME], capture_output=True, text=True) for _ in range(3)]
+    assert min(float(done.stdout) for done in found) < patience(0.45), found
+
+
+def test_the_supervisor_does_not_import_jax():
+    program = "import sys, distdl_jax.__main__; print('jax' in sys.modules, 'mpi4py' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False False\n", done.stderr
+
+
+def test_every_public_name_is_listed_once():
+    for name in dj.__all__:
+        assert getattr(dj, name) is not None and name in dir(dj)
+    assert sorted(dj._MODULE_OF) == dj.__all__
+    with pytest.raises(AttributeError, match="module 'distdl_jax' has no attribute 'no_such_name'"):
+        _ = dj.no_such_name
+
+
+def test_what_mpich_leaves_behind_is_removed():
+    """It keeps the file that the workers of a host share until it is finalised, and an abort does not do that."""
+    status, output = run(2, "-c", ABORTS)
+    assert status != 0
+    files = re.findall(r"^shares (/dev/shm/mpich_shm_\w+)$", output, re.MULTILINE)
+    assert files or mpiexec.flavour() != "hydra", output
+    assert not any(Path(file).exists() for file in files)
+
+
+def test_no_job_that_is_ended_has_status_0(monkeypatch):
+    """A shell sees eight bits of it: of 256, which os.system returns of a program that failed, none."""
+    statuses = []
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    for status in (1, 256, 259, -15):
+        abort._abort(status)
+    assert statuses == [1, 1, 3, 241]
+
+
+def test_where_mpi_cannot_start(tmp_path):
+    """As on a login node, with a launcher's environment: the import and `--simulate` start no MPI."""
+    (tmp_path / "program.py").write_text("import distdl_jax as dj\nprint(dj.Partition().size)\n")
+    environment = {**mpiexec.clean(os.environ), "PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}
+    for command, expected in (
+        (["-c", "import distdl_jax as dj; print(len([getattr(dj, name) for name in dj.__all__]) > 30)"], ["True"]),
+        (["-m", "distdl_jax", "--simulate", "2", str(tmp_path / "program.py")], ["2", "2"]),
+    ):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stdout.split()) == (0, expected), done.stderr

@@ -1,0 +1,85 @@
+"""The checks when the first partition is made: one software stack, and settings that fit together, on all workers."""
+
+import warnings
+
+import pytest
+from mpi4py import MPI
+
+import distdl_jax as dj
+from distdl_jax.settings import read_settings
+from distdl_jax.transports.mpi import launch_checks
+
+
+@pytest.mark.world(3)
+def test_workers_with_different_software_are_refused_on_all(monkeypatch):
+    comm = MPI.COMM_WORLD
+    launch_checks.check_workers_agree(comm)
+    version = launch_checks._version
+    monkeypatch.setattr(
+        launch_checks, "_version", lambda name: "0.0.1" if (name, comm.rank) == ("jaxlib", 2) else version(name)
+    )
+    with pytest.raises(dj.SetupError) as raised:
+        launch_checks.check_workers_agree(comm)
+    assert f"the same jaxlib, but it is {version('jaxlib')} on 2 of 3 workers and 0.0.1 on worker 2" in str(
+        raised.value
+    )
+
+
+@pytest.mark.world(3)
+def test_onednn_on_some_workers_only_is_refused_on_all(monkeypatch):
+    comm = MPI.COMM_WORLD
+    monkeypatch.setattr(launch_checks, "_onednn_version", lambda: "none" if comm.rank == 1 else "3.2.0")
+    with pytest.raises(dj.SetupError) as raised:
+        launch_checks.check_workers_agree(comm)
+    assert str(raised.value).endswith("the same oneDNN, but it is 3.2.0 on 2 of 3 workers and none on worker 1.")
+    monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings({"DISTDL_JAX_ONEDNN": "off"}))
+    launch_checks.check_workers_agree(comm)
+
+
+def refusal(monkeypatch, environments):
+    """Return the one sentence that all workers raise, with these environments."""
+    comm = MPI.COMM_WORLD
+    monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings(environments[comm.rank]))
+    with pytest.raises(dj.SetupError) as raised:
+        launch_checks.check_workers_agree(comm)
+    said = comm.allgather(str(raised.value))
+    assert said == said[:1] * comm.size
+    return said[0]
+
+
+@pytest.mark.world(3)
+def test_a_setting_that_is_wrong_on_one_worker_is_refused_on_all(monkeypatch):
+    said = refusal(monkeypatch, [{}, {}, {"DISTDL_JAX_TIMEOUT": "soon"}])
+    assert said.startswith("The environment variable DISTDL_JAX_TIMEOUT (='soon', on worker 2) must be a number of sec")
+
+
+@pytest.mark.world(3)
+def test_settings_that_differ_are_refused_on_all(monkeypatch):
+    said = refusal(monkeypatch, [{"DISTDL_JAX_TIMEOUT": "90"}, {}, {"DISTDL_JAX_TIMEOUT": "90.0"}])
+    assert said == (
+        "All workers must have the same DISTDL_JAX_TIMEOUT, but it is 90 on 2 of 3 workers and not set on worker 1."
+    )
+
+
+@pytest.mark.world(3)
+def test_a_name_that_is_none_is_warned_of_on_one_worker(monkeypatch):
+    comm = MPI.COMM_WORLD
+    environment = {"DISTDL_JAX_TIMOUT": "90"} if comm.rank == 1 else {}
+    monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings(environment))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        launch_checks.check_workers_agree(comm)
+    assert len(caught) == (comm.rank == 0)
+    assert all("DISTDL_JAX_TIMOUT (did you mean DISTDL_JAX_TIMEOUT?)" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.world(2)
+@pytest.mark.parametrize(("version", "warns"), [((0, 12, 9), False), ((0, 13, 0), True)])
+def test_a_jax_that_nobody_has_tried_is_warned_of_on_one_worker(monkeypatch, version, warns):
+    monkeypatch.setattr(launch_checks.jax, "__version_info__", version)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        launch_checks.check_launch()
+    found = [str(warning.message) for warning in caught]
+    assert len(found) == (warns and MPI.COMM_WORLD.rank == 0)
+    assert all("has not been tested with jax" in text and '"jax<0.13"' in text for text in found)

@@ -1,0 +1,186 @@
+"""`python -m distdl_jax`: a program under a supervisor finds, and does, what it does under `python`."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import patience, run
+from launcher import mpiexec
+
+from distdl_jax.launch.worker_environment import HUGE_PAGES, worker_environment
+
+SUPERVISED = [sys.executable, "-m", "distdl_jax"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    known = mpiexec.clean(os.environ)
+    return {name: value for name, value in known.items() if name not in ("NPROC", "GLIBC_TUNABLES")} | more
+
+
+def start(program: str, *options: str, **more: object) -> subprocess.Popen[str]:
+    command = [sys.executable, *options, "-m", "distdl_jax", "-c", program]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), **more)
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None and process.stdout.readline().strip() == word
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("raise SystemExit('words')", 1),
+        ("import os; os._exit(4)", 4),
+        ("1 / 0", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()", -signal.SIGINT),
+    ],
+)
+def test_it_ends_as_python_does(program, status):
+    """Where there is only one worker, without a word."""
+    plain = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    process = start(program)
+    output, errors = process.communicate(timeout=patience(60))
+    assert process.returncode == plain.returncode == status
+    assert output == "" and "Worker" not in errors and errors.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+
+
+def test_input_options_and_group():
+    program = "import os, sys; print(sys.stdin.read(), sys.flags.optimize, os.getpgrp(), os.environ['PATH'] != '')"
+    process = start(program, "-O")
+    output, errors = process.communicate("as it came", timeout=patience(60))
+    assert output.split() == ["as", "it", "came", "1", str(os.getpgrp()), "True"], errors
+
+
+def test_what_it_sets_before_the_worker_starts():
+    settings = ("GLIBC_TUNABLES", "NPROC", "OMP_NUM_THREADS", "DISTDL_JAX_SUPERVISOR")
+    program = f"import os; print(*(os.environ.get(name) for name in {settings}))"
+    process = start(program)
+    assert process.communicate(timeout=patience(60))[0].split()[1:] == ["None", "None", "None"]
+    assert worker_environment({}, 4, 10, bound=False).items() >= {"NPROC": "2", "OMP_NUM_THREADS": "2"}.items()
+    assert worker_environment({}, 4, 2, bound=False)["NPROC"] == "1"
+    assert worker_environment({}, 4, 3, bound=True)["NPROC"] == "3"
+    assert "NPROC" not in worker_environment({}, 1, 8, bound=False)
+    assert "NPROC" not in worker_environment({"NPROC": "5"}, 4, 8, bound=False)
+    assert "GLIBC_TUNABLES" not in worker_environment({"GLIBC_TUNABLES": ""}, 1, 8, bound=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_malloc_keeps_large_buffers():
+    """Where they are given back, each new one is fresh pages: 16,384 faults for 64 MiB."""
+    program = """
+import resource
+import numpy as np
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(2**23)
+before = faults()
+for _ in range(10):
+    np.ones(2**23)
+print(faults() - before)
+"""
+    output, errors = start(program).communicate(timeout=patience(60))
+    assert HUGE_PAGES and int(output) < 1000, errors
+
+
+HANDLES = """
+import signal, sys, time
+came = []
+signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+print("ready", flush=True)
+while not came:
+    time.sleep(0.01)
+time.sleep(0.5)
+print(len(came))
+"""
+
+
+def test_a_signal_to_the_supervisor_is_passed_on():
+    process = start(HANDLES)
+    wait_for(process, "ready")
+    process.terminate()
+    assert process.communicate(timeout=patience(60))[0].strip() == "1" and process.returncode == 0
+
+
+def test_no_worker_outlives_its_supervisor():
+    process = start("import os, time; print(os.getpid(), flush=True); time.sleep(10_000)")
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    until = time.monotonic() + patience(20)
+    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_on_a_terminal():
+    """It is read from, and Ctrl-C interrupts once."""
+    program = """
+import sys, time
+print("told", input(), sys.stdin.isatty(), flush=True)
+caught = 0
+while caught < 1:
+    try:
+        print("sleeps", flush=True)
+        time.sleep(10_000)
+    except KeyboardInterrupt:
+        caught += 1
+time.sleep(0.5)
+print("caught", caught, flush=True)
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*SUPERVISED, "-c", program], environment())
+    seen = ""
+
+    def read_until(word: str) -> None:
+        nonlocal seen
+        while word not in seen:
+            seen += os.read(terminal, 1000).decode()
+
+    os.write(terminal, b"words\n")
+    read_until("told words True")
+    read_until("sleeps")
+    os.write(terminal, b"\x03")
+    read_until("caught 1")
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_signal_to_a_whole_group_comes_once(tmp_path):
+    """Launchers send signals to the group that the supervisor leads, and the worker is in."""
+    script = tmp_path / "sends.py"
+    script.write_text(
+        "import os, signal, subprocess, sys, time\n"
+        f"command = [sys.executable, '-m', 'distdl_jax', '-c', {HANDLES!r}]\n"
+        "job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,\n"
+        "                       env={**os.environ, 'PMI_SIZE': '2', 'PMI_RANK': '0'})\n"
+        "assert job.stdout.readline() == 'ready\\n'\n"
+        "os.killpg(job.pid, signal.SIGTERM)\n"
+        "print(job.communicate()[0], job.returncode)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment())
+    assert done.stdout.split() == ["1", "0"], done.stderr
+
+
+def test_workers_of_a_job_share_the_cores():
+    program = "import os; print(os.environ['NPROC'], os.environ['OMP_NUM_THREADS'], flush=True)"
+    cores = str(max(1, len(os.sched_getaffinity(0)) // 3)) if hasattr(os, "sched_getaffinity") else None
+    status, output = run(3, "-m", "distdl_jax", "-c", program, settings={}, anew=True)
+    assert status == 0 and cores in (None, *output.split()), output
+
+
+def test_exit_handlers_of_a_worker_that_is_alone_take_their_time():
+    process = start("import atexit, time; atexit.register(lambda: (time.sleep(7), print('done'))); raise SystemExit(3)")
+    output, errors = process.communicate(timeout=patience(60))
+    assert (output, process.returncode) == ("done\n", 3), errors

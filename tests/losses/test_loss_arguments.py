@@ -1,0 +1,122 @@
+"""What losses are told: weights, labels and other arguments that don't fit are refused, in words."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from all_workers import refusal
+from matrix.partitions import on
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def test_refusals() -> None:
+    """When a loss is made, in one sentence on every worker."""
+    for sentence, work in {
+        "`reduction` (='all') must be one of 'mean', 'sum', 'none'.": lambda P: nn.DistributedL1Loss(P, "all"),
+        "`reduction` (='none') must be one of 'mean', 'sum'.": lambda P: nn.DistributedAccuracy(P, "none"),
+        "`delta` (=0) must be a number above 0.": lambda P: nn.DistributedHuberLoss(P, delta=0),
+        "`eps` (=-1) must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps=-1),
+        "`eps` (=nan) must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps=np.nan),
+        "`eps` (='a') must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps="a"),
+        "`P_x` (4) must have 2 dimensions or more": lambda P: nn.DistributedCrossEntropyLoss(P),
+        "`label_smoothing` (=2) must be a number from 0 to 1.": lambda P: nn.DistributedCrossEntropyLoss(
+            on(2, 2).partition(P), label_smoothing=2
+        ),
+        "`ignore_index` (=1.5) must be an integer, or None.": lambda P: nn.DistributedCrossEntropyLoss(
+            on(2, 2).partition(P), ignore_index=1.5
+        ),
+    }.items():
+        assert sentence in refusal(4, work, dj.InvalidArgumentError)
+
+
+WRONG_WEIGHTS: dict[str, tuple[Any, bool]] = {
+    "2-d": (np.ones((2, 2)), True),
+    "ragged": ([[1.0], [1.0, 2.0]], True),
+    "text": ("ab", True),
+    "texts": (["1", "2"], True),
+    "a text that is a number": ("2", True),
+    "NaN": ([1.0, np.nan], True),
+    "complex": ([1j, 2.0], True),
+    "truth values": (np.ones(2, bool), True),
+    "an object": (object(), True),
+    "a number": (2.0, False),
+    "a scalar array": (np.asarray(2.0), False),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_WEIGHTS)
+def test_weights_that_are_none(kind: str) -> None:
+    value, for_both = WRONG_WEIGHTS[kind]
+    P = on(1, 1).partition(dj.planning_world(1))
+    sentence = "must be a sequence of real numbers, one for each class"
+    with pytest.raises(dj.InvalidTypeError, match=rf"`weight` \(=(.|\n)*\) {sentence}\."):
+        nn.DistributedCrossEntropyLoss(P, weight=value)
+    if for_both:
+        with pytest.raises(
+            dj.InvalidTypeError, match=r"`pos_weight` \(=(.|\n)*\) must be a real number, or a sequence"
+        ):
+            nn.DistributedBCEWithLogitsLoss(P, pos_weight=value)
+
+
+def test_weights_that_are_traced() -> None:
+    P = on(1, 1).partition(dj.planning_world(1))
+    for name, make in (("weight", nn.DistributedCrossEntropyLoss), ("pos_weight", nn.DistributedBCEWithLogitsLoss)):
+        for given in (lambda w, name=name: {name: w}, lambda w, name=name: {name: [1.0, w[0]]}):
+            with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` .* must be concrete numbers, but is traced"):
+                jax.jit(lambda w, make=make, given=given: make(P, **given(w)) and w)(jnp.ones(2))
+
+
+def test_equal_weights_make_equal_losses() -> None:
+    P = on(1, 1).partition(dj.planning_world(1))
+    for numbers in ([1, 2], (1.0, 2.0), np.array([1, 2]), jnp.array([1.0, 2.0])):
+        made = nn.DistributedCrossEntropyLoss(P, weight=numbers)
+        assert made == nn.DistributedCrossEntropyLoss(P, weight=[1, 2]) and hash(made)
+    for number in (2, np.asarray(2.0), jnp.asarray(2)):
+        of_number = nn.DistributedBCEWithLogitsLoss(P, pos_weight=number)
+        assert of_number == nn.DistributedBCEWithLogitsLoss(P, pos_weight=2.0) and hash(of_number)
+
+
+def test_a_loss_of_ones_own_is_a_value() -> None:
+    """Equal for one function, so that a jitted step that takes it is traced once; refused where it is no function."""
+    P = on(1, 1).partition(dj.planning_world(1))
+    loss = nn.DistributedLoss(P, jnp.subtract, "sum")
+    assert loss == nn.DistributedLoss(P, jnp.subtract, reduction="sum") and hash(loss)
+    assert loss != nn.DistributedLoss(P, jnp.add, "sum")
+    with pytest.raises(dj.InvalidTypeError, match=r"`elementwise` \(='mean'\) must be a function\."):
+        nn.DistributedLoss(P, "mean")  # type: ignore[arg-type]
+    with pytest.raises(dj.InvalidArgumentError, match=r"`reduction` .* must be one of 'mean', 'sum', 'none'"):
+        nn.DistributedLoss(P, jnp.subtract, "batchmean")
+
+
+@pytest.mark.simulated(1)
+def test_no_classes() -> None:
+    P = dj.Partition().grid([1, 1])
+    for options in ({}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": ()}):
+        for labels in (jnp.zeros(0, int), jnp.full(3, -100)):
+            loss = nn.DistributedCrossEntropyLoss(P, **options)  # type: ignore[arg-type]
+            assert float(loss(jnp.ones((len(labels), 0)), labels)) == 0
+
+
+@pytest.mark.simulated(2)
+def test_refusals_when_it_is_called() -> None:
+    P = dj.Partition()
+    grid = P.grid([1, 2])
+    x = jnp.ones((3, 2))
+    with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have that of"):
+        nn.DistributedMSELoss(grid)(x, jnp.ones((3, 2 + P.rank)))
+    with pytest.raises(dj.PlanError, match="On worker 0: `target` has shape 4, but integer labels must be 3, one for"):
+        nn.DistributedCrossEntropyLoss(grid)(x, jnp.ones(4 - P.rank, int))
+    with pytest.raises(dj.PlanError, match="`weight` has 3 entries, but `prediction` has 4 classes"):
+        nn.DistributedCrossEntropyLoss(grid, weight=[1, 2, 3])(x, jnp.ones(3, int))
+    with pytest.raises(dj.PlanError, match="`prediction` must hold real floating-point numbers, but is int32"):
+        nn.DistributedMSELoss(grid)(x.astype("int32"), x)
+    with pytest.raises(
+        dj.InvalidArgumentError, match=r"`elementwise` .* of shape \(3, 2\), but its result has shape \(3,\)"
+    ):
+        nn.DistributedLoss(grid, lambda x, t: jnp.sum(x - t, 1))(x, x)
+    with pytest.raises(dj.PlanError, match="must have an element along dimension 1"):
+        dj.functional.argmax(jnp.ones((3, 0)), grid)

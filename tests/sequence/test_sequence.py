@@ -1,0 +1,388 @@
+"""Embedding and attention beside the sequential ones, however batch, sequence, heads and vocabulary are split."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from all_workers import refusal
+from blocks import block_of
+from launcher.examples import LONG
+from matrix.partitions import On, on
+from sequential import Beside, check_beside, close, cut
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.sequence.online_softmax import PIECE, Hidden, Places, added, finished, gradients, start
+
+
+def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        grids = (each.partition(P) for each in (P_x, P_y, P_W))
+        return nn.DistributedEmbedding(*grids, rows, features, **options)
+
+    def whole(params: Any, x: Any) -> Any:
+        weight = params["weight"]
+        if options:
+            fixed = (np.arange(rows) == options["padding_idx"])[:, None]
+            weight = jnp.where(fixed, jax.lax.stop_gradient(weight), weight)
+        return weight[x]
+
+    name = f"embedding {sizes} {P_x} {P_y} {P_W} {rows} {options}"
+    return Beside(name, sizes, layer, whole, P_x, P_y, integers=rows)
+
+
+def turned(x: Any, base: float) -> Any:
+    """Rotary positions, with complex numbers."""
+    half = x.shape[-1] // 2
+    speeds = base ** (-2 * np.arange(half) / x.shape[-1])
+    turns = np.exp(1j * np.arange(x.shape[1])[:, None, None] * speeds)
+    y = (x[..., :half] + 1j * x[..., half:]) * turns
+    return jnp.concatenate([y.real, y.imag], -1)
+
+
+class Padded:
+    """An attention that is told which elements are padding, `mask` of the whole tensor."""
+
+    def __init__(self, P: dj.Partition, layer: Any, P_x: On, mask: np.ndarray) -> None:
+        whole = layer.exchange == "gather"
+        over = on(P_x.shape[0], 1 if whole else P_x.shape[1], np.prod(P_x.shape[1 if whole else 2 :]), ranks=P_x.ranks)
+        mine = cut(mask[..., None].repeat(over.shape[2], 2), over, P.rank)
+        self.layer, self.mask = layer, np.zeros((1, 1), bool) if mine is None else mine[..., 0]
+
+    def param_specs(self) -> Any:
+        return self.layer.param_specs()
+
+    def __call__(self, params: Any, x: Any) -> Any:
+        return self.layer(params, x, key_padding_mask=self.mask)
+
+
+def attention(sizes: tuple[int, int, int], P_x: On, heads: int, padded: float = 0, **options: Any) -> Beside:
+    """`padded`: the share of elements that are padding; of the last sample all."""
+    d, name = sizes[2] // heads, f"attention {sizes} {P_x} {heads} {padded} {options}"
+    mask = np.random.default_rng(5).random(sizes[:2]) < padded
+    mask[-1] |= padded > 0
+
+    def split(params: Any, name: str) -> Any:
+        """Of the fused weight or bias, group by group: its heads, its key head and its value head."""
+        if not options.get("fused"):
+            return params[name]
+        fused = params["qkv_bias" if name.endswith("bias") else "qkv"]
+        place = {"query": slice(-2), "key": slice(-2, -1), "value": slice(-1, None)}[name.removesuffix("_bias")]
+        return fused[:, place].reshape(-1, *fused.shape[2:])
+
+    def whole(params: Any, x: Any) -> Any:
+        def projected(name: str) -> Any:
+            y = jnp.einsum("nse,hde->nshd", x, split(params, name))
+            return y + split(params, f"{name}_bias") if options.get("bias", True) else y
+
+        q, k, v = (projected(name) for name in ("query", "key", "value"))
+        if options.get("rotary"):
+            q, k = (turned(each, options["rotary"]) for each in (q, k))
+        k, v = (each.repeat(heads // each.shape[2], 2) for each in (k, v))
+        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(d)
+        seen = np.tri(sizes[1], dtype=bool) if options.get("causal") else np.ones((sizes[1],) * 2, bool)
+        seen = seen & ~mask[:, None, None, :]
+        # Of a query that sees nothing, whatever the weights are, none counts.
+        weights = jax.nn.softmax(jnp.where(seen, scores, np.where(seen.any(-1, keepdims=True), -np.inf, 0.0)))
+        y = jnp.einsum("nhst,nthd,ehd->nse", jnp.where(seen, weights, 0), v, params["out"])
+        return y + params["out_bias"] if options.get("bias", True) else y
+
+    def layer(P: dj.Partition) -> Any:
+        made = nn.DistributedMultiHeadAttention(P_x.partition(P), sizes[2], heads, **options)
+        return Padded(P, made, P_x, mask) if padded else made
+
+    return Beside(name, sizes, layer, whole, P_x)
+
+
+def linear(sizes: tuple[int, int, int], P_x: On, P_y: On, P_W: On, out: int) -> Beside:
+    def layer(P: dj.Partition) -> Any:
+        return nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), sizes[2], out)
+
+    return Beside(
+        f"linear {sizes} {P_x} {P_y} {P_W}", sizes, layer, lambda p, x: x @ p["weight"].T + p["bias"], P_x, P_y
+    )
+
+
+CASES = (
+    linear(
+        (2, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(1, 2, 2, ranks=(3, 2, 1, 0)), on(2, 2, ranks=(3, 1, 2, 0)), 3
+    ),
+    embedding(
+        (2, 3), on(1, 1, ranks=(2,)), on(1, 2, 2, ranks=(1, 3, 0, 2)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3, padding_idx=4
+    ),
+    attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, 0.4, num_key_heads=2, causal=True, rotary=100.0),
+    attention((2, 4, 24), on(1, 2, 1, ranks=(2, 0)), 12, 0.4, exchange="heads", num_key_heads=3, fused=True),
+    attention((2, 3, 6), on(1, 2, 1, ranks=(3, 1)), 3, exchange="gather", causal=True, bias=False),
+    attention((1, 2, 4), on(1, 3, 1, ranks=(2, 0, 3)), 2, causal=True, bias=False),
+)
+MORE = (
+    attention((2, 4, 8), on(1, 4, 1, ranks=(2, 0, 3, 1)), 4, 0.4, exchange="heads", num_key_heads=2, fused=True),
+    attention((2, 3, 6), on(1, 4, 1, ranks=(3, 1, 2, 0)), 3, exchange="gather", causal=True, bias=False),
+    embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
+    linear((2, 6, 5), on(1, 4, 1), on(1, 1, 4), on(4, 1), 7),
+    linear((2, 6, 5), on(1, 1, 4), on(1, 4, 1), on(1, 4), 7),
+    linear((4, 3, 5), on(2, 2, 1), on(2, 1, 2), on(2, 2, 1), 3),
+    linear((2, 3, 5), on(1, 3, 1, ranks=(3, 1, 2)), on(1, 1, 3, ranks=(0, 1, 2)), on(3, 1, ranks=(3, 1, 2)), 4),
+    embedding((4,), on(2, ranks=(0, 3)), on(2, 1), on(2, 2, 1), 3, 2, padding_idx=1),
+    attention((2, 3, 6), on(1, 1, 2, ranks=(3, 1)), 3, causal=True, fused=True),
+    attention((2, 3, 6), on(1, 1, 4), 3, 0.5, causal=True),
+    attention((2, 5, 4), on(1, 4, 1, ranks=(3, 1, 2, 0)), 2, causal=True, rotary=100.0),
+    attention((3, 5, 4), on(1, 4, 1), 2, 0.6, rotary=100.0),
+    attention((2, 3, 8), on(1, 2, 2), 4, num_key_heads=2, bias=False),
+    attention((2, 3, 6), on(1, 3, 1, ranks=(2, 0, 3)), 3, exchange="heads"),
+    attention((2, 5, 6), on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 0.4, exchange="heads", causal=True),
+    attention((2, 5, 16), on(1, 2, 2, ranks=(3, 1, 2, 0)), 8, 0.4, exchange="heads", num_key_heads=4, fused=True),
+    attention((2, 5, 16), on(1, 2, 2), 8, exchange="heads", num_key_heads=2, causal=True),
+    embedding((3, 2), on(1, 1), on(1, 1, 1), on(4, 1), 3, 2),
+    embedding((2, 2), on(2, 1), on(2, 1, 2), on(2, 1, 2), 4, 3),
+    attention((4, 3, 4), on(2, 2, 1), 2, 0.3, causal=True),
+    attention((4, 3, 8), on(2, 2, 1), 4, 0.3, causal=True, exchange="gather", num_key_heads=2, fused=True, rotary=9.0),
+    attention((2, 2, 4), on(1, 4, 1), 2),
+    attention((2, 6, 8), on(1, 4, 1), 4, exchange="heads", rotary=10.0),
+    attention((2, 4, 4), on(1, 1, 4), 2),
+)
+
+
+PARTS = [CASES] if LONG == 1 else [(CASES + MORE)[part::7] for part in range(7)]
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_beside_the_sequential_ones(part: int) -> None:
+    """Output and gradients: heads that do not divide, sequences with empty blocks, grouped keys, on any teams."""
+    check_beside(PARTS[part])
+
+
+@pytest.mark.world(4)
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_over_mpi(part: int) -> None:
+    check_beside(PARTS[part][1:2])
+
+
+@pytest.mark.simulated(4)
+def test_an_output_layer_that_is_tied_to_the_embedding() -> None:
+    """One table for both: its gradient is the sum of both uses."""
+    P = dj.Partition()
+    P_x, P_h, P_W = on(1, 1), on(1, 1, 2, ranks=(0, 1)), on(2, 2)
+    P_logits = on(1, 1, 2, ranks=(0, 2))
+    embed = nn.DistributedEmbedding(*(each.partition(P) for each in (P_x, P_h, P_W)), 7, 4)
+    output = nn.DistributedLinear(*(each.partition(P) for each in (P_h, P_logits, P_W)), 4, 7, bias=False)
+    assert embed.param_specs() == output.param_specs()
+    table = np.random.default_rng(0).standard_normal((7, 4))
+    x = np.array([[1, 6, 3]])
+    own = {"weight": block_of(table, embed.param_specs()["weight"])}
+    mine = x if P.rank == 0 else np.zeros((1, 0), int)
+    gradient = dj.jit(dj.grad(lambda p: jnp.sum(jnp.sin(output(p, jnp.tanh(embed(p, mine)))))))(own)
+    want = np.asarray(jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(jnp.tanh(w[x]) @ w.T))))(table))
+    close(gradient["weight"], block_of(want, embed.param_specs()["weight"]), 1e-12, "the table's gradient")
+
+
+@pytest.mark.simulated(2)
+def test_a_pair_of_linear_layers_of_copies() -> None:
+    """Column and row parallel on copies of x: y is on all workers, and the gradients of copies are shares."""
+    P = dj.Partition()
+    column, row, P_row = on(1, 2, 1).partition(P), on(1, 1, 2).partition(P), on(1, 2).partition(P)
+    first = nn.DistributedLinear(column, row, on(2, 1).partition(P), 3, 5, replicated=True)
+    second = nn.DistributedLinear(row, column, P_row, 5, 3, replicated=True)
+    rng, specs = np.random.default_rng(0), (first.param_specs(), second.param_specs())
+    whole = jax.tree.map(lambda spec: rng.normal(size=spec.global_shape), specs)
+    x, c = rng.normal(size=(2, 2, 4, 3))
+
+    def loss(params: Any, x: Any, layers: Any, of_each: float) -> Any:
+        y = x + layers[1](params[1], jnp.sin(layers[0](params[0], x)))
+        return of_each * jnp.sum(c * jnp.sin(y)), y
+
+    def plain(params: Any, x: Any) -> Any:
+        return x @ params["weight"].T + params["bias"]
+
+    differentiate = dj.jit(lambda p, x: dj.grad(loss, (0, 1), has_aux=True)(p, x, (first, second), 0.5))
+    (of_params, of_x), y = differentiate(jax.tree.map(block_of, whole, specs), x)
+    of_whole = jax.jit(lambda p, x: jax.grad(loss, (0, 1), has_aux=True)(p, x, (plain, plain), 1.0))
+    (want, want_x), want_y = of_whole(whole, x)
+    close(y, want_y, 1e-12, "y")
+    close(sum(P.allgather_data(np.asarray(of_x))), want_x, 1e-12, "gradient of x")
+    jax.tree.map(lambda got, its, spec: close(got, block_of(its, spec), 1e-12, "weights"), of_params, want, specs)
+
+
+@pytest.mark.simulated(4)
+def test_a_ring_keeps_neither_blocks_nor_scores() -> None:
+    """For the way back each worker keeps what is as large as its own block, however many others there are."""
+    P = dj.Partition()
+    x, kept = jnp.ones((1, 16, 8)), []
+    for workers in (2, 4):
+        layer = nn.DistributedMultiHeadAttention(on(1, workers, 1).partition(P), 8, 2, bias=False)
+        params = layer.init(jax.random.key(0), float)
+        forward = jax.make_jaxpr(lambda x, layer=layer, params=params: jax.vjp(partial(layer, params), x)[1])(x)
+        kept.append(sum(int(np.prod(out.aval.shape)) for out in set(forward.jaxpr.outvars)))
+    assert P.rank > 1 or kept[0] == kept[1] < 8 * x.size, kept
+
+
+@pytest.mark.parametrize(
+    "causal, dropped", [(True, False), (False, True)] if LONG == 1 else [(False, False), (True, True)]
+)
+def test_pieces_of_keys(causal: bool, dropped: bool) -> None:
+    """More keys than are looked at together, of which some are padding; a query that sees nothing but padding.
+
+    With an added mask, and weights that are dropped.
+    """
+    rng = np.random.default_rng(0)
+    s, t = 3, 2 * PIECE + 5
+    q, k, v = (jnp.asarray(rng.normal(size=(2, n, heads, 2))) for n, heads in ((s, 4), (t, 2), (t, 2)))
+    dy, d_log = rng.normal(size=(2, s, 4, 2)), rng.normal(size=(2, 4, s))
+    padding, places = rng.random((2, t)) < 0.5, Places(2 * PIECE + 1, 0, causal)
+    padding[1] = np.arange(t) <= places.queries
+    mask = rng.normal(size=(1, 4, s, t))
+    factors = rng.integers(0, 2, (2, 4, s, t)) * 2 if dropped else np.ones((2, 4, s, t))
+
+    def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        k, v = (each.repeat(2, 2) for each in (k, v))
+        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2) + mask
+        seen = ~padding[:, None, None, :] & ((np.arange(t) <= places.queries + np.arange(s)[:, None]) | (not causal))
+        scores = jnp.where(seen, scores, -1e30)
+        log_sum = jax.nn.logsumexp(scores, -1, where=seen)
+        log_sum = jnp.where(seen.any(-1), log_sum, 0)
+        weights = jnp.where(seen, jnp.exp(scores - log_sum[..., None]), 0) * factors
+        return jnp.einsum("nhst,nthd->nshd", weights, v), log_sum
+
+    hidden = Hidden(jnp.asarray(padding), jnp.asarray(mask))
+    its = (lambda first, n: jnp.asarray(factors[..., first : first + n])) if dropped else None
+
+    @jax.jit
+    def in_pieces(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+        y, log_sum = finished(added(start(q), q, k, v, hidden, places, its), np.dtype(float))
+        delta = jnp.moveaxis(jnp.sum(dy * y, -1), 2, 1) - d_log
+        return y, log_sum, gradients(q, k, v, hidden, places, jnp.asarray(dy), log_sum, delta, its)
+
+    @jax.jit
+    def at_once(*args: Any) -> Any:
+        results, pullback = jax.vjp(whole, *args)
+        return results, pullback((dy, d_log))
+
+    y, log_sum, got = in_pieces(q, k, v, hidden)
+    (want, want_log), wants = at_once(q, k, v, mask)
+    close(y, want, 1e-12, "y")
+    close(log_sum, want_log, 1e-12, "log of the sum")
+    assert not (causal and np.any(y[1, 0])) and np.all(np.isfinite(log_sum))
+    for name, its, wanted in zip("qkvm", got, wants, strict=True):
+        close(its, wanted, 1e-12, name)
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("exchange", ["heads", "gather"] if LONG > 1 else ["heads"])
+def test_a_cache_continues_a_sequence(exchange: str) -> None:
+    """Piece by piece and element by element, in one compiled step, as all at once; beyond its places NaN."""
+    P = dj.Partition()
+    grid = on(1, 2, 1) if exchange == "gather" else on(1, 1, 2, ranks=(1, 0))
+    layer = nn.DistributedMultiHeadAttention(
+        grid.partition(P), 8, 4, num_key_heads=2, causal=True, rotary=50.0, exchange=exchange
+    )
+    params = layer.init(jax.random.key(0), float)
+    x = np.random.default_rng(1).normal(size=(3, 6, 8))
+    cache, traces, found = layer.init_cache(3, 6, float), [], []
+    for name, spec in layer.cache_specs(3, 6).items():
+        assert cache[name].shape == spec.local_shape
+
+    def step(params: Any, x: Any, cache: Any) -> Any:
+        traces.append(x.shape)
+        return layer(params, x, cache=cache)
+
+    begin, go_on = dj.jit(step), dj.jit(lambda params, x, cache: step(params, x, cache))
+    for first, last in ((0, 2), (2, 4), (4, 5), (5, 6), (5, 6)):
+        y, cache = (begin if first < 4 else go_on)(params, cut(x[:, first:last], grid, P.rank), cache)
+        found.append(y)
+        if first == 4:
+            traced = len(traces)
+    assert len(traces) == traced and int(cache["length"]) == 7 and np.all(np.isnan(found.pop()))
+    found = [dj.gather(y, dj.TensorSpec((3, n, 8), layer.P_x)) for y, n in zip(found, (2, 2, 1, 1), strict=True)]
+    whole = dj.gather(dj.jit(layer)(params, cut(x, grid, P.rank)), dj.TensorSpec(x.shape, layer.P_x))
+    if P.rank == 0:
+        close(np.concatenate(found, 1), whole, 1e-12, "y")
+
+
+def test_refusals() -> None:
+    """When a layer is made, in one sentence on every worker."""
+    make = nn.DistributedMultiHeadAttention
+    for sentence, work in {
+        "`embed_dim` (=5) must be divisible by `num_heads` (=2).": lambda P: make(on(1, 2, 2).partition(P), 5, 2),
+        "`num_heads` (=4) must be divisible by `num_key_heads` (=3).": lambda P: make(
+            on(1, 2, 2).partition(P), 8, 4, num_key_heads=3
+        ),
+        "must be divisible by the 4 workers along the heads where they differ": lambda P: make(
+            on(1, 1, 4).partition(P), 8, 4, num_key_heads=2
+        ),
+        "`P_x` (2 x 2) must have 3 dimensions: batch, sequence": lambda P: make(on(2, 2).partition(P), 8, 4),
+        "`rotary` (=1) must be a base above 1": lambda P: make(on(1, 2, 2).partition(P), 8, 4, rotary=1),
+        "`exchange` (='all') must be 'ring', 'heads' or 'gather'.": lambda P: make(
+            on(1, 2, 2).partition(P), 8, 4, exchange="all"
+        ),
+        "must not split the features where `exchange` is 'gather'": lambda P: make(
+            on(1, 2, 2).partition(P), 8, 4, exchange="gather"
+        ),
+        "A cache takes `causal` (=True), and a sequence that is not split": lambda P: make(
+            on(1, 4, 1).partition(P), 8, 4, causal=True
+        ).init_cache(1, 5),
+        "or 1 x 2 x 2 on P_W's workers, to split the sequence": lambda P: nn.DistributedLinear(
+            on(1, 2, 2, ranks=(1, 0, 2, 3)).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4
+        ),
+        "`replicated` (=True) takes workers that hold copies: `P_x` of 1 x 2 x 2": lambda P: nn.DistributedLinear(
+            on(1, 2).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4, replicated=True
+        ),
+        "`padding_idx` (=7) must be an index, 0 to 6.": lambda P: nn.DistributedEmbedding(
+            on(1, 1).partition(P), on(1, 1, 2).partition(P), on(2, 2).partition(P), 7, 3, padding_idx=7
+        ),
+        "`P_y` (1 x 2) must have shape 1 x 1 x 2, where": lambda P: nn.DistributedEmbedding(
+            on(1, 1).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 7, 3
+        ),
+        "must have two dimensions, P_v x P_e": lambda P: nn.DistributedEmbedding(
+            on(1, 1).partition(P), on(1, 2).partition(P), P, 7, 3
+        ),
+    }.items():
+        assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
+
+
+@pytest.mark.simulated(2)
+def test_refusals_when_it_is_called() -> None:
+    P = dj.Partition()
+    grid = P.grid([1, 2, 1])
+    layer = nn.DistributedMultiHeadAttention(grid, 4, 2)
+    params = layer.init(jax.random.key(0), float)
+    with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2.*\[1, 2\]"):
+        layer(params, jnp.ones((1, 1 + P.rank, 4)))
+    x = jnp.ones((1, 2, 4))
+    with pytest.raises(dj.PlanError, match="On worker 1: `key_padding_mask` must be an array of bool, 1 x 2, on all"):
+        layer(params, x, key_padding_mask=np.zeros((1, 2 + P.rank), bool))
+    with pytest.raises(dj.PlanError, match="on all workers where it is on one, but is"):
+        layer(params, x, key_padding_mask=None if P.rank else np.zeros((1, 2), bool))
+    alone = nn.DistributedMultiHeadAttention(P.grid([1, 1, 2]), 4, 2, causal=True)
+    with pytest.raises(
+        dj.PlanError, match=r'`cache\["key"\]` must be 1 x length x 1 x 2 real .*, of one length on all workers'
+    ):
+        alone(alone.init(jax.random.key(0), float), jnp.ones((1, 2, 2)), cache=alone.init_cache(2, 3))
+    line = P.grid([1, 2])
+    first = P.grid([1])
+    embed = nn.DistributedEmbedding(first, line, line, 3, 2)
+    with pytest.raises(dj.PlanError, match="`x` must hold integers, indices of rows, but is float64"):
+        embed(embed.init(jax.random.key(0), float), jnp.ones(2))
+
+
+@pytest.mark.simulated(2)
+def test_indices_of_every_integer_dtype() -> None:
+    """A vocabulary of as many rows as bytes have, or more."""
+    P = dj.Partition()
+    one = P.create_partition_inclusive([0])
+    first, features = (one.grid([1] * dims) for dims in (2, 3))
+    rows = P.grid([2, 1])
+    for vocabulary, dtype in ((256, np.uint8), (128, np.int8), (70000, np.uint16)):
+        embed = nn.DistributedEmbedding(first, features, rows, vocabulary, 2, padding_idx=vocabulary // 2)
+        params = embed.init(jax.random.key(0))
+        x = np.array([[0, vocabulary // 2 - 1, vocabulary // 2, min(vocabulary, np.iinfo(dtype).max) - 1]], dtype)
+        y = jax.jit(embed)(params, jnp.asarray(x) if P.rank == 0 else dj.zero_volume_tensor(1, dtype=dtype))
+        whole = dj.gather(params["weight"], embed.param_specs()["weight"])
+        if P.rank == 0:
+            np.testing.assert_array_equal(y, np.asarray(whole)[x])
+            assert np.flatnonzero(~np.any(whole, 1)).tolist() == [embed.padding_idx]

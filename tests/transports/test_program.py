@@ -1,0 +1,113 @@
+"""`python -m distdl_jax --simulate N program.py`: the file as each worker's main program, also where MPI is missing."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jobs import ROOT, run_alone
+
+pytestmark = pytest.mark.limit(200)
+
+WITHOUT_MPI = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *args):
+        return None if name.split(".")[0] in ("mpi4py", "mpi4jax") else self.finder.find_spec(name, *args)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+
+MODEL = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar
+import distdl_jax as dj
+
+P = dj.Partition()
+
+@dataclass
+class Point:
+    dim: ClassVar[int] = 1
+    x: int = 0
+"""
+
+MAIN = """
+import sys
+import model, parts.first
+from model import Point
+import distdl_jax as dj
+import jax.numpy as jnp
+
+class Note:
+    rank = None
+
+P = dj.Partition()
+note = Note()
+note.rank = P.rank
+assert model.P == P and parts.first.rank == P.rank and __name__ == "__main__" and __file__ == sys.argv[0]
+points = P.allgather_data(Point(P.rank))
+assert all(type(point) is Point for point in points) and list(vars(points[0])) == ["x"]
+assert [note.rank for note in P.allgather_data(note)] == list(range(P.size))
+total = dj.functional.all_sum_reduce(jnp.ones(2) * P.rank, P, axes_keep=())
+if P.rank == 0:
+    print("total", total, sys.argv[1:])
+sys.exit(int(sys.argv[1]) if P.rank == 1 else 0)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """Write a program with a module and a package beside it, which make partitions when they are imported."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("from . import first\nfrom .first import rank\n")
+    (tmp_path / "parts" / "first.py").write_text("from model import P\n\nrank = P.rank\n")
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "main.py").write_text(MAIN)
+    return tmp_path / "main.py"
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_every_worker_has_its_own_program_and_modules(program: Path, status: int) -> None:
+    got, output = run_alone("-m", "distdl_jax", "--simulate", 3, program, status, "--flag")
+    assert got == status, output
+    assert f"total [3. 3.] ['{status}', '--flag']" in output
+    assert ("SystemExit(5): Raised on worker 1 of 3, in dj.simulate." in output) == (status == 5)
+
+
+def test_a_mistake_ends_the_program_with_its_sentence() -> None:
+    """A program of the catalogue of mistakes, as it is."""
+    path = ROOT / "tests" / "watchdog" / "faults" / "layers_swapped.py"
+    status, output = run_alone("-m", "distdl_jax", "--simulate", 2, path)
+    assert status == 1 and "The workers' programs differ" in output and "layers_swapped.py" in output
+
+
+def test_readmes_ten_lines_run_in_one_command_without_mpi(tmp_path: Path) -> None:
+    """mpi4py and mpi4jax are not there: dj.simulate needs neither, and a partition outside of it says what to do."""
+    readme = (ROOT / "README.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    assert code is not None
+    (tmp_path / "program.py").write_text(code[1] + "\nif P_world.rank == 0:\n    print('value', value)\n")
+    then = f"""
+import distdl_jax as dj
+from distdl_jax.__main__ import main
+main(["--simulate", "4", {str(tmp_path / "program.py")!r}])
+assert not any(name.startswith("mpi4") for name in sys.modules)
+dj.Partition()
+"""
+    status, output = run_alone("-c", WITHOUT_MPI + then)
+    assert status == 1 and re.search(r"^value \d+", output, re.M), output
+    assert "SetupError: A partition needs MPI" in output and "dj.simulate(n, program)" in output
+    assert "python -m distdl_jax --simulate 4 program.py" in readme
+
+
+def test_a_wrong_command_line_is_told() -> None:
+    for arguments, words in (
+        (("--simulate", "none", "x.py"), "'none' must be a number of workers, 1 or more."),
+        (("--simulate", "2", "missing.py"), "there is no file 'missing.py'."),
+    ):
+        status, output = run_alone("-m", "distdl_jax", *arguments)
+        assert status == 2 and words in output

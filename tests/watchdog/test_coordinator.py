@@ -1,0 +1,90 @@
+"""What the coordinator tells the workers, and when."""
+
+from dataclasses import replace
+
+import pytest
+from played_coordinator import Played, all_reduce, ask, clock, to_all
+from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
+
+from distdl_jax.watchdog.coordinator import PAUSES
+from distdl_jax.watchdog.messages import CannotAgree, Detail, EndJob, Fail, Replay, Wait
+
+
+def test_those_concerned_are_asked_again_before_all_fail():
+    played = Played({0: AGREEING, 1: LEFT, 2: RUNNING})
+    assert played.tick() == ask(1, 0, 1)
+    assert played.tick(99.0) == [] and played.answer(1, 0, now=99.0) == []
+    posts = played.answer(1, 1, now=99.0)
+    (first, failure) = posts[0]
+    assert posts == to_all(failure, 3) and first == 0 and failure.epoch == 0
+    assert "Worker 1 has ended its program, after 3 calls, but worker 0 is about" in failure.text
+    assert played.tick(999.0) == []  # said once
+
+
+def test_a_message_on_its_way_is_waited_for():
+    played = Played({0: AGREEING, 1: LEFT})
+    played.details = {1: Detail(sent={0: 5}), 0: Detail(received={1: 4})}
+    played.tick()
+    assert played.answer(1) == [] and played.tick(0.5) == []
+    assert played.tick(PAUSES[0]) == ask(2, 0, 1)
+    played.details[0] = Detail(received={1: 5})
+    assert isinstance(played.answer(2)[0][1], Fail)
+
+
+@pytest.mark.parametrize("now_does", [RUNNING, replace(AGREEING, episode=7)], ids=["goes on", "agrees on another"])
+def test_who_does_something_else_by_then_is_not_taken_to_wait(now_does):
+    played = Played({0: AGREEING, 1: LEFT})
+    played.tick()
+    played.states[0] = now_does
+    assert played.answer(1) == []
+
+
+def test_all_in_a_cycle_are_asked():
+    cycle = {worker: replace(AGREEING, waits_for=((worker + 1) % 3,), label=f"sum {worker}") for worker in range(3)}
+    played = Played({**cycle, 3: RUNNING})
+    assert played.tick() == ask(1, 0, 1, 2)
+    assert played.answer(1, 0, 1) == []
+    assert [worker for worker, _ in played.answer(1, 2)] == [0, 1, 2, 3]
+
+
+def test_who_is_in_a_program_can_not_raise_so_the_job_ends():
+    played = Played(
+        {0: replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4), 1: LEFT}, all_reduce(0, 1)
+    )
+    played.tick()
+    posts = played.answer(1)
+    assert (
+        posts == to_all(EndJob(2, posts[0][1].text, (1, 0))) and "but worker 0 is in call 4, of f" in posts[0][1].text
+    )
+
+
+def test_different_calls_are_looked_at_before_anything_is_said_of_them():
+    states = {0: IN_CALL, 1: replace(LEFT, calls=calls("fg"))}
+    for names, said in (("fg", True), ("ff", False)):
+        played = Played(states, all_reduce(0, 1))
+        assert played.tick() == ask(1, 0, 1)
+        for worker, in_full in ((0, "fff"), (1, names)):
+            state = played.states[worker]
+            played.states[worker] = replace(state, calls=replace(state.calls, names=tuple(in_full)))
+        posts = played.answer(1)
+        assert bool(posts) == said and (not said or "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text)
+
+
+def test_what_was_agreed_before_is_replayed_where_others_are_past():
+    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True))
+    played = Played({0: known, 1: RUNNING})
+    played.tick()
+    assert played.answer(1) == to_all(Replay(3))
+
+
+def test_a_failed_agreement_is_passed_on_once():
+    played = Played({0: RUNNING, 1: RUNNING})
+    assert played.hear(CannotAgree(0, "no", (0, 1))) == to_all(Fail(0, "no", (0, 1)))
+    assert played.hear(CannotAgree(0, "no, as worker 1 has it")) == []
+    assert played.hear(CannotAgree(1, "no again")) == to_all(Fail(1, "no again"))
+
+
+def test_of_those_that_have_left_one_is_enough_to_say_so():
+    played = Played({0: LEFT, 1: LEFT, 2: RUNNING})
+    played.waits[1] = (Wait("left", 0, 60.0),)
+    assert len(clock(played, 60.0, "left", now=60.0)) == 1

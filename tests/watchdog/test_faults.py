@@ -1,0 +1,91 @@
+"""The catalogue of mistakes and faults: each ends the job, soon, with a message that says what to change.
+
+Each program in `faults/` is started as a user starts it, but compiled cheaply unless the run is long. Its docstring
+says how: `workers`, and where needed `environment`, `timeout` (DISTDL_JAX_TIMEOUT; more on a slow machine), `by` (what
+runs it: `python`, where it has to import all itself, or a module) and `status` (0 where the job must end well); and
+what must be said. `when: long` is
+for a long run alone: where another program ends in the same way, or simulated workers make the same mistake in every
+run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import ceil
+from pathlib import Path
+
+import pytest
+from jobs import FAST_TO_COMPILE, ROOT, finish, patience, start, start_up
+from launcher.settings import long_run
+
+FOLDER = Path(__file__).parent / "faults"
+PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.name != "parts.py")
+STARTS = 12  # how many times as long as a start, which is measured, a program and its fault may take
+
+
+def told(path: Path, word: str) -> list[str]:
+    return re.findall(rf"^{word}: (.*)$", path.read_text().split('"""')[1], re.M)
+
+
+def clock(path: Path) -> int:
+    """Return the time limit that the program asks for, in seconds; more where even a start takes longer; 0 for none."""
+    asked = int((told(path, "timeout") or ["0"])[0])
+    return asked and max(asked, ceil(start_up()))
+
+
+def run_alone(path: Path, settings: dict[str, str]) -> tuple[int, str]:
+    """Run the program without a launcher."""
+    command, environment = [sys.executable, str(path)], {**os.environ, **settings}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(120), cwd=ROOT, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+def play(path: Path) -> tuple[int, str]:
+    """Return the program's exit status and output."""
+    limit = max(40, STARTS * start_up()) + clock(path)
+    settings = dict(setting.split("=", 1) for setting in told(path, "environment"))
+    # Without a limit of its own, no program may end by the library's.
+    settings["DISTDL_JAX_TIMEOUT"] = str(clock(path) or 4 * ceil(limit))
+    (workers,) = told(path, "workers")
+    if workers == "none":
+        return run_alone(path, settings)
+    by = " ".join(told(path, "by")).split()
+    words = [word for word in by if word != "python"]
+    return finish(start(int(workers), *words, path, settings=settings, flags=FAST_TO_COMPILE, anew=bool(by)), limit)
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[tuple[int, str]]]]:
+    """Run every chosen program, three at a time: most of the time they wait."""
+    start_up()
+    chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
+    with ThreadPoolExecutor(3) as pool:
+        yield {path.stem: pool.submit(play, path) for path in PROGRAMS if path in chosen}
+
+
+@pytest.mark.limit(1800)  # the first waits for its program, which has its own limit
+@pytest.mark.parametrize(
+    "path", [path for path in PROGRAMS if long_run() or not told(path, "when")], ids=lambda path: path.stem
+)
+def test_fault(path: Path, played: dict[str, Future[tuple[int, str]]]) -> None:
+    status, output = played[path.stem].result()
+    assert "ended after its limit" not in output, output
+    assert (status == 0) == (told(path, "status") == ["0"]), (status, output)
+    words = " ".join(output.split())
+    for sentence in told(path, "says"):
+        sentence = sentence.replace("{timeout}", str(clock(path)))
+        assert " ".join(sentence.split()) in words, f"not said: {sentence}\n{output}"
+
+
+def test_catalogue_is_documented() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text()
+    assert len(PROGRAMS) >= 25
+    missing = [path.stem for path in PROGRAMS if f"`{path.stem}`" not in page]
+    assert not missing, f"docs/faults.md does not name {missing}"
+
+
+def test_programs_say_something() -> None:
+    assert all(told(path, "says") and os.path.getsize(path) for path in PROGRAMS)

@@ -1,0 +1,130 @@
+"""What a worker's threads do, seen from another one."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from distdl_jax.watchdog.status import WorkerStatus, is_pending
+from distdl_jax.watchdog.thread import WatchdogThread
+from distdl_jax.watchdog.thread_sampler import Sampler
+
+
+@contextmanager
+def a_thread_in(file: str, function: str) -> Iterator[threading.Thread]:
+    """Start a thread whose innermost frame is of this function."""
+    inside, ends, names = threading.Event(), [], {}
+    exec(compile(f"def {function}():\n inside()\n while not ends: pass", file, "exec"), names)
+    names |= {"inside": inside.set, "ends": ends}
+    thread = threading.Thread(target=names[function])
+    thread.start()
+    inside.wait(10)
+    try:
+        yield thread
+    finally:
+        ends.append(True)
+        thread.join()
+
+
+class Token:
+    """What tells how far a program is."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def is_deleted(self) -> bool:
+        return False
+
+    def is_ready(self) -> bool:
+        return self.is_over
+
+
+COMPILER, RUNS = "x/jax/_src/compiler.py", "x/jax/_src/interpreters/pxla.py"
+
+
+def looks_until(sampler: Sampler, sees, began: float) -> float:
+    """Return when the sampler first sees it, in looks that are a second apart."""
+    for second in range(1000):
+        if sees(sampler.look(began + second)):
+            return began + second
+    raise AssertionError
+
+
+def test_a_compilation_counts_for_so_long_only():
+    sampler = Sampler(WorkerStatus(0, 2), most=10)
+    assert sampler.look(1.0).compiles == 0
+    with a_thread_in(COMPILER, "backend_compile"):
+        found = [sampler.look(1.0 + second) for second in range(1, 31)]
+    compiles = [sample.compiles for sample in found]
+    assert compiles[-1] > 10 and max(sample.compiled for sample in found) <= 11
+    sample = sampler.look(40.0)
+    assert sample.compiles == 0 and 0 < sample.compiled <= 11
+    with a_thread_in(COMPILER, "backend_compile"):  # another one counts anew
+        looks_until(sampler, lambda sample: sample.compiles > 2, 41.0)
+    assert sampler.look(2000.0).compiled > 11
+
+
+def test_runs_are_told_apart_by_the_tokens_of_their_thread():
+    status, tokens = WorkerStatus(0, 2), [Token()]
+    sampler = Sampler(status)
+    with a_thread_in(RUNS, "__call__") as thread:
+        status.callers[thread.ident] = lambda: list(tokens)
+        tokens[0].is_over = True
+        sampler.look(0.0)
+        first = sampler.look(1.0)
+        again = sampler.look(2.0)
+        tokens[:] = [Token()]
+        tokens[0].is_over = True
+        another = sampler.look(3.0)
+    assert first.run == again.run != another.run and again.seconds - first.seconds == 1 and another.seconds == 0
+    assert sampler.look(4.0).run == 0
+
+
+@pytest.mark.parametrize("asks", ["is_deleted", "is_ready"])
+def test_where_jax_cannot_say_no_program_is_taken_for_done(asks):
+    """jaxlib's random numbers need a file descriptor, of which a worker may have none left."""
+
+    def fails() -> bool:
+        raise RuntimeError("random_device could not be read: device not available")
+
+    token = Token()
+    setattr(token, asks, fails)
+    assert is_pending(token, True) and not is_pending(token, False)
+    status = WorkerStatus(0, 2)
+    status.callers[0] = lambda: [token]
+    assert status.tokens_pending()
+
+
+class Fails:
+    """An agent, a clock and a sampler each call of which raises."""
+
+    def __getattr__(self, name):
+        raise OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize("part", ["clock", "sampler", "first", "all"])
+def test_a_turn_survives_what_each_of_its_parts_raises(part, caplog):
+    """And the others have theirs: what keeps the clock is not kept from it."""
+    thread, turns = WatchdogThread(), []
+
+    class Agent:
+        def turn(self, sample, now, *_):
+            turns.append((sample.run, now))
+
+    class Sees:
+        def look(self, now):
+            return Sampler(WorkerStatus(0, 2)).look(now)
+
+    class Clock:
+        def turn(self, now):
+            return now
+
+    agents = [Fails() if part in ("first", "all") else Agent(), Agent()]
+    thread._agents = agents
+    status = Fails() if part in ("clock", "all") else WorkerStatus(0, 2)
+    thread._limit = 1.0
+    for _ in range(3):
+        thread._turn(Fails() if part in ("sampler", "all") else Sees(), Clock(), status)
+    assert len(turns) == (3 if part in ("first", "all") else 6)
+    assert len([record for record in caplog.records if "it goes on" in record.message]) <= 3

@@ -1,0 +1,223 @@
+"""What the coordinator concludes from how long workers wait, and when it asks them."""
+
+from dataclasses import replace
+
+import pytest
+from played_coordinator import LIMITS, Played, all_reduce, clock, to_all
+from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
+
+from distdl_jax.programs.ir import Loop, Operation
+from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog.coordinator import Coordinator
+from distdl_jax.watchdog.dependencies import Dependencies
+from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Question, Replay, Say, Wait
+from distdl_jax.watchdog.timeout import blockers
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds", "limit"),
+    [
+        ({0: IN_CALL, 1: IN_CALL}, 999.0, 1000.0),  # it may simply be long
+        ({0: IN_CALL, 1: IN_CALL}, 1001.0, None),
+        ({0: replace(IN_CALL, program=0), 1: replace(IN_CALL, program=0)}, 999.0, 1000.0),
+        ({0: replace(IN_CALL, program=0), 1: LEFT}, 999.0, 1000.0),
+        ({0: IN_CALL, 1: replace(RUNNING, calls=calls("ff"))}, 99.0, 100.0),
+        ({0: IN_CALL, 1: replace(RUNNING, calls=calls("ff"))}, 101.0, None),
+    ],
+)
+def test_a_clock_that_ran_out_ends_the_job_or_may_go_on(states, seconds, limit):
+    posts = clock(Played(states, all_reduce(0, 1, loop=True)), seconds)
+    if limit is not None:
+        assert posts == [] and seconds < limit
+        return
+    text = posts[0][1].text
+    assert f"Worker 0 has waited for {seconds:.0f} s; the limit is" in text and "Worker 0 is in call 3, of f." in text
+
+
+def test_a_limit_of_less_than_a_second_is_said():
+    played = Played({0: IN_CALL, 1: IN_CALL}, limits=TimeLimits(0.001, 0.001))
+    text = clock(played, 0.0013)[0][1].text
+    assert "Worker 0 has waited for 0.0013 s; the limit is 0.001 s (DISTDL_JAX_TIMEOUT" in text
+
+
+def test_who_has_no_operation_left_with_others_does_not_wait():
+    """The last program is long on one worker; the other one has ended it, and left."""
+    for others in (LEFT, replace(RUNNING, calls=replace(RUNNING.calls, done=3))):
+        played = Played({0: IN_CALL, 1: others}, all_reduce(0, 1))
+        assert clock(played, 1e6) == []
+    mixed = replace(LEFT, calls=replace(LEFT.calls, mixed=True))
+    assert isinstance(clock(Played({0: IN_CALL, 1: mixed}, all_reduce(0, 1)), 1e6)[0][1], EndJob)
+
+
+def test_compile_time_of_others_does_not_count():
+    played = Played({0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: replace(RUNNING, kind="compiling")})
+    assert clock(played, 10.0, "agreeing", 1, now=10.0) == [] and played.counted() == 10.0
+    played.details = {2: Detail(compiled=300.0, awake=350.0), 1: Detail(compiled=20.0, awake=350.0)}
+    assert clock(played, 350.0, "agreeing", 1, now=350.0) == [] and played.counted() == 30.0
+    assert isinstance(clock(played, 421.0, "agreeing", 1, now=421.0)[0][1], EndJob)
+
+
+def test_the_timeout_waits_for_the_silent_until_the_limit():
+    played = Played({0: AGREEING, 1: RUNNING, 2: RUNNING})
+    played.announces(0, Wait("agreeing", 1, 101.0), 101.0)
+    played.answer(1, 0, 1, now=101.0)
+    assert [type(message) for _, message in played.tick(200.9)] == [Say, *3 * [Question]]
+    text, about = (lambda end: (end.text, end.about))(played.tick(201.0)[0][1])
+    assert "Worker 2 was not heard from for 100 s." in text and about == (1,)
+
+
+def test_the_report_says_who_did_not_come_and_where_the_others_wait():
+    first, second = (Operation("sendrecv", (0, 1), dest=1, source=1, count=n, received=n, dtype="int8") for n in (5, 6))
+    plan = {0: (first,), 1: (replace(second, dest=0, source=0),)}
+    played = Played({0: IN_CALL, 1: replace(RUNNING, calls=calls("ff"))}, plan)
+    text = clock(played, 200.0)[0][1].text
+    assert "Worker 1 did not come to call 3, of f." in text
+    assert "Worker 0 waits in operation 1 of 1 of its plan: sendrecv to worker 1 and from worker 1 (5 x int8)" in text
+
+
+@pytest.mark.parametrize(("left", "named"), [(LEFT, (1, 2)), (replace(LEFT, status=3), (2,))])
+def test_who_waits_for_one_that_has_ended_is_named_too(left, named):
+    """But where that has failed. Worker 0 waits for worker 1, which sends to worker 2."""
+    plan = {1: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=1),)}
+    sends = replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4)
+    coordinator = Played({0: replace(AGREEING, kind="elsewhere"), 1: sends, 2: left}, plan).coordinator
+    assert blockers(0, coordinator.states, coordinator.plans, ()) == named
+
+
+def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
+    beside_its_thread = replace(IN_CALL, calls=replace(IN_CALL.calls, inside=False), function="f")
+    for state in (IN_CALL, beside_its_thread):
+        text = clock(Played({0: state, 1: IN_CALL}, all_reduce(0, 1, loop=True)), 2000.0)[0][1].text
+        assert "they must have taken different branches of a cond" in text
+
+
+def test_the_report_says_whose_call_has_ended_where_others_are_still_in_it():
+    """Without a cond or a while loop: one worker's call has raised an exception, say, and its program goes on."""
+    played = Played({0: IN_CALL, 1: replace(RUNNING, calls=calls("fff"))}, all_reduce(0, 1, loop=True))
+    text = clock(played, 2000.0)[0][1].text
+    assert "Worker 1 came to call 3, of f, whose plan was found to complete" in text and "an exception" in text
+
+
+def test_of_several_plans_of_a_function_what_holds_in_all_is_certain():
+    coordinator = Coordinator.new((0, 1, 2), LIMITS)
+    for count in range(40):
+        coordinator = coordinator.remember("f", dict.fromkeys((0, 1), (Operation("allreduce", (0, 1), count=count),)))
+        both = Dependencies(frozenset({0, 1}), frozenset({0, 1}))
+        assert coordinator.plans["f"][0] is coordinator.plans["f"][1] == both
+    send = {0: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=0),)}
+    coordinator = coordinator.remember("f", {**send, 1: (Loop(None, send[2]),)})
+    assert coordinator.plans["f"] == {
+        0: Dependencies(frozenset(), frozenset({0, 1, 2})),
+        1: Dependencies(frozenset(), frozenset({0, 1}), fixed=False),
+        2: Dependencies(frozenset(), frozenset({0})),
+    }
+    assert coordinator.programs["f"][0] == send[0]
+
+
+def test_who_has_ended_says_now_and_then_who_is_waited_for():
+    played = Played({0: LEFT, 1: LEFT, 2: replace(RUNNING, where="a.py:7 in main")})
+    for seconds, again in ((60.0, 60.0), (120.0, 120.0), (240.0, 240.0), (9000.0, 3600.0)):
+        ((worker, line),) = clock(played, seconds, "left", now=seconds)
+        assert worker == 0 and played.coordinator.timeout.due_at == seconds + again
+    assert "Workers 0 and 1 ended 9000 s ago or more; the job goes on: worker 2 is at a.py:7 in main" in line.text
+
+
+def test_of_who_is_silent_a_line_is_said_long_before_the_limit():
+    """Once in each silence; and nothing else follows from it."""
+    played = Played({0: AGREEING, 1: RUNNING, 2: RUNNING})
+    played.announces(0, Wait("agreeing", 1, 7.0), 7.0)
+    played.answer(1, 0, 1, now=7.0)
+    assert played.tick(18.9) == [] and played.coordinator.wakes_at() == 19.0
+    ((worker, line),) = played.tick(19.0)
+    assert worker == 0 and "worker 2 was not heard from for 12 s" in line.text
+    assert played.tick(31.0) == []
+    played.waits.clear()
+    played.answer(1, now=31.0)
+    assert played.tick(31.0) == [] and played.coordinator.wakes_at() == float("inf")
+
+
+def test_while_one_is_silent_the_others_hear_of_the_coordinator():
+    played = Played({0: AGREEING, 1: RUNNING})
+    played.announces(0, Wait("agreeing", 1, 7.0), 7.0)
+    played.answer(1, 0, now=7.0)
+    assert to_all(Question(1))[0] in played.tick(32.0) and played.tick(56.9) == []
+    assert played.tick(57.0) == to_all(Question(1))
+
+
+def test_who_is_silent_is_never_said_to_be_at_work():
+    """Neither by the clock nor by those who have ended."""
+    played = Played({0: LEFT, 1: RUNNING})
+    played.announces(0, Wait("left", 0, 60.0), 60.0)
+    played.answer(1, 0, now=60.0)
+    (_, first), *_ = played.tick(72.0)
+    (line,) = (message for _, message in played.tick(160.0) if isinstance(message, Say))
+    assert "worker 1 was not heard from for 12 s" in first.text
+    assert "the job goes on: worker 1 was not heard from for 100 s." in line.text
+
+
+def test_compile_time_is_not_lost_between_questions():
+    """Answers come a little before a question is closed, and the coordinator's own clock may have stood still."""
+    waiting = replace(AGREEING, waits_for=(1,))
+    played = Played({0: waiting, 1: replace(RUNNING, kind="compiling")})
+    now = 0.0
+    played.announces(0, Wait("agreeing", 1, 0.0), now)
+    for turn in range(1, 2000):
+        seconds = 10.0 * turn
+        played.waits[0] = (Wait("agreeing", 1, seconds),)
+        early = 0.5 * (turn % 2)
+        played.details = {1: Detail(compiled=seconds - early, awake=seconds - early), 0: Detail(awake=seconds)}
+        played.answer(turn, now=now)
+        assert played.tick(now) == [] and played.counted() <= early
+        now += 0.3 * LIMITS.waiting  # whatever the workers' clocks say
+        assert played.asks(now) == turn + 1
+
+
+def test_several_that_compile_at_once_count_once():
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING, 2: RUNNING})
+    clock(played, 1.0, "agreeing", 1, now=1.0)
+    played.details = {worker: Detail(compiled=80.0, awake=81.0) for worker in (1, 2)}
+    clock(played, 81.0, "agreeing", 1, now=81.0)
+    assert played.counted() >= 0.0
+
+
+def test_a_wait_that_is_announced_meanwhile_is_in_the_next_question():
+    """What others have answered before says nothing of how long they have compiled since."""
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING, 2: replace(AGREEING, waits_for=(1,))})
+    number = played.announces(0, Wait("agreeing", 1, 10.0), 10.0)
+    played.answer(number, 0, 1, now=10.0)
+    played.hear(Answer(2, played.states[2], (Wait("agreeing", 1, 101.0),)), 10.1)
+    played.answer(number, 2, now=10.1)
+    assert played.tick(10.1) == [] and played.tick(11.5) == []
+    assert played.tick(10.0 + 100 / 64) == to_all(Question(number + 1), 3)
+
+
+def test_a_wait_is_looked_at_soon_though_others_have_ended_long_ago():
+    played = Played({0: LEFT, 1: replace(AGREEING, waits_for=(2,)), 2: RUNNING})
+    clock(played, 3000.0, "left", now=3000.0)
+    assert played.tick(5900.0) == []
+    assert played.announces(1, Wait("agreeing", 1, 7.0), 5900.0) == 2
+
+
+def test_while_one_waits_all_are_asked_at_parts_of_the_limit():
+    for seconds, again in ((10.0, 25.0), (80.0, 20.0), (99.9, 100 / 64)):
+        played = Played({0: AGREEING, 1: RUNNING})
+        assert clock(played, seconds, "agreeing", 1, now=seconds) == []
+        assert played.coordinator.timeout.due_at == pytest.approx(seconds + again)
+
+
+def test_who_answers_another_question_first_has_yet_to_answer_this_one():
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING})
+    number = played.announces(0, Wait("agreeing", 1, 1000.0), 1000.0)
+    played.answer(number, 0, now=1000.0)
+    played.answer(number - 1, 1, now=1000.0)
+    assert played.tick(1001.0) == []
+
+
+def test_what_is_concluded_follows_from_the_answers_not_from_what_came_since():
+    """Worker 0 has been told to go on by then, and is in its next call."""
+    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True))
+    played = Played({0: known, 1: RUNNING})
+    played.tick()
+    assert played.answer(1, 0) == []
+    played.hear(Answer(0, IN_CALL))
+    assert played.answer(1, 1) == to_all(Replay(3))

@@ -1,0 +1,287 @@
+"""One worker of a job in virtual time: what its program does, and what its watch can see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from virtual_watch import FOREVER, TURN, Watch, World
+
+from distdl_jax.plans.trees import gathered
+from distdl_jax.programs.ir import Loop, Operation, Program
+from distdl_jax.watchdog.call_log import CallLog, Calls
+from distdl_jax.watchdog.clock import LONGEST_TURN
+from distdl_jax.watchdog.coordinator import COORDINATOR
+from distdl_jax.watchdog.deadlock import State
+from distdl_jax.watchdog.messages import CannotAgree
+
+if TYPE_CHECKING:
+    from virtual_job import Job
+
+Steps = Generator[Any, None, None]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A checked function: each worker's program, the same in plain words, and whether only the data say how long it is.
+
+    - `world`: of which of the job's worlds it is.
+    - `parts`: by worker of that world, ("all", team), ("send", worker), ("receive", worker) or ("compute", seconds).
+    """
+
+    name: str
+    world: int
+    parts: dict[int, list[tuple[str, Any]]]
+    depends_on_data: bool = False
+
+    def programs(self) -> dict[int, Program]:
+        programs: dict[int, Program] = {}
+        for worker, part in self.parts.items():
+            items: list[Operation | Loop] = []
+            for kind, value in part:
+                match kind:
+                    case "all":
+                        items.append(Operation("allreduce", value))
+                    case "send":
+                        items.append(Operation("send", (), dest=value))
+                    case "receive":
+                        items.append(Operation("recv", (), source=value))
+            programs[worker] = (Loop(None, tuple(items)),) if self.depends_on_data and items else tuple(items)
+        return programs
+
+
+@dataclass
+class Still:
+    """When a watch, or a worker altogether, does not run: from, to."""
+
+    spans: list[tuple[float, float]] = field(default_factory=list)
+
+    def until(self, time: float) -> float:
+        """Return when the worker runs again."""
+        for begin, end in self.spans:
+            if begin <= time < end:
+                time = end
+        return time
+
+    def awake(self, time: float) -> float:
+        """Return for how long the worker has run, by the watch's clock."""
+        lost = (max(0.0, min(time, end) - begin - LONGEST_TURN) for begin, end in self.spans if begin < time)
+        return time - sum(lost)
+
+
+class Worker:
+    """One worker: what its watches can see, and what the program waits for."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank = job, rank
+        self.watches: dict[World, Watch] = {}
+        self.episodes = self.runs = self.run = self.program = 0
+        self.program_of: CallLog | None = None
+        self.function = ""
+        self.mixed = False
+        self.compiling_since: float | None = None
+        self.compiled = 0.0
+        self.left: int | None = None
+        self.dead_at = FOREVER
+        self.busy = False
+        self.watch, self.whole = Still(), Still()
+        self.blocked: list[tuple[Callable[[], bool], Steps]] = []
+        self.opening: tuple[int, tuple[int, ...]] | None = (
+            None  # which of its agreements that is, and for whom it waits
+        )
+
+    def is_at_work(self) -> bool:
+        """Return whether the worker neither waits for others nor has left."""
+        agrees = any(watch.agreement is not None for watch in self.watches.values())
+        return self.left is None and not self.run and not agrees and self.opening is None
+
+    def is_in_an_unknown_program(self) -> bool:
+        """Return whether one of the worker's largest worlds does not know what its program waits for."""
+        largest = [watch.log for watch in self.watches.values() if not watch.is_covered()]
+        knows = self.program and not self.mixed and all(self.program_of is log for log in largest)
+        return bool(self.run) and not knows
+
+    def compiled_so_far(self) -> float:
+        return self.compiled + (0.0 if self.compiling_since is None else self.awake() - self.compiling_since)
+
+    def awake(self) -> float:
+        return self.watch.awake(self.job.now) + self.whole.awake(self.job.now) - self.job.now
+
+    def _look_soon(self) -> None:
+        for watch in self.watches.values():
+            watch.look_soon()
+
+    # --- what the program does; generators yield seconds, or what they wait for ---
+
+    def compute(self, seconds: float) -> Steps:
+        yield seconds
+
+    def compile(self, seconds: float) -> Steps:
+        self.compiling_since = self.awake()
+        yield seconds
+        self.compiled = self.compiled_so_far()
+        self.compiling_since = None
+        self._look_soon()
+
+    def agree(self, watch: Watch, team: Sequence[int], label: str) -> Steps:
+        if len(team) == 1 or _is_replayed(watch):
+            return
+        parent, children = gathered(team, watch.rank)
+        self.episodes += 1
+        watch.agreement = State("agreeing", "", label, children or (parent,), self.episodes)
+        self._look_soon()
+        yield from self._gather(watch, label, children)
+        if parent is not None and not _is_replayed(watch):
+            watch.agreement = replace(watch.agreement, waits_for=(parent,))
+            self._look_soon()
+            watch.tell(parent, label)
+            yield from self._gather(watch, label, [parent])
+        if not _is_replayed(watch):
+            for worker in children:
+                watch.tell(worker, label)
+        watch.agreement = None
+        self._look_soon()
+
+    def open(self, team: tuple[int, ...]) -> Steps:
+        """Open one more world, with these workers of the job."""
+        self.episodes += 1
+        self.opening = (self.episodes, tuple(worker for worker in team if worker != self.rank))
+        self._look_soon()
+        if not any(watch.watches(team) for watch in self.watches.values()):
+            self._time_opening(self.episodes, self.awake())
+        yield self.job.meet(self, team)
+        self.opening = None
+        self._look_soon()
+
+    def _time_opening(self, number: int, began: float) -> None:
+        """Time the opening of a world that no world watches, as the watchdog's thread does."""
+        limit, job = self.job.limits.waiting, self.job
+        if not limit or self.opening is None or self.opening[0] != number or job.now >= self.dead_at:
+            return
+        if (left := began + limit - self.awake()) <= 0:
+            job.end("A worker has waited for others to come to the first partition", ())
+        job.at(job.now + max(left, TURN), lambda: self._time_opening(number, began), watch=True)
+
+    def _gather(self, watch: Watch, label: str, sources: Iterable[int]) -> Steps:
+        """Wait for a message of each of `sources`, unless the agreement is replayed."""
+        silent = list(sources)
+        while silent:
+            assert watch.agreement is not None
+            watch.agreement = replace(watch.agreement, waits_for=tuple(silent))
+            yield lambda: _has_read(watch, silent) or _is_replayed(watch)
+            if _is_replayed(watch):
+                return
+            source = next(worker for worker in silent if _next(watch, worker))
+            theirs, _ = watch.unread[source].pop(0)
+            if theirs != label:
+                text = f"worker {watch.rank} is about to run {label}, but worker {source} {theirs}"
+                watch.post(CannotAgree(0, text, (watch.rank, source)), COORDINATOR)
+                yield lambda: False  # all raise
+            silent.remove(source)
+
+    def call(
+        self,
+        function: Function,
+        traces: bool,
+        known: bool,
+        compiles: float,
+        overlaps: bool,
+        raises: bool = False,
+        pause: float = 0.0,
+    ) -> Steps:
+        """Call a checked function, tracing it or not.
+
+        - `overlaps`: its program goes on beside what comes next.
+        - `raises`: it raises first, before it does anything; that is caught, and it is called again.
+        - `pause`: seconds between its agreements, and before its program.
+        """
+        world = self.job.worlds[function.world]
+        watch, part = self.watches[world], function.parts[self.watches[world].rank]
+        log = watch.log
+        if raises and function.name in world.counted:
+            log.begin(function.name)
+            yield pause
+            log.undo()
+        if function.name in world.counted:
+            log.begin(function.name)
+        if traces and not (known and not log.inside):  # what counts nowhere is replayed without a question
+            log.agreed_before, log.tracing = known, True
+            for team in dict.fromkeys(value for kind, value in part if kind == "all"):
+                yield from self.agree(watch, team, f"a sum in {function.name}")
+                yield pause
+            yield from self.agree(watch, tuple(range(len(world.members))), f"the plan of {function.name}")
+            if not _is_replayed(watch) and (number := world.agreed_number(watch, function)):
+                log.agree(number, function.name)
+            yield pause
+            log.tracing = False
+        yield from self.compile(compiles)
+        number = log.number if log.inside else 0
+        communicates = any(kind != "compute" for kind, _ in part)
+        self.mixed = self.mixed or (not number and communicates)
+        yield from self._dispatch(watch, function.name, part, number, overlaps)
+        if log.inside:
+            log.end(True)
+        log.tracing = False
+
+    def plain(self, watch: Watch, parts: list[tuple[str, Any]], overlaps: bool) -> Steps:
+        """Run a program of jax.jit, among workers of a world."""
+        self.mixed = self.mixed or any(kind != "compute" for kind, _ in parts)
+        yield from self._dispatch(watch, "", parts, 0, overlaps)
+
+    def _dispatch(self, watch: Watch, name: str, parts: list[tuple[str, Any]], number: int, overlaps: bool) -> Steps:
+        yield lambda: not self.busy
+        self.busy = True
+        program = self._execute(watch, name, parts, number)
+        if overlaps:
+            self.job.start(self, program)
+        else:
+            yield from program
+
+    def _execute(self, watch: Watch, name: str, parts: list[tuple[str, Any]], number: int) -> Steps:
+        self.runs += 1
+        self.run, self.program, self.program_of, self.function = self.runs, number, watch.log, name
+        self._look_soon()
+        for kind, value in parts:
+            match kind:
+                case "all":
+                    yield self.job.join(watch, value)
+                case "send":
+                    yield self.job.send(watch, value)
+                case "receive":
+                    yield self.job.receive(watch, value)
+                case "compute":
+                    yield value
+        self.run = self.program = 0
+        self.busy = False
+        self.job.poke(self)
+        self._look_soon()
+
+    def leave(self, status: int = 0) -> Steps:
+        yield lambda: not self.busy
+        self.left = status
+        self._look_soon()
+
+
+# --- agreements, as the control channel has them ---
+
+
+def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
+    for source, label, calls in watch.arrived:
+        watch.received[source] += 1
+        watch.unread[source].append((label, calls))
+    watch.arrived.clear()
+    mine = watch.log.summary()
+    for source in sources:
+        watch.unread[source] = [told for told in watch.unread[source] if not mine.has_passed(told[1])]
+    return any(_next(watch, source) for source in sources)
+
+
+def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
+    mine, unread = watch.log.summary(), watch.unread[source]
+    return unread[0] if unread and not unread[0][1].has_passed(mine) else None
+
+
+def _is_replayed(watch: Watch) -> bool:
+    log = watch.log
+    return log.inside and log.tracing and log.agreed_before and watch.reporter.replay >= log.number
