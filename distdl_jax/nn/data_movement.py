@@ -68,11 +68,6 @@ class _BetweenPartitions(_Primitive):
     transpose_dest: bool = False
     preserve_batch: bool = True
 
-    @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
-
 
 @dataclass(frozen=True)
 class Broadcast(_BetweenPartitions, function=functional.broadcast, plan=plan_broadcast):
@@ -148,11 +143,6 @@ class Repartition(_Primitive, function=functional.repartition, plan=plan_reparti
     P_x: Partition
     P_y: Partition
     preserve_batch: bool = True
-
-    @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
 
 
 Transpose = DistributedTranspose = Repartition
