@@ -128,7 +128,8 @@ class Settings:
                 accepts="on, read or off",
                 parse=_one_of("on", "read", "off"),
                 purpose="How a convolution's algorithm is chosen on CPUs: by what is measured on the machine, and "
-                "kept; by what was kept, measuring nothing; or by the library's own records, the same on every machine.",
+                "kept; by what was kept, measuring nothing; or by the library's own records, the same on every "
+                "machine.",
             )
         },
     )
