@@ -283,7 +283,7 @@ def test_refusals() -> None:
         "`P_W` (1 x 2 x 2) must have shape 1 x 1 x ..., 3 dimensions": lambda P: nn.DistributedSpectralConv1d(
             on(1, 1, 4).partition(P), **sizes, modes=2, P_W=on(1, 2, 2).partition(P)
         ),
-        "`P_x` (1 x 4) must have 4 dimensions: batch, channels, and features.": lambda P: nn.DistributedSpectralConv2d(
+        "`P_x` (1 x 4) must have 4 dimensions: batch, channels, and 2 of": lambda P: nn.DistributedSpectralConv2d(
             on(1, 4).partition(P), **sizes, modes=2
         ),
         "`P_x` (1 x 2 x 2) must have 3 to 5 dimensions, batch, channels, and features, and one worker along": (
