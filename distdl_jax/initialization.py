@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
@@ -30,6 +29,7 @@ from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.settings import current_settings
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.tracing.jaxprs import Call, evaluate, structure
 from distdl_jax.validation import check_key, checked_dtype
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
@@ -41,8 +41,6 @@ _ELEMENTWISE = frozenset(
     | {"rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sqrt"}
     | {"square", "stop_gradient", "sub", "tan", "tanh", "xor"}
 )
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
-"""What runs an inner program once, on its operands as they are: no loop, no branch."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def initialize_block(
     """
     program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
     try:
-        (result,) = _BlockEvaluation(global_shape, box).run(program.jaxpr, program.consts, [key])
+        (result,) = evaluate(program, [key], _OnBlock(global_shape, box))
     except _NotElementwiseError:
         result = initializer(key, global_shape, dtype)
     return result.block if isinstance(result, _Cut) else result[tuple(slice(*bounds) for bounds in box)]
@@ -133,25 +131,17 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _BlockEvaluation:
-    """Evaluates a traced initializer on the block `box` of a tensor of `global_shape`."""
+class _OnBlock:
+    """The rule that evaluates an equation of an initializer on the block `box` of a tensor of `global_shape`."""
 
     global_shape: tuple[int, ...]
     box: Box
 
-    def run(self, program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
-        for equation in program.eqns:
-            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
-            results = self._equation(equation, operands)
-            values.update(zip(equation.outvars, results, strict=True))
-        return [v.val if isinstance(v, Literal) else values[v] for v in program.outvars]
-
-    def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def __call__(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        if name in _CALLS and isinstance(inner, ClosedJaxpr):
-            return self.run(inner.jaxpr, inner.consts, operands)
+        match structure(equation):
+            case Call(_, body) if len(body.jaxpr.invars) == len(operands):
+                return evaluate(body, operands, self)
         if any(isinstance(operand, _Cut) for operand in operands):
             return [_Cut(self._elementwise(equation, operands))]
         if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(operands[0]):
@@ -159,7 +149,7 @@ class _BlockEvaluation:
         if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(operands[0]) == 1:
             return [_Cut(jnp.broadcast_to(jnp.reshape(operands[0], ()), box_shape(self.box)))]
         results = equation.primitive.bind(*operands, **params)
-        return list(results) if equation.primitive.multiple_results else [results]
+        return results if equation.primitive.multiple_results else [results]
 
     def _elementwise(self, equation: Any, operands: list[Any]) -> Array:
         whole = [operand for operand in operands if not isinstance(operand, _Cut)]

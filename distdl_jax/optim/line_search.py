@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from distdl_jax.autodiff.gradients import summed, value_and_grad
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.norms import Whole, check_params, optax_for
 from distdl_jax.partition import Partition
 from distdl_jax.primitives import all_sum_reduce
+from distdl_jax.tracing.jaxprs import Call, While, evaluate, structure
 
 if TYPE_CHECKING:
     import optax
-
-
-_LOOPS_AND_BRANCHES = ("while", "scan", "cond")
 
 
 def line_search(
@@ -196,53 +194,32 @@ def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[.
     worker's program for itself. One worker would then leave the loop, and the others wait for it.
     """
 
-    def synced(*args: Any) -> Any:
-        program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
-        results = _Evaluation(workers).run(program.jaxpr, program.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return synced
-
-
-class _Evaluation:
-    """An evaluation of a traced program with such loops."""
-
-    def __init__(self, workers: Partition) -> None:
-        self._workers = workers
-
-    def run(self, program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
-        for equation in program.eqns:
-            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
-            values.update(zip(equation.outvars, self._equation(equation, operands), strict=True))
-        return [v.val if isinstance(v, Literal) else values[v] for v in program.outvars]
-
-    def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
-        name, params = equation.primitive.name, equation.params
-        if name == "while":
-            return self._loop(params, operands)
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        if isinstance(inner, ClosedJaxpr) and name not in _LOOPS_AND_BRANCHES:
-            return self.run(inner.jaxpr, inner.consts, operands)
-        results = equation.primitive.bind(*operands, **params)
-        return results if equation.primitive.multiple_results else [results]
-
-    def _loop(self, params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_condition, of_body, carried = operands[:first], operands[first:second], operands[second:]
-        condition, body = jaxpr_as_fun(params["cond_jaxpr"]), jaxpr_as_fun(params["body_jaxpr"])
-        return lax.while_loop(
-            lambda carried: condition(*of_condition, *carried)[0],
-            lambda carried: self._synced(body(*of_body, *carried)),
-            self._synced(carried),
-        )
-
-    def _synced(self, carried: Sequence[Any]) -> list[Array]:
+    def first_workers(carried: Sequence[Any]) -> list[Array]:
         """Return the carried values with the first worker's scalars, in one message."""
         arrays = [jnp.asarray(x) for x in carried]
         scalars = [x for x in arrays if x.ndim == 0]
-        if self._workers.size < 2 or not self._workers.active or not scalars:
+        if workers.size < 2 or not workers.active or not scalars:
             return arrays
         own = jnp.stack([x.astype(float) for x in scalars])
-        first = iter(all_sum_reduce(jnp.where(self._workers.rank == 0, own, 0), self._workers, axes_keep=()))
+        first = iter(all_sum_reduce(jnp.where(workers.rank == 0, own, 0), workers, axes_keep=()))
         return [next(first).astype(x.dtype) if x.ndim == 0 else x for x in arrays]
+
+    def rule(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        match structure(equation):
+            case While(condition, body, of_condition, of_body):
+                constants, carried = operands[: of_condition + of_body], operands[of_condition + of_body :]
+                return lax.while_loop(
+                    lambda carried: jaxpr_as_fun(condition)(*constants[:of_condition], *carried)[0],
+                    lambda carried: first_workers(jaxpr_as_fun(body)(*constants[of_condition:], *carried)),
+                    first_workers(carried),
+                )
+            case Call(_, body) if len(body.jaxpr.invars) == len(operands):
+                return evaluate(body, operands, rule)
+        results = equation.primitive.bind(*operands, **equation.params)
+        return results if equation.primitive.multiple_results else [results]
+
+    def synced(*args: Any) -> Any:
+        program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(program, jax.tree.leaves(args), rule))
+
+    return synced
