@@ -24,6 +24,7 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from distdl_jax.agreement.agree import agree
+from distdl_jax.compat import bound_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.plans.shape_dtype import shape_text
@@ -69,7 +70,7 @@ def initialize_block(
     """
     program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
     try:
-        (result,) = evaluate(program, [key], _OnBlock(global_shape, box))
+        (result,) = evaluate(program, [key], _BlockEvaluation(global_shape, box).rule)
     except _NotElementwiseError:
         result = initializer(key, global_shape, dtype)
     return result.block if isinstance(result, _Cut) else result[tuple(slice(*bounds) for bounds in box)]
@@ -131,32 +132,31 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _OnBlock:
-    """The rule that evaluates an equation of an initializer on the block `box` of a tensor of `global_shape`."""
+class _BlockEvaluation:
+    """Evaluates a traced initializer on the block `box` of a tensor of `global_shape`."""
 
     global_shape: tuple[int, ...]
     box: Box
 
-    def __call__(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
-        name, params = equation.primitive.name, equation.params
-        match structure(equation):
-            case Call(_, body) if len(body.jaxpr.invars) == len(operands):
-                return evaluate(body, operands, self)
-        if any(isinstance(operand, _Cut) for operand in operands):
-            return [_Cut(self._elementwise(equation, operands))]
-        if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(operands[0]):
-            return [_Cut(_random_bits(operands[0], params["bit_width"], self.global_shape, self.box))]
-        if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(operands[0]) == 1:
-            return [_Cut(jnp.broadcast_to(jnp.reshape(operands[0], ()), box_shape(self.box)))]
-        results = equation.primitive.bind(*operands, **params)
-        return results if equation.primitive.multiple_results else [results]
+    def rule(self, eqn: Any, args: list[Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        match structure(eqn):
+            case Call("jit" | "call" | "custom", body):
+                return evaluate(body, args, self.rule)
+        if any(isinstance(arg, _Cut) for arg in args):
+            return [_Cut(self._elementwise(eqn, args))]
+        if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(args[0]):
+            return [_Cut(_random_bits(args[0], params["bit_width"], self.global_shape, self.box))]
+        if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(args[0]) == 1:
+            return [_Cut(jnp.broadcast_to(jnp.reshape(args[0], ()), box_shape(self.box)))]
+        return bound_again(eqn, args)
 
-    def _elementwise(self, equation: Any, operands: list[Any]) -> Array:
-        whole = [operand for operand in operands if not isinstance(operand, _Cut)]
-        if equation.primitive.name not in _ELEMENTWISE or any(np.size(operand) != 1 for operand in whole):
+    def _elementwise(self, eqn: Any, args: list[Any]) -> Array:
+        whole = [arg for arg in args if not isinstance(arg, _Cut)]
+        if eqn.primitive.name not in _ELEMENTWISE or any(np.size(arg) != 1 for arg in whole):
             raise _NotElementwiseError
-        values = [operand.block if isinstance(operand, _Cut) else operand for operand in operands]
-        return equation.primitive.bind(*values, **equation.params)
+        (result,) = bound_again(eqn, [arg.block if isinstance(arg, _Cut) else arg for arg in args])
+        return result
 
 
 def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:

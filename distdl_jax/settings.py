@@ -106,8 +106,8 @@ SETTINGS: dict[str, Setting] = {
         default="on",
         accepts="on, read or off",
         parse=_one_of("on", "read", "off"),
-        purpose="How a convolution's form is chosen on CPUs: by what is measured on the machine, and kept; by "
-        "what was kept, measuring nothing; or by the library's own records, the same on every machine.",
+        purpose="How a convolution's algorithm is chosen on CPUs: by measurements on the machine, which are kept; by "
+        "kept ones alone; or by the library's own records, the same on every machine.",
     ),
     "tuning_file": Setting(
         name="DISTDL_JAX_TUNING_FILE",

@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
 from distdl_jax.autodiff.gradients import summed, value_and_grad
+from distdl_jax.compat import bound_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.norms import Whole, check_params, optax_for
 from distdl_jax.partition import Partition
@@ -194,32 +195,38 @@ def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[.
     worker's program for itself. One worker would then leave the loop, and the others wait for it.
     """
 
-    def first_workers(carried: Sequence[Any]) -> list[Array]:
-        """Return the carried values with the first worker's scalars, in one message."""
-        arrays = [jnp.asarray(x) for x in carried]
-        scalars = [x for x in arrays if x.ndim == 0]
-        if workers.size < 2 or not workers.active or not scalars:
-            return arrays
-        own = jnp.stack([x.astype(float) for x in scalars])
-        first = iter(all_sum_reduce(jnp.where(workers.rank == 0, own, 0), workers, axes_keep=()))
-        return [next(first).astype(x.dtype) if x.ndim == 0 else x for x in arrays]
-
-    def rule(equation: Any, operands: list[Any]) -> Sequence[Any]:
-        match structure(equation):
-            case While(condition, body, of_condition, of_body):
-                constants, carried = operands[: of_condition + of_body], operands[of_condition + of_body :]
-                return lax.while_loop(
-                    lambda carried: jaxpr_as_fun(condition)(*constants[:of_condition], *carried)[0],
-                    lambda carried: first_workers(jaxpr_as_fun(body)(*constants[of_condition:], *carried)),
-                    first_workers(carried),
-                )
-            case Call(_, body) if len(body.jaxpr.invars) == len(operands):
-                return evaluate(body, operands, rule)
-        results = equation.primitive.bind(*operands, **equation.params)
-        return results if equation.primitive.multiple_results else [results]
+    def rule(eqn: Any, args: list[Any]) -> Sequence[Any]:
+        match structure(eqn):
+            case While() as loop:
+                return _synced_loop(loop, args, workers)
+            case Call("jit" | "call", body):
+                return evaluate(body, args, rule)
+        return bound_again(eqn, args)
 
     def synced(*args: Any) -> Any:
         program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
         return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(program, jax.tree.leaves(args), rule))
 
     return synced
+
+
+def _synced_loop(loop: While, args: list[Any], workers: Partition) -> Sequence[Any]:
+    first, second = loop.condition_constants, loop.condition_constants + loop.body_constants
+    of_condition, of_body, carried = args[:first], args[first:second], args[second:]
+    condition, body = jaxpr_as_fun(loop.condition), jaxpr_as_fun(loop.body)
+    return lax.while_loop(
+        lambda carried: condition(*of_condition, *carried)[0],
+        lambda carried: _sync(body(*of_body, *carried), workers),
+        _sync(carried, workers),
+    )
+
+
+def _sync(carried: Sequence[Any], workers: Partition) -> list[Array]:
+    """Return the carried values with the first worker's scalars, in one message."""
+    arrays = [jnp.asarray(x) for x in carried]
+    scalars = [x for x in arrays if x.ndim == 0]
+    if workers.size < 2 or not workers.active or not scalars:
+        return arrays
+    own = jnp.stack([x.astype(float) for x in scalars])
+    first = iter(all_sum_reduce(jnp.where(workers.rank == 0, own, 0), workers, axes_keep=()))
+    return [next(first).astype(x.dtype) if x.ndim == 0 else x for x in arrays]
