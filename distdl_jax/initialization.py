@@ -63,7 +63,7 @@ class UniformFanIn:
 def initialize_block(
     initializer: Initializer, key: Array, global_shape: tuple[int, ...], box: Box, dtype: np.dtype
 ) -> Array:
-    """The block `box` of `initializer(key, global_shape, dtype)`.
+    """Return the block `box` of `initializer(key, global_shape, dtype)`.
 
     Initializers that are not elementwise in random bits (the orthogonal ones), and keys that are not threefry's, are
     evaluated for the whole tensor, and then cut.
@@ -77,7 +77,7 @@ def initialize_block(
 
 
 def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Array:
-    """This worker's block of a random tensor: of what `initializer(key, spec.global_shape, dtype)` would give.
+    """Return this worker's block of the random tensor `initializer(key, spec.global_shape, dtype)`.
 
     The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
     the whole: where the initializer is elementwise in random numbers, as those of PyTorch and most of
@@ -106,10 +106,10 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     if not callable(initializer):
         raise InvalidTypeError(f"`initializer` (={initializer!r}) must be a function of (key, shape, dtype).")
     check_key("key", key)
-    its_dtype = checked_dtype("dtype", dtype)
+    found = checked_dtype("dtype", dtype)
     check_spec(spec)
     # On all workers, so that all raise what it raises.
-    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, its_dtype), key)
+    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, found), key)
     if getattr(made, "shape", None) != spec.global_shape:
         raise InvalidArgumentError(
             f"`initializer` (={initializer!r}) must return an array of the shape that it is given, "
@@ -117,7 +117,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
         )
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return initialize_block(initializer, key, spec.global_shape, spec.box, its_dtype)
+    return initialize_block(initializer, key, spec.global_shape, spec.box, found)
 
 
 class _NotElementwiseError(Exception):
@@ -160,7 +160,7 @@ class _BlockEvaluation:
 
 
 def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
-    """The block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
+    """Return the block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
     counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined, unused-ignore]
     if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
         raise _NotElementwiseError
@@ -176,7 +176,7 @@ def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box:
 
 
 def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, Array]:
-    """The row-major number of each element of the block in the global tensor, as the halves of 64-bit integers."""
+    """Return the row-major number of each element in the global tensor, as the halves of 64-bit integers."""
     shape = box_shape(box)
     high = low = jnp.zeros(shape, jnp.uint32)
     for axis, (start, stop) in enumerate(box):
@@ -203,10 +203,10 @@ def initialize_params(
     if current_settings().debug and not isinstance(key, Tracer):
         _check_same_key(specs, key, dtype, initializers)
     params = {}
-    for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
+    for name, own_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
         if name not in specs:
             continue
-        params[name] = init_block(initializers[name], its_key, specs[name], dtype)
+        params[name] = init_block(initializers[name], own_key, specs[name], dtype)
     return params
 
 

@@ -1,4 +1,4 @@
-"""Values that JAX takes as they are: partitions and layers."""
+"""The base of values that are static to JAX: partitions and layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distdl_jax.validation import checked_boolean
 
 
 class Static:
-    """The base of immutable, hashable values without arrays in them, which JAX is to take for static.
+    """The base of immutable, hashable values without arrays in them, which are static to JAX.
 
     An instance can be an argument of a jitted function, a leaf of a pytree, of an equinox module, say, or an attribute
     of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
 
-    What a class annotates as `bool`, fields of a dataclass and arguments of its own `__init__`, must be a truth value;
-    that is checked before all else, and what it keeps is a bool.
+    Fields of a dataclass, and arguments of its own `__init__`, that a class annotates as `bool` must be truth values;
+    that is checked before all else, and they become bools.
     """
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class Static:
 
 @cache
 def _fields(cls: Any) -> tuple[str, ...]:
-    """The flags among a class's fields, its bases' too."""
+    """Return the names of the flags among a class's fields, its bases' too."""
     return tuple(name for base in cls.__mro__ for name in _flags(inspect.get_annotations(base)))
 
 

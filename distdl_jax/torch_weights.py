@@ -15,6 +15,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
+from distdl_jax.nn.wrappers import Wrapper
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.tensors import TensorSpec, device_array
@@ -30,7 +31,7 @@ _OWN = re.compile(
 
 
 def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False) -> Any:
-    """A layer's parameters, from the `state_dict` of the PyTorch module that it is like.
+    """Return a layer's parameters, from the `state_dict` of the PyTorch module that it is like.
 
     Layouts and names are changed where they differ (attention); what they are is in `docs/from-torch.md`. A
     `Sequential` takes the modules of a `state_dict` in their order, one for each of its layers that has parameters or a
@@ -71,12 +72,12 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
 
 
 def _params_and_state(state_dict: Mapping[str, Any], layer: Any, prefix: str) -> tuple[Any, Any]:
-    """Both, from what is below `prefix`, which is in front of no name any more."""
+    """Return both, from the entries below `prefix`, which has been taken off their names."""
     if isinstance(layer, Mapping):
         below = {name: _below(state_dict, name) for name in layer}
-        left = [name for name in state_dict if not any(name.startswith(f"{its}.") for its in layer)]
+        left = [name for name in state_dict if not any(name.startswith(f"{each}.") for each in layer)]
         _check_none_left([prefix + name for name in left])
-        pairs = {name: _params_and_state(below[name], its, f"{prefix}{name}.") for name, its in layer.items()}
+        pairs = {name: _params_and_state(below[name], each, f"{prefix}{name}.") for name, each in layer.items()}
         params, states = ({name: pair[k] for name, pair in pairs.items()} for k in (0, 1))
         return params, states
     modules = _modules(state_dict, prefix)
@@ -86,7 +87,7 @@ def _params_and_state(state_dict: Mapping[str, Any], layer: Any, prefix: str) ->
 
 
 def _below(state_dict: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {its.removeprefix(f"{name}."): x for its, x in state_dict.items() if its.startswith(f"{name}.")}
+    return {full.removeprefix(f"{name}."): x for full, x in state_dict.items() if full.startswith(f"{name}.")}
 
 
 def _check_none_left(names: list[str]) -> None:
@@ -96,13 +97,13 @@ def _check_none_left(names: list[str]) -> None:
 
 @dataclass
 class _Modules:
-    """The modules that are left, with their names; and where the next one is, in words that end a sentence."""
+    """The modules that are left, with their names; and the place of the next one, in words that end a sentence."""
 
     left: list[tuple[str, Arrays]]
     where: str
 
     def take(self, layer: Layer, names: Sequence[str]) -> tuple[str, Arrays]:
-        """The next one, for a layer of these parameters."""
+        """Return the next module, for a layer with parameters of these names."""
         if not self.left:
             raise InvalidArgumentError(
                 f"`state_dict` must hold {names[0]!r} of a module{self.where}, for {layer!r}, but does not."
@@ -113,7 +114,7 @@ class _Modules:
 
 
 def _modules(state_dict: Mapping[str, Any], prefix: str) -> _Modules:
-    """The modules of a `state_dict` in their order, with `prefix` in front of their names; and what is in each."""
+    """Return the modules of a `state_dict` in their order, with `prefix` in front of their names."""
     found: dict[str, Arrays] = {}
     for name, x in state_dict.items():
         match = _OWN.match(name)
@@ -138,7 +139,7 @@ def _array(name: str, x: Any) -> np.ndarray:
 
 
 def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The names of modules, those below each prefix together: in the order of numbers where all are, else as given.
+    """Sort names of modules, those below each prefix together: by number where all are numbers, else as given.
 
     >>> _in_order([("a", "0"), ("a", "10"), ("a", "2"), ("1",)])
     [('a', '0'), ('a', '2'), ('a', '10'), ('1',)]
@@ -154,17 +155,16 @@ def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
-    """Parameters and state of a layer, from the next of the modules."""
+    """Take the parameters and the state of a layer from the next of the modules."""
     if isinstance(layer, Sequential):
-        pairs = [_taken(its, modules) if isinstance(its, Layer) else ({}, {}) for its in layer.layers]
+        pairs = [_taken(each, modules) if isinstance(each, Layer) else ({}, {}) for each in layer.layers]
         return tuple(params for params, _ in pairs), tuple(state for _, state in pairs)
     if isinstance(layer, Residual):
-        pairs = [({}, {}) if its is None else _taken(its, modules) for its in (layer.body, layer.shortcut)]
-        params, states = (dict(zip(WAYS, its, strict=True)) for its in zip(*pairs, strict=True))
+        pairs = [({}, {}) if each is None else _taken(each, modules) for each in (layer.body, layer.shortcut)]
+        params, states = (dict(zip(WAYS, trees, strict=True)) for trees in zip(*pairs, strict=True))
         return params, states
-    inner = getattr(layer, "layer", None)
-    if isinstance(inner, Layer):
-        return _taken(inner, modules)
+    if isinstance(layer, Wrapper):
+        return _taken(layer.layer, modules)
     if not isinstance(layer, Layer):
         raise InvalidTypeError(f"`layer` (={layer!r}) must be a layer, or a dictionary of layers.")
     of_params, of_state = layer.param_specs(), layer.state_specs() if keeps_state(layer) else {}
@@ -180,7 +180,7 @@ def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
 
 
 def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays) -> jax.Array:
-    """This worker's block of an array."""
+    """Return this worker's block of an array."""
     whole = f"{module}.{name}".strip(".")
     if name not in arrays:
         raise InvalidArgumentError(f"`state_dict` must hold {whole!r}, for {layer!r}, but does not.")
@@ -194,7 +194,7 @@ def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays)
 
 
 def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arrays) -> Arrays:
-    """PyTorch's rows of queries, keys and values, head after head, or three matrices, as ours; and what is left."""
+    """Convert PyTorch's rows of queries, keys and values, head after head, or three matrices; keep all others."""
     e, h = layer.embed_dim, layer.num_heads
     groups, d = layer.num_key_heads or h, e // h
     changed: Arrays = {}
@@ -211,16 +211,16 @@ def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arr
             parts = dict(zip("qkv", np.split(packed, [h * d, (h + groups) * d]), strict=True))
         else:
             found = {letter: taken(f"{letter}_proj.{kind}", f"{letter}_proj_{kind}") for letter in "qkv"}
-            parts = {letter: its for letter, its in found.items() if its is not None}
+            parts = {letter: rows for letter, rows in found.items() if rows is not None}
         if len(parts) == 3:
-            heads = {letter: _reshaped(module, its, (-1, d, *rest)) for letter, its in parts.items()}
+            heads = {letter: _reshaped(module, rows, (-1, d, *rest)) for letter, rows in parts.items()}
             suffix = "" if kind == "weight" else "_bias"
             if layer.fused:
-                in_groups = [_reshaped(module, its, (groups, -1, d, *rest)) for its in heads.values()]
+                in_groups = [_reshaped(module, rows, (groups, -1, d, *rest)) for rows in heads.values()]
                 changed[f"qkv{suffix}"] = np.concatenate(in_groups, 1)
             else:
                 names_of = {"q": "query", "k": "key", "v": "value"}
-                changed |= {f"{names_of[letter]}{suffix}": its for letter, its in heads.items()}
+                changed |= {f"{names_of[letter]}{suffix}": rows for letter, rows in heads.items()}
         if (out := taken(f"out_proj.{kind}", f"o_proj.{kind}")) is not None:
             changed["out" if kind == "weight" else "out_bias"] = (
                 _reshaped(module, out, (e, h, d)) if kind == "weight" else out

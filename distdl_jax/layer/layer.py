@@ -196,8 +196,9 @@ class PartitionedLayer(BaseLayer):
 
     @property
     def output_partition(self) -> Partition:
-        """The partition of the output: P_y where the layer has one, else P_x."""
-        return self.P_x
+        """The partition of the output: the layer's P_y where it has one, else P_x."""
+        P_y: Partition | None = vars(self).get("P_y")
+        return P_y or self.P_x
 
     @property
     def _expected_partition(self) -> Partition:
@@ -210,13 +211,13 @@ class PartitionedLayer(BaseLayer):
     @cached_property
     def _team(self) -> Workers:
         """The world ranks of the workers that take part, ascending."""
-        return tuple(sorted({*self.input_partition.ranks, *self.output_partition.ranks}))
+        return tuple(sorted({*self.P_x.ranks, *self.output_partition.ranks}))
 
     @abstractmethod
     def param_specs(self) -> Any:
         """Return the global shape and the partition of each parameter: a pytree like the parameters."""
 
-    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Any:
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Plan:
         """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
         **Arguments:**
@@ -229,7 +230,8 @@ class PartitionedLayer(BaseLayer):
 
         **Raises:** `PlanError` where x or a parameter does not fit.
         """
-        return self._plan(*self._checked(x, params))
+        plan: Plan = self._plan(*self._checked(x, params))
+        return plan
 
     def _checked(
         self, x: ShapeDtypes, params: ParamShapeDtypes | None
@@ -243,7 +245,7 @@ class PartitionedLayer(BaseLayer):
 
     def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
         """Return the dtype of parameters that nobody gives, beside an input of these shapes and dtypes."""
-        return x[self.input_partition.ranks[0]].dtype
+        return x[self.P_x.ranks[0]].dtype
 
     @abstractmethod
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> Any:
@@ -262,7 +264,7 @@ class PartitionedLayer(BaseLayer):
 
         **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
         """
-        if self.input_partition.world.rank not in self._team:
+        if self.P_x.world.rank not in self._team:
             return x
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
@@ -277,12 +279,11 @@ class PartitionedLayer(BaseLayer):
 
     def _agree_on_shapes(self, params: Any, x: Array, *choose: Any) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
         """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""
-        world = self.input_partition.world
-        return agree_on_shapes(world, self._team, describe(self), self.param_specs(), params, x, *choose)
+        return agree_on_shapes(self.P_x.world, self._team, describe(self), self.param_specs(), params, x, *choose)
 
     def _run(self, plan: Any, params: Any, x: Array) -> Array:
         """Return this worker's block of the output, by `plan`."""
-        y: Array = plan.run(self.input_partition.world, params, x)
+        y: Array = plan.run(self.P_x.world, params, x)
         return y
 
 
@@ -323,7 +324,7 @@ class ParameterFreeLayer(PartitionedLayer):
         return super().__call__({}, x)
 
     def _run(self, plan: Any, params: Any, x: Array) -> Array:
-        y: Array = plan.run(self.input_partition.world, x)
+        y: Array = plan.run(self.P_x.world, x)
         return y
 
 

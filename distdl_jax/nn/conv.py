@@ -112,11 +112,6 @@ class DistributedConv(WeightedLayer):
         return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
 
     @property
-    def output_partition(self) -> Partition:
-        """The partition of the output: P_y where it is given, else P_x."""
-        return self.P_y or self.P_x
-
-    @property
     def _work(self) -> Partition:
         return self._partitions.work
 

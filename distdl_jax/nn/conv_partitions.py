@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.layer.input_checks import check_features
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 
@@ -42,13 +43,8 @@ def conv_partitions(
     dims: int, P_x: Partition, P_y: Partition | None, P_W: Partition | None, groups: int
 ) -> ConvPartitions:
     """Choose the algorithm and arrange the teams; refuses, in a sentence, what doesn't fit together."""
-    for name, P in (("P_x", P_x), ("P_y", P_y), ("P_W", P_W)):
-        if not isinstance(P, Partition | None) or (P is None and name == "P_x"):
-            raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
-    if P_x.dim != dims + 2:
-        raise InvalidArgumentError(
-            f"`P_x` ({shape_text(P_x.shape)}) must have {dims + 2} dimensions: batch, channels, and {dims} of features."
-        )
+    check_features(P_x, dims)
+    check_partitions(P_x=P_x, **{name: P for name, P in (("P_y", P_y), ("P_W", P_W)) if P is not None})
     batch, p_ci, *features = P_x.shape
     if (P_y is None) != (P_W is None):
         given, missing = ("P_y", "P_W") if P_W is None else ("P_W", "P_y")
@@ -63,7 +59,6 @@ def conv_partitions(
             )
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
         return ConvPartitions("feature", work, work, work)
-    check_partitions(P_x=P_x, P_y=P_y, P_W=P_W)
     if P_y.dim != dims + 2 or (P_y.shape[0], *P_y.shape[2:]) != (batch, *features):
         raise InvalidArgumentError(
             f"`P_y` ({shape_text(P_y.shape)}) must split batch and features as `P_x` ({shape_text(P_x.shape)}) does."

@@ -28,8 +28,8 @@ from distdl_jax.validation import checked_axes, checked_booleans
 class _Primitive(ParameterFreeLayer):
     """The base of the primitives as layers: `Broadcast(P_x, P_y)(x)` is `broadcast(x, P_x, P_y)`.
 
-    A subclass names its function, whose docstring is part of its own, and the plan of the function. Its fields are the
-    function's arguments, but x. Partitions and flags are checked when the layer is made.
+    A subclass names its function, whose docstring becomes part of the class's, and the function's plan. The fields are
+    the arguments of the function, but x. Partitions and flags are checked when the layer is made.
     """
 
     _function: ClassVar[Callable[..., Array]]
@@ -67,11 +67,6 @@ class _BetweenPartitions(_Primitive):
     transpose_src: bool = False
     transpose_dest: bool = False
     preserve_batch: bool = True
-
-    @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
 
 
 @dataclass(frozen=True)
@@ -148,11 +143,6 @@ class Repartition(_Primitive, function=functional.repartition, plan=plan_reparti
     P_x: Partition
     P_y: Partition
     preserve_batch: bool = True
-
-    @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
 
 
 Transpose = DistributedTranspose = Repartition

@@ -12,12 +12,12 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import initialize_block
+from distdl_jax.layer.input_checks import check_probability, checked_key
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved
 from distdl_jax.random import standard_uniform
-from distdl_jax.validation import check_key, checked_boolean, is_real
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class Dropout(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
-        if not is_real(self.p) or not 0 <= self.p < 1:
-            raise InvalidArgumentError(f"`p` (={self.p!r}) must be a probability, from 0 to below 1.")
+        check_probability("p", self.p)
         if self.channels and self.P_x.dim < 2:
             raise InvalidArgumentError("`channels` (=True) must be False where `P_x` has one dimension.")
 
@@ -70,13 +69,8 @@ class Dropout(ParameterFreeLayer):
     def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
         """Return this worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
         x = super().__call__(*args)
-        training = checked_boolean("training", training)
-        if not training or not self.draws:
-            return x
-        if key is None:
-            raise InvalidArgumentError("`key` (=None) must be a random key in training, the same on every worker.")
-        check_key("key", key)
-        if self.P_x.rank is None:
+        key = checked_key(key, training, self.draws)
+        if key is None or self.P_x.rank is None:
             return x
         with jax.named_scope("Dropout"):
             blocks, _, _ = self._agree_on_shapes({}, x)

@@ -145,11 +145,6 @@ class DistributedLinear(WeightedLayer):
         return tuple((order if name == "P_x" else order.transpose(0, 2, 1)).ravel().tolist())
 
     @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
-
-    @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.out_features, self.in_features)} | ({"bias": (self.out_features,)} if self.bias else {})
 

@@ -37,6 +37,16 @@ class Network(BaseLayer):
         """Return the output; `run` applies a layer."""
 
     @property
+    def input_partition(self) -> Partition | None:
+        """The partition of the first layer's input; None where there are only functions."""
+        return first_partition(layer for _, layer in self._parts)
+
+    @property
+    def output_partition(self) -> Partition | None:
+        """The partition of the last layer's output; None where there are only functions."""
+        return last_partition([layer for _, layer in self._parts])
+
+    @property
     def draws(self) -> bool:
         """Whether a layer draws random numbers in training, and needs a `key`."""
         return any(draws_numbers(layer) for _, layer in self._parts)

@@ -14,13 +14,14 @@ import numpy as np
 from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool, sum_pool
+from distdl_jax.layer.input_checks import check_features
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
-from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
@@ -93,13 +94,7 @@ class DistributedPool(ParameterFreeLayer):
         windows = self._windows
         # The fields, in the form in which equal ones are equal.
         vars(self).update(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
-        if not isinstance(self.P_x, Partition):
-            raise InvalidTypeError(f"`P_x` (={self.P_x!r}) must be a partition.")
-        if self.P_x.dim != self.dims + 2:
-            raise InvalidArgumentError(
-                f"`P_x` ({shape_text(self.P_x.shape)}) must have {self.dims + 2} dimensions: batch, channels, and "
-                f"{self.dims} of features."
-            )
+        check_features(self.P_x, self.dims)
         for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
             if max(pair) > d * (k - 1):
                 raise InvalidArgumentError(

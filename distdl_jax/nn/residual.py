@@ -15,7 +15,7 @@ from distdl_jax.agreement.shapes import exchange_named_shapes, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Ends, Layer, ends_of
 from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
-from distdl_jax.nn.network import Network, RunPart, first_partition, last_partition, params_of_part
+from distdl_jax.nn.network import Network, RunPart, last_partition, params_of_part
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
@@ -91,11 +91,6 @@ class Residual(Network):
     def layers(self) -> tuple[Any, ...]:
         """The body, and the shortcut where there is one."""
         return (self.body,) if self.shortcut is None else (self.body, self.shortcut)
-
-    @property
-    def input_partition(self) -> Partition | None:
-        """The partition of the input, the body's; None where there are only functions."""
-        return first_partition(self.layers)
 
     @property
     def output_partition(self) -> Partition | None:

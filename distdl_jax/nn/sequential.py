@@ -15,9 +15,8 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Ends, Layer
 from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
-from distdl_jax.nn.network import Network, RunPart, first_partition, last_partition, params_of_part
+from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
-from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 
@@ -40,6 +39,7 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
     return BlocksPlan({worker: outputs[block] for worker, block in x.items()})
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class Sequential(Network):
     """A network whose layers are applied one after the other.
 
@@ -68,8 +68,6 @@ class Sequential(Network):
     (5, 2)
     """
 
-    __slots__ = ("_layers",)
-
     _layers: tuple[Callable[..., Any], ...]
 
     def __init__(self, *layers: Callable[..., Any]) -> None:
@@ -77,25 +75,12 @@ class Sequential(Network):
             if not callable(layer):
                 raise InvalidTypeError(f"`layers[{place}]` (={layer!r}) must be a layer or a function of an array.")
         check_arrangement(layers)
-        object.__setattr__(self, "_layers", layers)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"A Sequential is immutable, so its `{name}` cannot be set; create another one.")
+        vars(self).update(_layers=layers)
 
     @property
     def layers(self) -> tuple[Callable[..., Any], ...]:
         """The layers and functions, in order."""
         return self._layers
-
-    @property
-    def input_partition(self) -> Partition | None:
-        """The partition of the first layer's input; None where there are only functions."""
-        return first_partition(self._layers)
-
-    @property
-    def output_partition(self) -> Partition | None:
-        """The partition of the last layer's output; None where there are only functions."""
-        return last_partition(self._layers)
 
     @property
     def _ends(self) -> Ends:
@@ -174,12 +159,6 @@ class Sequential(Network):
     def __getitem__(self, place: slice) -> Sequential: ...
     def __getitem__(self, place: int | slice) -> Any:
         return Sequential(*self._layers[place]) if isinstance(place, slice) else self._layers[place]
-
-    def __eq__(self, other: object) -> bool:
-        return self._layers == other._layers if isinstance(other, Sequential) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash((Sequential, self._layers))
 
 
 def _name(layer: Callable[..., Any]) -> str:

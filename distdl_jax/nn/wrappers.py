@@ -23,7 +23,7 @@ from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_boolean, checked_dtype
 
 
-class _Wrapper(BaseLayer):
+class Wrapper(BaseLayer):
     """The base of layers around `layer`, which has the parameters, the state and the partitions."""
 
     layer: Layer
@@ -73,7 +73,7 @@ class _Wrapper(BaseLayer):
 
 
 @dataclass(frozen=True)
-class Remat(_Wrapper):
+class Remat(Wrapper):
     """A layer that keeps nothing but its input for the way back, where it is worked out again: `jax.checkpoint`.
 
     Movements in it run again, too, on every worker, unless `policy` saves them. Values and gradients are those of the
@@ -124,7 +124,7 @@ class Remat(_Wrapper):
 
 
 @dataclass(frozen=True)
-class Precision(_Wrapper):
+class Precision(Wrapper):
     """A layer whose arithmetic, and whose movements, are in another precision than its parameters.
 
     Floating parameters and inputs are rounded to `compute` first, and the output is brought to `output`. So are the

@@ -6,26 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import PlanError
 from distdl_jax.layer.parameters import ParamShapeDtypes
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.validation import check_key, checked_boolean
 
 MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
-
-
-def checked_key(key: Array | None, training: bool, draws: bool) -> Array | None:
-    """Return the argument `key`, which dropout needs; None where nothing is dropped."""
-    if not (checked_boolean("training", training) and draws):
-        return None
-    if key is None:
-        raise InvalidArgumentError("`key` (=None) must be a random key in training, the same on every worker.")
-    check_key("key", key)
-    return key
 
 
 def _on_all(name: str, arguments: ParamShapeDtypes) -> dict[int, ShapeDtype]:

@@ -14,14 +14,14 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, init_block
-from distdl_jax.layer.input_checks import real_grid
+from distdl_jax.layer.input_checks import check_probability, checked_key, real_grid
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicated_params, unboxed
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, checked_key, is_padded, memory_of
+from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, is_padded, memory_of
 from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, regions_of, ring_steps
 from distdl_jax.sequence.cache import PREFIX, Cache, cache_specs, check_cache, empty, entries_of, remembered
 from distdl_jax.sequence.online_softmax import rotated
@@ -127,8 +127,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
                     f"`num_heads` (={self.num_heads}) and `num_key_heads` (={self.num_key_heads}) must be divisible by "
                     f"the {p_h} workers along the heads where they differ, so that each has whole groups."
                 )
-        if not is_real(self.dropout) or not 0 <= self.dropout < 1:
-            raise InvalidArgumentError(f"`dropout` (={self.dropout!r}) must be a probability, from 0 to below 1.")
+        check_probability("dropout", self.dropout)
         if self.rotary is not None and (not is_real(self.rotary) or self.rotary <= 1 or self._features % 2):
             raise InvalidArgumentError(
                 f"`rotary` (={self.rotary!r}) must be a base above 1, and the features of a head ({self._features}) an "

@@ -146,11 +146,6 @@ class DistributedEmbedding(WeightedLayer):
             )
 
     @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
-
-    @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.num_embeddings, self.embedding_dim)}
 

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import Initializer, initialize_params
+from distdl_jax.layer.input_checks import check_features
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import (
     Params,
@@ -114,17 +115,14 @@ class DistributedSpectralConv(PartitionedLayer):
         P_W: Partition | None = None,
     ) -> None:
         check_partitions(P_x=P_x, **({} if P_W is None else {"P_W": P_W}))
-        kept = checked_integers("modes", modes, or_one=True)
-        kept = kept * self.dims if len(kept) == 1 else kept
+        counts = checked_integers("modes", modes, or_one=True)
+        counts = counts * self.dims if len(counts) == 1 else counts
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             checked_integer(name, channels, 1)
-        if len(kept) != self.dims or min(kept) < 1:
+        if len(counts) != self.dims or min(counts) < 1:
             raise InvalidArgumentError(f"`modes` (={modes!r}) must be an integer, 1 or more, or {self.dims} of them.")
-        if P_x.dim != self.dims + 2:
-            raise InvalidArgumentError(
-                f"`P_x` ({shape_text(P_x.shape)}) must have {self.dims + 2} dimensions: batch, channels, and features."
-            )
-        vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, modes=kept)
+        check_features(P_x, self.dims)
+        vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, modes=counts)
         if P_W is None:
             P_W = P_x.create_cartesian_topology_partition(_grid_of_modes(P_x.shape, in_channels, self._frequencies))
         if P_W.dim != P_x.dim or P_W.shape[:2] != (1, 1):
@@ -136,7 +134,7 @@ class DistributedSpectralConv(PartitionedLayer):
 
     @property
     def _frequencies(self) -> tuple[int, ...]:
-        """How many are kept along each dimension."""
+        """How many are counts along each dimension."""
         return (*(2 * m for m in self.modes[:-1]), self.modes[-1])
 
     def param_specs(self) -> dict[str, TensorSpec]:

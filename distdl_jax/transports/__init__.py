@@ -1,1 +1,1 @@
-"""Back-ends: how partitions and data movement are carried out. There is one, over MPI."""
+"""Back-ends: worlds of workers, and what carries arrays between them: over MPI, or between threads of one process."""

@@ -136,6 +136,42 @@ def test_a_layer_satisfies_the_contract(name: str) -> None:
             layer({}, jnp.zeros(3), 1)
 
 
+# Of those that leave their output elsewhere, where it is.
+MOVED = {
+    "Broadcast": (2, 2),
+    "SumReduce": (1, 2),
+    "Repartition": (1, 4),
+    "Flatten": (2, 2),
+    "Reshape": (1, 2, 2),
+    "Unflatten": (1, 2, 2),
+    "DistributedEmbedding": (1, 2),
+    "Sequential": (1, 4),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_says_where_its_input_and_output_are(name: str) -> None:
+    P = dj.planning_world(4)
+    layer = LAYERS[name](P)
+    P_x = layer.P_x if hasattr(layer, "P_x") else P.grid([2, 2])
+    assert layer.input_partition == P_x
+    assert layer.output_partition == (P.grid(MOVED[name]) if name in MOVED else P_x)
+    network = nn.Sequential(jnp.tanh, layer, jax.nn.relu)
+    assert (network.input_partition, network.output_partition) == (P_x, layer.output_partition)
+
+
+def test_functions_alone_are_nowhere() -> None:
+    network = nn.Sequential(jnp.tanh)
+    assert network.input_partition is network.output_partition is nn.Remat(network).input_partition is None
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_key_is_checked(name: str) -> None:
+    """Also where nothing is drawn from it."""
+    with pytest.raises(dj.InvalidTypeError, match=r"`key` \(=0\) must be a random key"):
+        LAYERS[name](dj.planning_world(4)).init(0)
+
+
 def network_on(P: dj.Partition) -> nn.Sequential:
     """Convolution, pooling and two linear layers on four workers, or two; the last output on the last one."""
     half = P.size // 2

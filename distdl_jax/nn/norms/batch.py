@@ -158,7 +158,7 @@ class DistributedBatchNorm(ChannelNorm):
                 for worker, each in shapes.items()
             }
             check_params(of_state, self.state_specs(), "state")
-        return self.plan(of_x, shapes), params
+        return self._plan(*self._checked(of_x, shapes)), params
 
     def _check_values(self, plan: NormPlan) -> None:
         extent = plan.moments.grid.extent

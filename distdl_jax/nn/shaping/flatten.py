@@ -23,11 +23,6 @@ class _Reshaping(ParameterFreeLayer):
     P_x: Partition
     P_y: Partition
 
-    @property
-    def output_partition(self) -> Partition:
-        """The partition of the output, P_y."""
-        return self.P_y
-
     def _plan(self, x: ShapeDtypes, params: object) -> ReshapePlan:
         return plan_reshape(x, self.P_x, self.P_y, self._shape_from(owned_grid("x", self.P_x, x).extent))
 

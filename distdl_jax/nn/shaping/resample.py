@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from numbers import Number, Real
 from typing import Any
@@ -22,7 +22,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import mean_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
-from distdl_jax.validation import is_integer, is_real
+from distdl_jax.validation import is_integer, is_real, per_feature
 from distdl_jax.world import Workers, World
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
@@ -68,7 +68,7 @@ class Sampling(ParameterFreeLayer):
         return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedUpsample(Sampling):
     """Enlarges the features of x, N x C x n_{D-1} x ... x n_0, of which everything may be split; D is any number.
 
@@ -95,46 +95,44 @@ class DistributedUpsample(Sampling):
     """
 
     P_x: Partition
-    P_y: Partition | None
-    size: tuple[int, ...] | None
-    scale_factor: tuple[float, ...] | None
-    mode: str
-    align_corners: bool
+    P_y: Partition | None = None
+    _: KW_ONLY
+    size: int | Sequence[int] | None = None
+    scale_factor: float | Sequence[float] | None = None
+    mode: str = "nearest"
+    align_corners: bool = False
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition | None = None,
-        *,
-        size: int | Sequence[int] | None = None,
-        scale_factor: float | Sequence[float] | None = None,
-        mode: str = "nearest",
-        align_corners: bool = False,
-    ) -> None:
-        check_features(P_x, P_y)
-        if (size is None) == (scale_factor is None):
+    def __post_init__(self) -> None:
+        check_features(self.P_x, self.P_y)
+        if (self.size is None) == (self.scale_factor is None):
             raise InvalidArgumentError(
-                f"Exactly one of `size` (={size!r}) and `scale_factor` (={scale_factor!r}) must be given."
+                f"Exactly one of `size` (={self.size!r}) and `scale_factor` (={self.scale_factor!r}) must be given."
             )
         linear = ("linear", "bilinear", "trilinear")
-        if mode not in ("nearest", *linear):
-            raise InvalidArgumentError(f"`mode` (={mode!r}) must be one of 'nearest', {', '.join(map(repr, linear))}.")
-        if align_corners and mode == "nearest":
+        if self.mode not in ("nearest", *linear):
+            raise InvalidArgumentError(
+                f"`mode` (={self.mode!r}) must be one of 'nearest', {', '.join(map(repr, linear))}."
+            )
+        if self.align_corners and self.mode == "nearest":
             raise InvalidArgumentError("`align_corners` (=True) must be False where `mode` is 'nearest'.")
         # The fields, in the form in which equal ones are equal.
         vars(self).update(
-            P_x=P_x,
-            P_y=P_y,
-            size=None if size is None else per_dimension("size", size, P_x.dim - 2, integers=True),
-            scale_factor=None if scale_factor is None else per_dimension("scale_factor", scale_factor, P_x.dim - 2),
-            mode="linear" if mode in linear else mode,
-            align_corners=align_corners,
+            size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode
         )
 
-    @property
-    def output_partition(self) -> Partition:
-        """The partition of the output: P_y where it is given, else P_x."""
-        return self.P_y or self.P_x
+    @cached_property
+    def _sizes(self) -> tuple[int, ...] | None:
+        return None if self.size is None else per_feature("size", self.size, self.P_x.dim - 2)
+
+    @cached_property
+    def _scales(self) -> tuple[float, ...] | None:
+        if self.scale_factor is None:
+            return None
+        given, dims = self.scale_factor, self.P_x.dim - 2
+        scales = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,) * dims
+        if len(scales) != dims or not all(is_real(scale) and scale > 0 for scale in scales):
+            raise InvalidArgumentError(f"`scale_factor` (={given!r}) must be a number above 0 or {dims} of them.")
+        return scales
 
     def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
         dtype = x[self.P_x.ranks[0]].dtype
@@ -147,8 +145,8 @@ class DistributedUpsample(Sampling):
         return [None, None, *(self._along(d, n) for d, n in enumerate(extent[2:]))]
 
     def _along(self, d: int, n: int) -> Taps:
-        scale = None if self.scale_factor is None else self.scale_factor[d]
-        outputs = math.floor(n * scale) if scale is not None else (self.size or ())[d]
+        scale = None if self._scales is None else self._scales[d]
+        outputs = math.floor(n * scale) if scale is not None else (self._sizes or ())[d]
         if scale is not None and n and not outputs:
             raise PlanError(f"`scale_factor` (={scale:g} in feature dimension {d}) leaves nothing of {n} elements.")
         o = np.arange(outputs)
@@ -210,7 +208,7 @@ def _means(n: int, m: int) -> Taps:
     return Taps(np.where(inside, starts + k, starts), inside / np.maximum(lengths, 1))
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DistributedPad(Sampling):
     """Puts elements around a tensor of which everything may be split, or takes some away where a width is negative.
 
@@ -228,24 +226,23 @@ class DistributedPad(Sampling):
     """
 
     P_x: Partition
-    padding: tuple[tuple[int, int], ...]
-    mode: str
-    value: float
+    padding: Sequence[tuple[int, int]]
+    mode: str = "constant"
+    value: float = 0.0
 
-    def __init__(
-        self, P_x: Partition, padding: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0
-    ) -> None:
-        check_partitions(P_x=P_x)
-        pairs = _pairs(padding)
-        if pairs is None or len(pairs) > P_x.dim:
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+        pairs = _pairs(self.padding)
+        if pairs is None or len(pairs) > self.P_x.dim:
             raise InvalidArgumentError(
-                f"`padding` (={padding!r}) must be pairs (low, high) of integers for at most {P_x.dim} dimensions."
+                f"`padding` (={self.padding!r}) must be pairs (low, high) of integers for at most {self.P_x.dim} "
+                "dimensions."
             )
-        if mode not in PAD_MODES:
-            raise InvalidArgumentError(f"`mode` (={mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
-        if not isinstance(value, Number):
-            raise InvalidTypeError(f"`value` (={value!r}) must be a number.")
-        vars(self).update(P_x=P_x, padding=pairs, mode=mode, value=value)
+        if self.mode not in PAD_MODES:
+            raise InvalidArgumentError(f"`mode` (={self.mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
+        if not isinstance(self.value, Number):
+            raise InvalidTypeError(f"`value` (={self.value!r}) must be a number.")
+        vars(self).update(padding=pairs)  # in the form in which equal ones are equal
 
     def _fill(self, dtype: np.dtype) -> Any:
         if self.mode == "constant" and not _can_hold(dtype, self.value):
@@ -329,12 +326,3 @@ def check_features(P_x: Any, P_y: Any = None) -> None:
                 f"`{name}` ({shape_text(P.shape)}) must have 3 dimensions or more: batch, channels, and those of the "
                 f"features{', as many as `P_x`' * (name == 'P_y')}."
             )
-
-
-def per_dimension(name: str, value: Any, dims: int, integers: bool = False) -> tuple[Any, ...]:
-    """Return one number above 0 for each of `dims` feature dimensions."""
-    values = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,) * dims
-    if len(values) != dims or not all((is_integer if integers else is_real)(v) and v > 0 for v in values):
-        what = "an integer, 1 or more," if integers else "a number above 0"
-        raise InvalidArgumentError(f"`{name}` (={value!r}) must be {what} or {dims} of them.")
-    return values
