@@ -23,8 +23,9 @@ from jax.extend.core import Primitive
 
 
 def source_frames(traceback: Any) -> Iterator[Any]:
-    """Where an equation of a traced program comes from, the innermost line first, without the lines of jax. Each has a
-    `file_name`, a `function_name` and a `start_line`.
+    """Yield the frames that an equation of a traced program comes from, the innermost first, without the frames of jax.
+
+    Each has a `file_name`, a `function_name` and a `start_line`.
 
     Private: `jax._src.source_info_util.user_frames`. `jax.extend.source_info_util.summarize` would replace it, if it
     gave frames instead of text.
@@ -35,7 +36,7 @@ def source_frames(traceback: Any) -> Iterator[Any]:
 
 
 def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
-    """What an equation of a traced program gives for `args`, as if its line of the user's program ran again.
+    """Return the results of a traced program's equation for `args`, as if its line of the user's program ran again.
 
     Private: `get_bind_params` of a primitive, and `at_line_of`. A `jax.extend` for interpreters would replace it.
     """
@@ -48,7 +49,7 @@ def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def at_line_of(eqn: Any) -> Iterator[None]:
-    """What is traced in here has the source line, the scopes and the settings of an equation traced before.
+    """Trace in here with the source line, the scopes and the settings of an equation traced before.
 
     Private: `jax._src.source_info_util.user_context` and `current_name_stack`, and an equation's `ctx`. A
     `jax.extend` for interpreters would replace it.
@@ -100,7 +101,7 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
 
 
 def add_dependency(context: Any, x: Any, token: Any) -> Any:
-    """In a lowering for CPUs: the value `x`, which in the compiled program, too, is read only after `token`.
+    """Return, in a lowering for CPUs, the value `x`, which in the compiled program, too, is read only after `token`.
 
     Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`, an operation that XLA has and StableHLO has not; without it,
     and in what `jax.export` writes (`for_export` of the lowering), `x` as it is. One of StableHLO's would replace it.
@@ -115,7 +116,7 @@ def add_dependency(context: Any, x: Any, token: Any) -> Any:
 
 
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:
-    """A function for other threads: the buffers, done or not, that tell how far this thread's latest programs are.
+    """Return a function for other threads: the buffers, done or not, that tell how far this thread's programs are.
 
     One for each ordered effect; they have `is_ready()` and `is_deleted()`. Private: the attributes that
     `jax._src.dispatch.runtime_tokens` has in each thread, and a token's `_buf`. A `jax.effects_barrier` that asks
@@ -210,7 +211,7 @@ def set_last_program(effect: Any, done: jax.Array) -> None:
 
 
 def is_transformed() -> bool:
-    """Whether this thread traces, differentiates or maps: what it calls is part of something else then.
+    """Return whether this thread traces, differentiates or maps: what it calls is part of something else then.
 
     Private: `jax._src.core.trace_state_clean`. A public name for it would replace it.
     """
@@ -276,14 +277,14 @@ def count_constants_among_residuals() -> None:
         results = miscounted(self, *args, out_trees=counted, **options)
         params = [getattr(getattr(result, "recipe", None), "params", None) for result in results]
         # Where JAX counts them itself, it passes on a function of its own.
-        constants = next((its["num_consts"] for its in params if its and its.get("out_trees") is counted), 0)
+        constants = next((each["num_consts"] for each in params if each and each.get("out_trees") is counted), 0)
         return results
 
     _replace(JaxprTrace, miscounted, process_custom_vjp_call)
 
 
 def activity(innermost: FrameType) -> str | None:
-    """Whether the thread with this innermost frame is "executing" a compiled program or "compiling" one; else None.
+    """Return "executing" or "compiling" where the thread with this innermost frame does that to a program; else None.
 
     Private: the names of the files and functions of jax that call XLA. Events of `jax.monitoring` at the start of
     both would replace it.
@@ -295,7 +296,7 @@ def activity(innermost: FrameType) -> str | None:
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
-    """How many constants a `scan` of a traced program has, and how many values it carries: its first arguments.
+    """Return how many constants a `scan` of a traced program has, and how many values it carries: its first arguments.
 
     Private: its parameters `num_consts` and `num_carry`, with jax 0.12 `ft_in`, a tree of (constants, carried, xs). A
     `jax.extend` for interpreters would replace it.
@@ -326,7 +327,8 @@ def mapped_sizes(x: Any) -> tuple[int, ...]:
 
 
 def found_not_finite() -> tuple[str, str] | None:
-    """Of which program JAX has found "nan" or "inf" in a result, where it runs its function again to find out where.
+    """Return the program in whose result JAX has found "nan" or "inf", where it runs its function again to find the
+    place.
 
     Private: `jax._src.api_util.InternalFloatingPointError`, its arguments, and that it is being handled meanwhile. A
     way to have `jax_debug_nans` raise at once, without running anything again, would replace it.
@@ -341,7 +343,7 @@ def found_not_finite() -> tuple[str, str] | None:
 
 
 def ordered_effect(name: str) -> Any:
-    """A new effect, whose operations run in the order of the program, also in control flow and under `jax.checkpoint`.
+    """Return a new effect, whose operations run in the order of the program, also in loops and under `jax.checkpoint`.
 
     Private: `jax._src.effects`: `Effect`, and the sets of types that JAX's structures accept. A public registry of
     effects would replace it.
@@ -361,7 +363,7 @@ def ordered_effect(name: str) -> Any:
 
 
 def new_cpu_device(threads: int) -> jax.Device:
-    """A CPU device on a client of its own, which runs programs in the thread that calls them.
+    """Return a CPU device on a client of its own, which runs programs in the thread that calls them.
 
     Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
     to have a device dispatch synchronously, would replace it.

@@ -18,7 +18,7 @@ class InvalidTypeError(DistDLError, TypeError):
 
 
 class PlanError(DistDLError, ValueError):
-    """What the workers hold does not fit together: shapes, dtypes or partitions that disagree between workers."""
+    """Blocks that don't fit together: shapes, dtypes or partitions that disagree between workers."""
 
 
 class SetupError(DistDLError, RuntimeError):
@@ -26,30 +26,30 @@ class SetupError(DistDLError, RuntimeError):
 
 
 class CheckpointError(DistDLError, OSError):
-    """A checkpoint could not be written or read, or is damaged; on every worker, whichever it happened to."""
+    """A checkpoint could not be written or read, or is damaged; raised on every worker."""
 
 
 ONE_PROGRAM = (
     "All workers must make the same calls in the same order, also those that hold no data: look for an `if` on the "
     "rank, for data that end sooner on one worker, and for a loop that one of them leaves first."
 )
-"""What most reports of programs that differ end with."""
+"""The end of most reports of programs that differ."""
 
 MAPPED_OVER = "how many a movement maps over (jax.vmap, jax.jacrev)"
-"""What workers between which data moves agree on under `jax.vmap`."""
+"""The label of the agreement of workers between which data moves, under `jax.vmap`."""
 
 PLAN_OF = "the plan of "
-"""What workers agree on where they trace a function of `dj.jit`, in front of its name."""
+"""The label of an agreement while a function of `dj.jit` is traced, in front of its name."""
 
 CONSTANTS = (
     "JAX makes one of y[array], y.at[...].set, y.at[...].add, insert and segment_sum where y has no elements. It has "
     "no derivative, and jax.vmap does not batch it: index outside of jax.vmap."
 )
-"""Of constants that one worker alone has."""
+"""Advice on constants that one worker alone has."""
 
 
 def one_program(labels: Iterable[str]) -> str:
-    """The same, of workers that wait for others to agree on this with them."""
+    """Return the end of a report of workers that wait for others to agree with them on these labels."""
     labels = set(labels)
     if MAPPED_OVER not in labels:
         plans = {label for label in labels if label.startswith(PLAN_OF)}
@@ -67,7 +67,7 @@ def one_program(labels: Iterable[str]) -> str:
 
 
 def start_of_more(workers: int) -> str:
-    """Return how a program is started on so many workers, for errors that take more than there are."""
+    """Return how to start a program on so many workers, for errors that ask for more than there are."""
     return (
         f" To start {workers} workers: `mpiexec -n {workers} python -m distdl_jax PROGRAM`, or, in one process without "
         f"MPI, `python -m distdl_jax --simulate {workers} PROGRAM`."

@@ -35,7 +35,7 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
 
     - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
-      A spec in place of a whole subtree is that of all its leaves; None leaves what is there as it is.
+      A spec in place of a whole subtree counts for all its leaves; None leaves the subtree as it is.
     - `root`: the rank in the world of the worker that gets the whole tensors.
 
     **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Of

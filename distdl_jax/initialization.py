@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from distdl_jax.agreement.agree import agree
+from distdl_jax.compat import bound_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.settings import current_settings
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.tracing.jaxprs import Call, evaluate, structure
 from distdl_jax.validation import check_key, checked_dtype
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
@@ -41,8 +42,6 @@ _ELEMENTWISE = frozenset(
     | {"rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sqrt"}
     | {"square", "stop_gradient", "sub", "tan", "tanh", "xor"}
 )
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
-"""What runs an inner program once, on its operands as they are: no loop, no branch."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +63,21 @@ class UniformFanIn:
 def initialize_block(
     initializer: Initializer, key: Array, global_shape: tuple[int, ...], box: Box, dtype: np.dtype
 ) -> Array:
-    """The block `box` of `initializer(key, global_shape, dtype)`.
+    """Return the block `box` of `initializer(key, global_shape, dtype)`.
 
     Initializers that are not elementwise in random bits (the orthogonal ones), and keys that are not threefry's, are
     evaluated for the whole tensor, and then cut.
     """
     program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
     try:
-        (result,) = _BlockEvaluation(global_shape, box).run(program.jaxpr, program.consts, [key])
+        (result,) = evaluate(program, [key], _BlockEvaluation(global_shape, box).rule)
     except _NotElementwiseError:
         result = initializer(key, global_shape, dtype)
     return result.block if isinstance(result, _Cut) else result[tuple(slice(*bounds) for bounds in box)]
 
 
 def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Array:
-    """This worker's block of a random tensor: of what `initializer(key, spec.global_shape, dtype)` would give.
+    """Return this worker's block of the random tensor `initializer(key, spec.global_shape, dtype)`.
 
     The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
     the whole: where the initializer is elementwise in random numbers, as those of PyTorch and most of
@@ -107,10 +106,10 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     if not callable(initializer):
         raise InvalidTypeError(f"`initializer` (={initializer!r}) must be a function of (key, shape, dtype).")
     check_key("key", key)
-    its_dtype = checked_dtype("dtype", dtype)
+    found = checked_dtype("dtype", dtype)
     check_spec(spec)
     # On all workers, so that all raise what it raises.
-    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, its_dtype), key)
+    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, found), key)
     if getattr(made, "shape", None) != spec.global_shape:
         raise InvalidArgumentError(
             f"`initializer` (={initializer!r}) must return an array of the shape that it is given, "
@@ -118,7 +117,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
         )
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return initialize_block(initializer, key, spec.global_shape, spec.box, its_dtype)
+    return initialize_block(initializer, key, spec.global_shape, spec.box, found)
 
 
 class _NotElementwiseError(Exception):
@@ -139,38 +138,29 @@ class _BlockEvaluation:
     global_shape: tuple[int, ...]
     box: Box
 
-    def run(self, program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
-        for equation in program.eqns:
-            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
-            results = self._equation(equation, operands)
-            values.update(zip(equation.outvars, results, strict=True))
-        return [v.val if isinstance(v, Literal) else values[v] for v in program.outvars]
+    def rule(self, eqn: Any, args: list[Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        match structure(eqn):
+            case Call("jit" | "call" | "custom", body):
+                return evaluate(body, args, self.rule)
+        if any(isinstance(arg, _Cut) for arg in args):
+            return [_Cut(self._elementwise(eqn, args))]
+        if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(args[0]):
+            return [_Cut(_random_bits(args[0], params["bit_width"], self.global_shape, self.box))]
+        if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(args[0]) == 1:
+            return [_Cut(jnp.broadcast_to(jnp.reshape(args[0], ()), box_shape(self.box)))]
+        return bound_again(eqn, args)
 
-    def _equation(self, equation: Any, operands: list[Any]) -> list[Any]:
-        name, params = equation.primitive.name, equation.params
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        if name in _CALLS and isinstance(inner, ClosedJaxpr):
-            return self.run(inner.jaxpr, inner.consts, operands)
-        if any(isinstance(operand, _Cut) for operand in operands):
-            return [_Cut(self._elementwise(equation, operands))]
-        if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(operands[0]):
-            return [_Cut(_random_bits(operands[0], params["bit_width"], self.global_shape, self.box))]
-        if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(operands[0]) == 1:
-            return [_Cut(jnp.broadcast_to(jnp.reshape(operands[0], ()), box_shape(self.box)))]
-        results = equation.primitive.bind(*operands, **params)
-        return list(results) if equation.primitive.multiple_results else [results]
-
-    def _elementwise(self, equation: Any, operands: list[Any]) -> Array:
-        whole = [operand for operand in operands if not isinstance(operand, _Cut)]
-        if equation.primitive.name not in _ELEMENTWISE or any(np.size(operand) != 1 for operand in whole):
+    def _elementwise(self, eqn: Any, args: list[Any]) -> Array:
+        whole = [arg for arg in args if not isinstance(arg, _Cut)]
+        if eqn.primitive.name not in _ELEMENTWISE or any(np.size(arg) != 1 for arg in whole):
             raise _NotElementwiseError
-        values = [operand.block if isinstance(operand, _Cut) else operand for operand in operands]
-        return equation.primitive.bind(*values, **equation.params)
+        (result,) = bound_again(eqn, [arg.block if isinstance(arg, _Cut) else arg for arg in args])
+        return result
 
 
 def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
-    """The block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
+    """Return the block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
     counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined, unused-ignore]
     if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
         raise _NotElementwiseError
@@ -186,7 +176,7 @@ def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box:
 
 
 def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, Array]:
-    """The row-major number of each element of the block in the global tensor, as the halves of 64-bit integers."""
+    """Return the row-major number of each element in the global tensor, as the halves of 64-bit integers."""
     shape = box_shape(box)
     high = low = jnp.zeros(shape, jnp.uint32)
     for axis, (start, stop) in enumerate(box):
@@ -213,10 +203,10 @@ def initialize_params(
     if current_settings().debug and not isinstance(key, Tracer):
         _check_same_key(specs, key, dtype, initializers)
     params = {}
-    for name, its_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
+    for name, own_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
         if name not in specs:
             continue
-        params[name] = init_block(initializers[name], its_key, specs[name], dtype)
+        params[name] = init_block(initializers[name], own_key, specs[name], dtype)
     return params
 
 

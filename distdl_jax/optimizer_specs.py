@@ -20,6 +20,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.spec_trees import check_alike, check_shape, leaves_with_specs
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import is_numeric
 
 Shape = tuple[int, ...]
 Path = tuple[Any, ...]
@@ -28,22 +29,22 @@ _FLAG = ShapeDtype((), np.dtype(bool))
 
 
 def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
-    """The specs of a pytree that holds trees like the parameters: of an optimiser's state, say.
+    """Return the specs of a pytree that holds trees like the parameters: of an optimiser's state, say.
 
-    What is in `state` in the place of a parameter (momenta, averages, factored statistics: arrays in a subtree that is
-    like `params`) is split as it is. What else there is, a step count, a learning rate, is the same on every worker:
-    replicated. All workers call it, and tell each other what shapes they hold.
+    A leaf of `state` in the place of a parameter (momenta, averages, factored statistics: arrays in a subtree that is
+    like `params`) is split as the parameter is. Other leaves, a step count, a learning rate, are replicated. All
+    workers call it, and exchange the shapes of their blocks.
 
     **Arguments:**
 
-    - `state`: `optimiser.init(params)`, on every worker that of its own blocks.
+    - `state`: `optimiser.init(params)`, on every worker of its own blocks.
     - `params`, `param_specs`: the parameters and their specs, for `gather`: with a TensorSpec, or None, for each leaf.
 
     **Returns:** a pytree of the structure of `state`, with for each leaf
 
     - the parameter's spec, where it has the parameter's shape;
-    - that with a dimension of n in front, where it has n of them stacked (the memory of L-BFGS);
-    - that without the dimensions that it lacks (the statistics of Adafactor), where these are not cut;
+    - the same with a dimension of n in front, where it has n of them stacked (the memory of L-BFGS);
+    - the same without the dimensions that it lacks (the statistics of Adafactor), where these are not cut;
     - `TensorSpec(shape, P, replicated=True)` for anything on the workers of a parameter that is not cut at all; and
       for scalars, other arrays, and arrays of one element in the place of a parameter, on all workers;
     - None for what is no array of numbers (a random key, a function), and for a flag in the place of a parameter, which
@@ -68,58 +69,56 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     given = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
     world = given[0].partition.world if given else Partition().world
     leaves = jax.tree.leaves_with_path(state)
-    its_specs: dict[Path, TensorSpec | None] = {}
+    specs_of_params: dict[Path, TensorSpec | None] = {}
 
-    def mine() -> list[tuple[str, ShapeDtype | None]]:
-        its_leaves = leaves_with_specs(params, param_specs, ("params", "param_specs"))
-        for path, param, spec in its_leaves:
+    def contribution() -> list[tuple[str, ShapeDtype | None]]:
+        pairs = leaves_with_specs(params, param_specs, ("params", "param_specs"))
+        for path, param, spec in pairs:
             if spec is not None and spec.partition.active:
                 check_shape(f"params{path}", jnp.shape(param), spec, spec.local_shape)
         paths = [path for path, _ in jax.tree.leaves_with_path(params)]
-        its_specs.update(zip(paths, [leaf.spec for leaf in its_leaves], strict=True))
+        specs_of_params.update(zip(paths, [leaf.spec for leaf in pairs], strict=True))
         return [(keystr(path), _shape_dtype(leaf)) for path, leaf in leaves]
 
-    told = agree(world, tuple(range(world.size)), "specs_like", mine)
-    check_alike({worker: [(path, None) for path, _ in theirs] for worker, theirs in told.items()}, "state")
-    places = _Places(tuple(path for path, _ in leaves), tuple(its_specs))
+    states = agree(world, tuple(range(world.size)), "specs_like", contribution)
+    check_alike({worker: [(path, None) for path, _ in entries] for worker, entries in states.items()}, "state")
+    places = _Places(tuple(path for path, _ in leaves), tuple(specs_of_params))
     everyone = Partition.of_workers(world, range(world.size))
 
-    def of(number: int, path: Path) -> TensorSpec | None:
-        found = {worker: theirs[number][1] for worker, theirs in told.items()}
+    def spec_of(number: int, path: Path) -> TensorSpec | None:
+        found = {worker: entries[number][1] for worker, entries in states.items()}
         shapes = {worker: leaf.shape for worker, leaf in found.items() if leaf is not None}
         if len(shapes) < len(found):
             return None
         place, name = places.of(path), f"state{keystr(path)}"
         if place is None:
-            return _of_other(name, shapes, given, everyone)
+            return _other_spec(name, shapes, given, everyone)
         if not place and not any(shapes.values()):
             return TensorSpec((), everyone, replicated=True)  # a count, where the parameters are a single array
-        spec = its_specs[place]
-        flag = any(leaf is not None and leaf == _FLAG for leaf in found.values())
-        return None if spec is None or flag else _in_place(name, shapes, spec, everyone)
+        spec = specs_of_params[place]
+        return None if spec is None or _FLAG in found.values() else _spec_in_place(name, shapes, spec, everyone)
 
-    specs = [of(number, path) for number, (path, _) in enumerate(leaves)]
+    specs = [spec_of(number, path) for number, (path, _) in enumerate(leaves)]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
 def _shape_dtype(leaf: Any) -> ShapeDtype | None:
-    """That of an array of numbers; None of anything else."""
+    """Return the shape and dtype of an array of numbers; None of anything else."""
     if not (isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")):
         return None
     dtype = jnp.result_type(leaf)
-    numbers = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    return ShapeDtype(jnp.shape(leaf), np.dtype(dtype)) if numbers else None
+    return ShapeDtype(jnp.shape(leaf), np.dtype(dtype)) if is_numeric(dtype) else None
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Which leaves of a state are in the place of which parameter."""
+    """The pairs of leaves of a state and the parameters in whose place they are."""
 
     paths: tuple[Path, ...]
     params: tuple[Path, ...]
 
     def of(self, path: Path) -> Path | None:
-        """The path of the parameter, in the largest subtree around a leaf that is like the parameters."""
+        """Return the path of the parameter, in the largest subtree around a leaf that is like the parameters."""
         for start in range(len(path) + 1):
             if path[:start] in self._like_params:
                 return self._param(path[start:])
@@ -135,7 +134,7 @@ class _Places:
         return {prefix for prefix, rests in within.items() if all(self._param(rest) is not None for rest in rests)}
 
     def _param(self, rest: Path) -> Path | None:
-        """The parameter that a path leads to, or to a list that is kept in its place."""
+        """Return the parameter that a path leads to, or to a list in its place."""
         for end in range(len(rest), -1, -1):
             if rest[:end] in self._params:
                 return rest[:end]
@@ -148,8 +147,8 @@ class _Places:
         return frozenset(self.params)
 
 
-def _of_other(name: str, shapes: dict[int, Shape], specs: Sequence[TensorSpec], everyone: Partition) -> TensorSpec:
-    """Of a leaf that is in the place of no parameter."""
+def _other_spec(name: str, shapes: dict[int, Shape], specs: Sequence[TensorSpec], everyone: Partition) -> TensorSpec:
+    """Return the spec of a leaf that is in the place of no parameter."""
     first = shapes[min(shapes)]
     other = next((worker for worker in shapes if shapes[worker] != first), None)
     as_one = {worker: (sum(prod(spec.shape_on(worker)) for spec in specs),) for worker in shapes}
@@ -163,51 +162,50 @@ def _of_other(name: str, shapes: dict[int, Shape], specs: Sequence[TensorSpec], 
     )
 
 
-def _in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyone: Partition) -> TensorSpec:
-    """Of a leaf in the place of a parameter with `spec`."""
+def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyone: Partition) -> TensorSpec:
+    """Return the spec of a leaf in the place of a parameter with `spec`."""
     P = spec.partition
     pairs = [(shapes[worker], block) for worker, block in spec.block_shapes.items()]
-    its, block = pairs[0]
-    alike = all(shape == its for shape, _ in pairs)
+    first, block = pairs[0]
+    alike = all(shape == first for shape, _ in pairs)
     if all(shape == block for shape, block in pairs):
         return spec
-    if its and all(shape == (its[0], *block) for shape, block in pairs):
+    if first and all(shape == (first[0], *block) for shape, block in pairs):
         stacked = P.create_cartesian_topology_partition((1, *P.shape))
         everywhere = len(spec.replicated) == P.dim
         copies = everywhere or tuple(d + 1 for d in spec.replicated)
-        return TensorSpec((its[0], *spec.global_shape), P if everywhere else stacked, copies)
+        return TensorSpec((first[0], *spec.global_shape), P if everywhere else stacked, copies)
     if alike and all(block == spec.global_shape for _, block in pairs):
-        return TensorSpec(its, P, replicated=True)
-    if alike and its == (1,):
-        return TensorSpec(its, everyone, replicated=True)  # optax's way to keep nothing
+        return TensorSpec(first, P, replicated=True)
+    if alike and first == (1,):
+        return TensorSpec(first, everyone, replicated=True)  # optax's way to keep nothing
     possible = dict.fromkeys(_reductions(pairs, spec))
     match [*possible]:
         case [TensorSpec() as found]:
             return found
     raise PlanError(
-        f"`{name}` has shape {its} on worker {P.ranks[0]}, in the place of a parameter of shape {spec.global_shape} on "
-        f"a partition of {shape_text(P.shape)} workers, whose block there is {block}: it is "
+        f"`{name}` has shape {first} on worker {P.ranks[0]}, in the place of a parameter of shape {spec.global_shape} "
+        f"on a partition of {shape_text(P.shape)} workers, whose block there is {block}: it is "
         f"{'perhaps ' if len(possible) > 1 else ''}no block of anything. An optimiser that takes statistics along a "
         "dimension that is cut, or one number of each block, is wrong on blocks (see dj.optim.check)."
     )
 
 
 def _reductions(pairs: list[tuple[Shape, Shape]], spec: TensorSpec) -> Iterator[TensorSpec | None]:
-    """The specs of statistics of a tensor whose blocks come from its blocks; None where a dimension is gone, or one,
-    that is cut."""
+    """Yield the possible specs of statistics of a tensor, from blocks; None if they lack a dimension that is cut."""
     P = spec.partition
     cut = [d for d in range(P.dim) if d not in spec.replicated]
-    for ways in product(("kept", "one", "gone"), repeat=len(cut)):
+    for ways in product(("whole", "one", "gone"), repeat=len(cut)):
         if any(_reduced(block, ways) != shape for shape, block in pairs):
             continue
-        if any(way != "kept" and P.shape[d] > 1 for d, way in zip(cut, ways, strict=True)):
+        if any(way != "whole" and P.shape[d] > 1 for d, way in zip(cut, ways, strict=True)):
             yield None
             continue
         gone = {d for d, way in zip(cut, ways, strict=True) if way == "gone"}
         left = [d for d in range(P.dim) if d not in gone]
-        its_P = P.create_cartesian_topology_partition([P.shape[d] for d in left])
+        grid = P.create_cartesian_topology_partition([P.shape[d] for d in left])
         copies = tuple(number for number, d in enumerate(left) if d in spec.replicated)
-        yield TensorSpec(_reduced(spec.global_shape, ways), its_P, copies)
+        yield TensorSpec(_reduced(spec.global_shape, ways), grid, copies)
 
 
 def _reduced(shape: Shape, ways: tuple[str, ...]) -> Shape:

@@ -76,7 +76,7 @@ class Partition(Static):
 
     @staticmethod
     def of_workers(world: World, ranks: Iterable[int]) -> Partition:
-        """The partition of the workers `ranks` (world ranks, in order); the null partition where there are none."""
+        """Return the partition of the workers `ranks` (world ranks, in order); of none, the null partition."""
         partition = object.__new__(Partition)
         ranks = tuple(ranks)
         partition._set(world, ranks, (len(ranks),))
@@ -148,17 +148,18 @@ class Partition(Static):
         return type(self), id(self._world), self._ranks, self._shape
 
     def __repr__(self) -> str:
-        workers = (
-            "no worker" if not self._ranks else f"{'worker' if self.size == 1 else 'workers'} {ranks_text(self._ranks)}"
-        )
-        if type(self) is Partition:
-            head = f"Partition({self.size} {workers.replace(' ', ': ', 1)}" if self._ranks else "Partition(no worker"
+        noun = "worker" if self.size == 1 else "workers"
+        if not self._ranks:
+            text = "no worker"
+        elif type(self) is Partition:
+            text = f"{self.size} {noun}: {ranks_text(self._ranks)}"
         else:
-            head = f"CartesianPartition({shape_text(self._shape)}, {workers}"
-        return f"{head}; index={self.index})"
+            text = f"{noun} {ranks_text(self._ranks)}"
+        shape = "" if type(self) is Partition else f"{shape_text(self._shape)}, "
+        return f"{type(self).__name__}({shape}{text}; index={self.index})"
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
-        """The partition of the workers at the places `ranks` of this team, in that order.
+        """Return the partition of the workers at the places `ranks` of this team, in that order.
 
         **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
         """
@@ -174,13 +175,13 @@ class Partition(Static):
         return self.of_workers(self._world, (self._ranks[rank] for rank in chosen))
 
     def create_partition_union(self, other: Partition) -> Partition:
-        """The partition of this team's workers, then those of `other` that are not among them, each in order."""
+        """Return the partition of this team's workers, then the other workers of `other`, each in order."""
         self._check_partner("other", other)
-        mine = set(self._ranks)
-        return self.of_workers(self._world, self._ranks + tuple(rank for rank in other._ranks if rank not in mine))
+        own = set(self._ranks)
+        return self.of_workers(self._world, self._ranks + tuple(rank for rank in other._ranks if rank not in own))
 
     def create_cartesian_topology_partition(self, shape: Iterable[int]) -> CartesianPartition:
-        """The same team, arranged in row-major order on a grid of `shape`.
+        """Arrange this team in row-major order on a grid of `shape`.
 
         **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as the workers.
         """
@@ -213,7 +214,7 @@ class Partition(Static):
     def create_allreduction_partition(
         self, axes_reduce: int | Sequence[int] | None = None, axes_keep: int | Sequence[int] | None = None
     ) -> Partition:
-        """This worker's team for an all-sum-reduction along `axes_reduce` (or all axes but `axes_keep`).
+        """Return this worker's team for an all-sum-reduction along `axes_reduce` (or all axes but `axes_keep`).
 
         The workers that agree in every index outside those dimensions form one team, in ascending order. Outside
         this partition: the null partition, which has no workers.
@@ -229,7 +230,7 @@ class Partition(Static):
     def create_broadcast_partition_to(
         self, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """This worker's teams for a broadcast from this partition to `P_y`: `(P_send, P_recv)`.
+        """Return this worker's teams for a broadcast from this partition to `P_y`: `(P_send, P_recv)`.
 
         `P_send` is the team that this worker is the root of, `P_recv` the one in which it receives a copy; each is
         the null partition where there is none. A team starts with its root; then come the workers of `P_y` that
@@ -248,7 +249,7 @@ class Partition(Static):
     def create_reduction_partition_to(
         self, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
-        """This worker's teams for a sum-reduction from this partition to `P_y`: `(P_send, P_recv)`.
+        """Return this worker's teams for a sum-reduction from this partition to `P_y`: `(P_send, P_recv)`.
 
         `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
         null partition where there is none. A team starts with its root.
@@ -286,9 +287,9 @@ class Partition(Static):
             )
         if not self.active:
             return None
-        purpose = f"broadcast_data from worker {worker} to {self.describe()}"
-        mine = data if self._world.rank == worker else None
-        return self._world.agree(self._ranks, purpose, mine, itemgetter(worker))
+        label = f"broadcast_data from worker {worker} to {self.describe()}"
+        own = data if self._world.rank == worker else None
+        return self._world.agree(self._ranks, label, own, itemgetter(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
         """Give every worker's `data`, any object that pickles, to all workers of this partition.
@@ -297,7 +298,7 @@ class Partition(Static):
         """
         if not self.active or self.size == 1:
             return [data] if self.active else None
-        # Pickled, for an agreement reads once what many say alike; each entry is to be an object of its own.
+        # Pickled, since an agreement may give one object for equal contributions: each entry is an object of its own.
         everyone = self._world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
         return [pickle.loads(everyone[worker]) for worker in self._ranks]
 
@@ -311,11 +312,11 @@ class Partition(Static):
         check_partitions(**{"this partition": self, name: other})
 
     def describe(self) -> str:
-        """The team and its shape, in the same words on every worker."""
+        """Return the team and its shape in words, the same on every worker."""
         return f"{shape_text(self._shape)} ({ranks_text(self._ranks)})"
 
     def _summary(self) -> str:
-        """What the partition is, in the same words on every worker."""
+        """Return the partition in words, the same on every worker."""
         kind = "the partition" if type(self) is Partition else f"the {shape_text(self._shape)} partition"
         return f"{kind} of {self.size} {'worker' if self.size == 1 else 'workers'}"
 
@@ -341,13 +342,13 @@ class CartesianPartition(Partition):
         return None if self._rank is None else index_of(self._rank, self._shape)
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
-        """The place on the grid of the worker with the given rank in this partition."""
+        """Return the place on the grid of the worker with the given rank in this partition."""
         return index_of(self._checked_rank("rank", rank), self._shape)
 
     def neighbor_ranks(self, rank: int | None = None) -> list[tuple[int | None, int | None]] | None:
-        """Per dimension, the ranks (in this partition) of the workers before and after; None at the grid's end.
+        """Return, per dimension, the ranks (in this partition) of the workers before and after; None at the grid's end.
 
-        `rank` is whose neighbours: this worker's by default, and then None is returned outside the team.
+        `rank`: the worker whose neighbours they are. Default: this worker, with None outside the team.
         """
         rank = self._rank if rank is None else rank
         if rank is None:
@@ -359,7 +360,7 @@ class CartesianPartition(Partition):
         return neighbors
 
     def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> CartesianPartition | Partition:
-        """This worker's slice of the grid: the dimensions marked true remain, in the others its own index is fixed.
+        """Return this worker's slice of the grid: dimensions marked true remain, the others are fixed at its own index.
 
         Follows MPI's Cart_sub. Outside this partition: the null partition, which has no workers.
         """
@@ -374,7 +375,7 @@ class CartesianPartition(Partition):
 
 
 def check_workers(name: str, value: object) -> None:
-    """Refuse what is neither a partition nor None."""
+    """Refuse a value that is neither a partition nor None."""
     if value is not None and not isinstance(value, Partition):
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a partition, or None for all workers.")
 

@@ -1,4 +1,4 @@
-"""Random tensors whose numbers do not depend on the partition: for dropout, noise, and data that is made up.
+"""Random tensors whose numbers do not depend on the partition: for dropout, noise and synthetic data.
 
 With one key, the blocks of all workers together are what `jax.random` gives for the global shape and that key, whatever
 the partition: threefry, JAX's default generator, makes the n-th number from n alone, so each worker makes its block's
@@ -47,7 +47,7 @@ standard_uniform = _Standard("uniform")
 def uniform(
     key: Array, spec: TensorSpec, dtype: DTypeLike = float, minval: ArrayLike = 0.0, maxval: ArrayLike = 1.0
 ) -> Array:
-    """This worker's block of uniform random numbers: of `jax.random.uniform(key, spec.global_shape, dtype)`.
+    """Return this worker's block of uniform random numbers: of `jax.random.uniform(key, spec.global_shape, dtype)`.
 
     **Arguments:**
 
@@ -73,7 +73,7 @@ def uniform(
 
 
 def normal(key: Array, spec: TensorSpec, dtype: DTypeLike = float) -> Array:
-    """This worker's block of standard normal random numbers: of `jax.random.normal(key, spec.global_shape, dtype)`.
+    """Return this worker's block of standard normal numbers: of `jax.random.normal(key, spec.global_shape, dtype)`.
 
     **Arguments:**
 
@@ -90,7 +90,7 @@ def normal(key: Array, spec: TensorSpec, dtype: DTypeLike = float) -> Array:
 
 
 def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | None = None) -> Array:
-    """This worker's block of random booleans, true with probability p: of `jax.random.bernoulli(key, p, global_shape)`.
+    """Return this worker's block of the random booleans `jax.random.bernoulli(key, p, global_shape)`, true with p.
 
     **Arguments:**
 

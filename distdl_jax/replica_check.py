@@ -1,4 +1,4 @@
-"""Whether copies that must be equal still are: `check_replicated`."""
+"""Check whether copies that must be equal still are: `check_replicated`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.core import Tracer
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
@@ -20,10 +19,11 @@ from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line
 from distdl_jax.spec_trees import leaves_with_specs
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.validation import is_traced
 
 
 def check_replicated(tree: Any, specs: Any) -> Any:
-    """Ask whether the copies of replicated values still agree, bit for bit, with `DISTDL_JAX_DEBUG=1`.
+    """Check that the copies of replicated values still agree, bit for bit, with `DISTDL_JAX_DEBUG=1`.
 
     Copies that differ (of a scale or a running mean, say, after an update that was not the same on all workers) raise
     no error by themselves, and training goes on with a mixture. Put into a step, before or after the update, this finds
@@ -66,17 +66,17 @@ def _has_copies(spec: TensorSpec) -> bool:
 
 
 def _compare(team: Partition, names: Sequence[str], values: Sequence[Any], where: str) -> None:
-    mine = jnp.stack([fingerprint(lax.stop_gradient(jnp.asarray(value))) for value in values])
-    rows = all_gather(mine[None], team.create_cartesian_topology_partition([team.size, 1]), axes=0)
-    tell = partial(_raise_if_different, team.ranks, tuple(names), where)
-    if isinstance(rows, Tracer):
-        jax.debug.callback(tell, rows)
+    own = jnp.stack([fingerprint(lax.stop_gradient(jnp.asarray(value))) for value in values])
+    rows = all_gather(own[None], team.create_cartesian_topology_partition([team.size, 1]), axes=0)
+    compare = partial(_raise_if_different, team.ranks, tuple(names), where)
+    if is_traced(rows):
+        jax.debug.callback(compare, rows)
     else:
-        tell(rows)
+        compare(rows)
 
 
 def _raise_if_different(team: Workers, names: Sequence[str], where: str, rows: Any) -> None:
-    """`rows`: the fingerprints on each worker of the team."""
+    """Compare the fingerprints of each worker of the team, the rows."""
     rows = np.asarray(rows)
     for name, column in zip(names, rows.T, strict=True):
         if (column != column[0]).any():
@@ -89,7 +89,7 @@ def _raise_if_different(team: Workers, names: Sequence[str], where: str, rows: A
 
 
 def fingerprint(x: Array) -> Array:
-    """32 bits that depend on every bit of `x`, and where it is.
+    """Return 32 bits that depend on every bit of `x`, and its place.
 
     >>> int(fingerprint(jnp.arange(3))) != int(fingerprint(jnp.array([0, 2, 1])))
     True

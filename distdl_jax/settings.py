@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from distdl_jax.errors import SetupError
 
 _OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK", "DISTDL_JAX_SUPERVISOR")
-"""What the names begin with that the tests, the build and the launcher read."""
+"""Beginnings of the names that the tests, the build and the launcher read."""
 
 
 class TimeLimits(NamedTuple):
@@ -78,89 +78,70 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+SETTINGS: dict[str, Setting] = {
+    "timeout": Setting(
+        name="DISTDL_JAX_TIMEOUT",
+        default="1800, and 14400 for a program that all workers are in",
+        accepts="a number of seconds, or 0 for no limit",
+        parse=_seconds,
+        purpose="How long a worker waits for others before the clock ends the job.",
+    ),
+    "debug": Setting(
+        name="DISTDL_JAX_DEBUG",
+        default="0",
+        accepts="0 or 1",
+        parse=_switch,
+        purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
+        "`init` compares the workers' random keys; and `dj.check_replicated` looks.",
+    ),
+    "fast_convolutions": Setting(
+        name="DISTDL_JAX_FAST_CONVOLUTIONS",
+        default="1",
+        accepts="0 or 1",
+        parse=_switch,
+        purpose="With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
+    ),
+    "tuning": Setting(
+        name="DISTDL_JAX_TUNING",
+        default="on",
+        accepts="on, read or off",
+        parse=_one_of("on", "read", "off"),
+        purpose="How a convolution's algorithm is chosen on CPUs: by measurements on the machine, which are kept; by "
+        "kept ones alone; or by the library's own records, the same on every machine.",
+    ),
+    "tuning_file": Setting(
+        name="DISTDL_JAX_TUNING_FILE",
+        default="distdl_jax/tuning.json in the user's cache",
+        accepts="an absolute path",
+        parse=_absolute_path,
+        purpose="Where measured times are kept.",
+        alike=False,
+    ),
+    "onednn": Setting(
+        name="DISTDL_JAX_ONEDNN",
+        default="on",
+        accepts="on, always or off",
+        parse=_one_of("on", "always", "off"),
+        purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
+        "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
+    ),
+}
+"""Every setting, by its attribute of `Settings`."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The values of all settings."""
 
-    timeout: TimeLimits = field(
-        default=TimeLimits(1800.0, 4 * 3600.0),
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_TIMEOUT",
-                default="1800, and 14400 for a program that all workers are in",
-                accepts="a number of seconds, or 0 for no limit",
-                parse=_seconds,
-                purpose="How long a worker waits for others before the clock ends the job.",
-            )
-        },
-    )
-    debug: bool = field(
-        default=False,
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_DEBUG",
-                default="0",
-                accepts="0 or 1",
-                parse=_switch,
-                purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
-                "`init` compares the workers' random keys; and `dj.check_replicated` looks.",
-            )
-        },
-    )
-    fast_convolutions: bool = field(
-        default=True,
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_FAST_CONVOLUTIONS",
-                default="1",
-                accepts="0 or 1",
-                parse=_switch,
-                purpose="With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
-            )
-        },
-    )
-    tuning: str = field(
-        default="on",
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_TUNING",
-                default="on",
-                accepts="on, read or off",
-                parse=_one_of("on", "read", "off"),
-                purpose="How a convolution's form is chosen on CPUs: by what is measured on the machine, and kept; by "
-                "what was kept, measuring nothing; or by the library's own records, the same on every machine.",
-            )
-        },
-    )
-    tuning_file: Path | None = field(
-        default=None,
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_TUNING_FILE",
-                default="distdl_jax/tuning.json in the user's cache",
-                accepts="an absolute path",
-                parse=_absolute_path,
-                purpose="Where measured times are kept.",
-                alike=False,
-            )
-        },
-    )
-    onednn: str = field(
-        default="on",
-        metadata={
-            "setting": Setting(
-                name="DISTDL_JAX_ONEDNN",
-                default="on",
-                accepts="on, always or off",
-                parse=_one_of("on", "always", "off"),
-                purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
-                "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
-            )
-        },
-    )
+    timeout: TimeLimits = field(default=TimeLimits(1800.0, 4 * 3600.0))
+    debug: bool = False
+    fast_convolutions: bool = True
+    tuning: str = "on"
+    tuning_file: Path | None = None
+    onednn: str = "on"
 
     def describe(self, name: str) -> str:
-        """A setting's value, as one would set it."""
+        """Return a setting's value, as one would set it."""
         match getattr(self, name):
             case TimeLimits() as limits:
                 return f"{limits.waiting:g}" if limits.waiting == limits.program else "not set"
@@ -170,13 +151,9 @@ class Settings:
                 return "not set" if value is None else str(value)
 
 
-SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in fields(Settings)}
-"""Every setting, by its attribute of `Settings`."""
-
-
 @dataclass(frozen=True)
 class Reading:
-    """What one worker's environment says.
+    """The settings in one worker's environment.
 
     - `settings`: with the default in place of what is wrong.
     - `wrong`: the settings, by attribute, whose values are not accepted, with these values.
@@ -205,30 +182,30 @@ def read_settings(environment: Mapping[str, str]) -> Reading:
 
 @cache
 def own_reading() -> Reading:
-    """What this process's environment says, since the first world was opened."""
+    """Read this process's environment, once, when the first world is opened."""
     return read_settings(os.environ)
 
 
 def current_settings() -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process."""
     return own_reading().settings
 
 
 def check_settings(everyone: Sequence[Reading]) -> None:
     """Refuse values that are not accepted, or that differ where they must not; the same sentence on all workers.
 
-    **Raises:** `SetupError`; `everyone` holds what each worker has read, by rank.
+    **Raises:** `SetupError`; `everyone` has the reading of each worker, by rank.
     """
     for attribute, setting in SETTINGS.items():
-        for worker, told in enumerate(everyone):
-            if attribute in told.wrong:
+        for worker, reading in enumerate(everyone):
+            if attribute in reading.wrong:
                 where = f", on worker {worker}" if len(everyone) > 1 else ""
                 raise SetupError(
-                    f"The environment variable {setting.name} (={told.wrong[attribute]!r}{where}) must be "
+                    f"The environment variable {setting.name} (={reading.wrong[attribute]!r}{where}) must be "
                     f"{setting.accepts}."
                 )
         if setting.alike:
-            refuse_differences(setting.name, [told.settings.describe(attribute) for told in everyone])
+            refuse_differences(setting.name, [reading.settings.describe(attribute) for reading in everyone])
 
 
 def refuse_differences(what: str, values: Sequence[Hashable]) -> None:
@@ -243,19 +220,19 @@ def refuse_differences(what: str, values: Sequence[Hashable]) -> None:
 
 
 def warning_of_unknown(everyone: Sequence[Reading]) -> str | None:
-    """A warning of the names that look like settings, and are none, on any worker; None where there are none."""
-    names = sorted({name for told in everyone for name in told.unknown})
+    """Return a warning of names that look like settings and are none, on any worker; None where there are none."""
+    names = sorted({name for reading in everyone for name in reading.unknown})
     if not names:
         return None
     known = [setting.name for setting in SETTINGS.values()]
-    # They all begin alike, so only what is very close is meant.
+    # All begin alike, so only a very close name is meant.
     guesses = {name: get_close_matches(name, known, 1, cutoff=0.9) for name in names}
     listed = (f"{name} (did you mean {guess[0]}?)" if guess else name for name, guess in guesses.items())
     return f"Ignored, for distdl_jax has no such setting: {', '.join(listed)}. The settings are {', '.join(known)}."
 
 
 def settings_table() -> str:
-    """All settings, as the table in docs/settings.md."""
+    """Return all settings, as the table in docs/settings.md."""
     lines = ["| variable | default | accepted | what it is for | alike on all workers |", "|---|---|---|---|---|"]
     for setting in SETTINGS.values():
         alike = "yes" if setting.alike else "no"

@@ -1,4 +1,4 @@
-"""Pytrees of specs: checked, and brought together with the leaves of the tree that they describe."""
+"""Pytrees of specs, and their pairing with the leaves of the trees that they describe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_spec(spec: Any) -> bool:
 
 
 def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
-    """Return the leaves of a pytree of specs, the argument `name`, by their paths.
+    """Return the leaves of a pytree of specs, the argument `name`, by path.
 
     **Raises:** `InvalidTypeError` where one is neither a spec nor None.
     """
@@ -45,14 +45,14 @@ def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | No
 
 
 def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dict[P, P], list[P]]:
-    """Return, by the path of a leaf, the path of its spec, its own or one above it; and the TensorSpecs of no leaf.
+    """Return the path of each leaf's spec, its own or one above it, by the leaf's path; and the TensorSpecs of no leaf.
 
-    A leaf that is not in the first has no spec. Paths are those of JAX, or what `keystr` makes of them.
+    Leaves without a spec are left out. Paths are JAX's, or their texts by `keystr`.
 
     >>> match(["['a']", ".b[0]", ".b[1]", ".by"], {"['a']": None, ".b": None})
     ({"['a']": "['a']", '.b[0]': '.b', '.b[1]': '.b'}, [])
     """
-    found = {path: its for path in paths for its in _and_above(path) if its in specs}
+    found = {path: above for path in paths for above in _and_above(path) if above in specs}
     used = set(found.values())
     return found, [path for path, spec in specs.items() if spec is not None and path not in used]
 
@@ -60,10 +60,10 @@ def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dic
 def leaves_with_specs(
     tree: Any, specs: Any, names: tuple[str, str] = ("tree", "specs"), masked: type | tuple[()] = ()
 ) -> list[Leaf]:
-    """Return the leaves of `tree`, each with its spec; `specs` has the structure of `tree`, or that of a prefix.
+    """Return the leaves of `tree`, each with its spec; `specs` has the structure of `tree`, or of a prefix.
 
-    Every leaf has a spec or None, and every TensorSpec is of a leaf: what it is to describe would be left out in
-    silence else. `names`: of the two arguments, for messages. A value of the type `masked` is left out, on purpose.
+    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence. `names`: of the
+    two arguments, for messages. Values of the type `masked` are left out.
 
     **Raises:** `InvalidArgumentError` where that is not so, `InvalidTypeError` where a leaf of `specs` is no spec.
     """
@@ -90,24 +90,24 @@ def leaves_with_specs(
 
 
 def _and_above(path: Any) -> list[Any]:
-    """Return the path of a leaf, and those of the containers that it is in."""
-    return [path, *(path[:n] for n, its in enumerate(path) if not isinstance(its, str) or its in "[.")]
+    """Return the path of a leaf, and the paths of the containers that it is in."""
+    return [path, *(path[:n] for n, key in enumerate(path) if not isinstance(key, str) or key in "[.")]
 
 
 def described(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return a spec in the same words on every worker."""
+    """Return a spec in words, the same on every worker."""
     return spec.global_shape, spec.partition.describe(), spec.replicated
 
 
-def check_alike(told: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tree") -> None:
-    """Refuse trees that differ between workers, each told as the paths of its leaves and what their specs are.
+def check_alike(trees: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tree") -> None:
+    """Refuse trees that differ between workers, given by rank as the paths of the leaves and their described specs.
 
     **Raises:** `PlanError`, which names a leaf and two workers.
     """
-    (first, of_first), *others = sorted(told.items())
-    for worker, its in others:
-        here, there = dict(of_first), dict(its)
-        if [*its] == [*of_first]:
+    (first, expected), *others = sorted(trees.items())
+    for worker, tree in others:
+        here, there = dict(expected), dict(tree)
+        if [*tree] == [*expected]:
             continue
         path = [*(path for path in (*here, *there) if here.get(path, "") != there.get(path, "")), *here][0]
         found = [
@@ -121,7 +121,7 @@ def check_alike(told: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tree
 
 
 def check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec, expected: tuple[int, ...], on: str = "") -> None:
-    """Refuse an array that does not have the shape that its spec says; `on` is which worker has it, for messages."""
+    """Refuse an array without the shape of its spec; `on`: the worker that has it, for messages."""
     if shape != expected:
         copies = f", replicated along {spec.replicated}" if spec.replicated else ""
         raise PlanError(

@@ -22,7 +22,7 @@ from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, 
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
-    """What a distributed tensor is as a whole.
+    """A distributed tensor as a whole: its global shape and its partition.
 
     - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}; `()` for a scalar.
     - `partition`: its workers hold the balanced blocks, all others zero-volume arrays.
@@ -81,7 +81,7 @@ class TensorSpec:
         return (0,) if self.box is None else box_shape(self.box)
 
     def shape_on(self, worker: int) -> tuple[int, ...]:
-        """The shape of what the worker of a world rank holds: its block, or its placeholder."""
+        """Return the shape of the block, or placeholder, of the worker of a world rank."""
         return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
 
     @property
@@ -112,7 +112,7 @@ class TensorSpec:
 
     @cached_property
     def _placeholders(self) -> Mapping[int, tuple[int, ...]]:
-        """The shapes of placeholders that are known to be others than one would think, by world rank."""
+        """Placeholder shapes that differ from the default, by world rank."""
         return {}
 
     def _placeholder(self, worker: int) -> tuple[int, ...]:
@@ -120,10 +120,7 @@ class TensorSpec:
         return self._placeholders.get(worker, (*default, 0))
 
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
-        """The same tensor, whose placeholders on other workers have the given shapes, by world rank.
-
-        They are no part of what the tensor is: the two specs are equal.
-        """
+        """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
         spec = TensorSpec(self.global_shape, self.partition, self.replicated)
         vars(spec)["_placeholders"] = dict(shapes)
         return spec
@@ -131,13 +128,13 @@ class TensorSpec:
     @cached_property
     def _grid(self) -> tuple[int, ...]:
         """The number of blocks in each dimension of the tensor."""
-        kept = tuple(p for d, p in enumerate(self.partition.shape) if d not in self.replicated)
-        return kept or (1,) * len(self.global_shape)
+        cut = tuple(p for d, p in enumerate(self.partition.shape) if d not in self.replicated)
+        return cut or (1,) * len(self.global_shape)
 
     def _box(self, rank: int) -> Box:
         index = index_of(rank, self.partition.shape)
-        kept = tuple(i for d, i in enumerate(index) if d not in self.replicated)
-        return balanced_box(self.global_shape, self._grid, kept or (0,) * len(self.global_shape))
+        cut = tuple(i for d, i in enumerate(index) if d not in self.replicated)
+        return balanced_box(self.global_shape, self._grid, cut or (0,) * len(self.global_shape))
 
     def __repr__(self) -> str:
         copies = f", replicated={self.replicated}" if self.replicated else ""
@@ -157,15 +154,15 @@ def check_spec(spec: object, name: str = "spec") -> None:
 
 
 def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:
-    """An array with no elements: what a worker passes, or holds, in place of a tensor that it owns no part of.
+    """Return a zero-volume array, which stands for a tensor on a worker that owns no part of it.
 
     **Arguments:**
 
-    - `batch_size`: the length of the first dimension, where the placeholder is to keep it; else it has one dimension.
-      Where the batch is split, it is this worker's share: what a layer's output has as its first dimension is that of
-      its input on this worker. `like` spares the counting.
-    - `dtype`: that of the data that it stands for; only its kind (floating or complex, or neither) counts. Default:
-      that of `like`, where it has one, else JAX's default float.
+    - `batch_size`: the length of the first dimension, where the placeholder keeps it; else it has one dimension. Where
+      the batch is split, it is this worker's share: the first dimension of a layer's output is as long as its input's
+      on this worker. `like` spares the counting.
+    - `dtype`: the dtype of the data; only its kind (floating or complex, or neither) counts. Default: the dtype of
+      `like`, where it has one, else JAX's default float.
     - `like`: in place of `batch_size`, an array on this worker, whose first dimension the placeholder is to have; or a
       `TensorSpec`, for the placeholder of that tensor: of `layer.output_spec(x_spec)`, in the shape of what the layer
       returns on this worker.
@@ -197,7 +194,7 @@ def _empty(shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
 
 
 def device_array(values: np.ndarray[Any, Any]) -> Array:
-    """A copy of `values` as JAX has it, a constant in a trace, too.
+    """Copy `values` to an array of JAX's, which is a constant in a trace, too.
 
     Nothing is compiled, as JAX's own `asarray` and `zeros` do anew for each shape. `device_put` alone would share the
     memory of `values`.

@@ -193,7 +193,7 @@ class _Writer:
             raise self._error
 
     def completed(self, _: Any) -> None:
-        """On the first worker, when all files are on disk: wait until the checkpoint is complete."""
+        """Wait on the first worker, when all files are on disk, until the checkpoint is complete."""
         self._thread.join()
         if self._error is not None:
             raise self._error

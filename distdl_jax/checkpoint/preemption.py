@@ -66,16 +66,16 @@ class Preemption:
         self._requested = True
 
     def stop(self) -> bool:
-        """Whether to stop: some worker was told so before it called this. The same on all workers, which all call it.
+        """Return whether to stop: whether any worker got a signal before this call. All workers call it, and agree.
 
-        Once it was True it stays so, and asks nobody.
+        Once it was True it stays so, without an agreement.
         """
         self._calls += 1
         if self._stops or self._calls % self._every:
             return self._stops
         world, team = self._world_and_team()
-        decide = lambda told: any(told.values())  # noqa: E731
-        self._stops = bool(world.agree(team, "whether the job is to stop", self._requested, decide))
+        requests = world.agree(team, "whether the job is to stop", self._requested)
+        self._stops = any(requests.values())
         return self._stops
 
     def _world_and_team(self) -> tuple[World, tuple[int, ...]]:

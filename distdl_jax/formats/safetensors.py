@@ -57,7 +57,7 @@ _NAMES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype of a name, those of JAX's that numpy does not know included."""
+    """Return the dtype of a name, which may be one of JAX's that numpy does not know."""
     return np.dtype(getattr(jnp, name)) if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2") else np.dtype(name)
 
 
@@ -86,9 +86,9 @@ class Tensor:
 
 
 def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, Tensor], int]:
-    """How tensors, given by name as dtype and shape, lie in one file: its first bytes, the tensors, and its size.
+    """Lay out tensors, given by name as dtype and shape, in one file: return its header, the tensors, and its size.
 
-    Those of wide elements come first, so that each begins at a multiple of its element's size.
+    Tensors of wide elements come first, so that each begins at a multiple of its element's size.
     """
     order = sorted(tensors, key=lambda name: (-dtype_named(tensors[name][0]).itemsize, name))
     header: dict[str, Any] = {}
@@ -141,12 +141,12 @@ def read_header(path: str) -> dict[str, Tensor]:
 
 
 def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
-    """Return what a header lists; `ValueError` where that is no list of tensors."""
+    """Return the tensors of a header; `ValueError` where it has others."""
     metadata = typed(header.pop(METADATA, None) or {}, dict)
     pairs = typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)
     found, ranges = {}, []
-    for name, said in header.items():
-        code, shape, offsets = fields(said, "dtype", "shape", "data_offsets")
+    for name, entry in header.items():
+        code, shape, offsets = fields(entry, "dtype", "shape", "data_offsets")
         dtype, lengths = _NAMES.get(typed(code, str)), integers(shape)
         if dtype is None:
             raise ValueError(f"{name!r} is of the dtype {code!r}, which is not known")
@@ -166,5 +166,5 @@ def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
 
 
 def bytes_of(block: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of a block, row-major; its own memory, where that is how it lies there."""
+    """Return the bytes of a block, row-major; its own memory, if that is contiguous."""
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data

@@ -28,8 +28,8 @@ from distdl_jax.validation import checked_axes, checked_booleans
 class _Primitive(ParameterFreeLayer):
     """The base of the primitives as layers: `Broadcast(P_x, P_y)(x)` is `broadcast(x, P_x, P_y)`.
 
-    A subclass names its function, whose docstring is part of its own, and the plan of the function. Its fields are the
-    function's arguments, but x. Partitions and flags are checked when the layer is made.
+    A subclass names its function, whose docstring becomes part of the class's, and the function's plan. The fields are
+    the arguments of the function, but x. Partitions and flags are checked when the layer is made.
     """
 
     _function: ClassVar[Callable[..., Array]]

@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from distdl_jax.autodiff.gradients import summed, value_and_grad
+from distdl_jax.compat import bound_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.norms import Whole, check_params, optax_for
 from distdl_jax.partition import Partition
 from distdl_jax.primitives import all_sum_reduce
+from distdl_jax.tracing.jaxprs import Call, While, evaluate, structure
 
 if TYPE_CHECKING:
     import optax
-
-
-_LOOPS_AND_BRANCHES = ("while", "scan", "cond")
 
 
 def line_search(
@@ -196,53 +195,38 @@ def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[.
     worker's program for itself. One worker would then leave the loop, and the others wait for it.
     """
 
+    def rule(eqn: Any, args: list[Any]) -> Sequence[Any]:
+        match structure(eqn):
+            case While() as loop:
+                return _synced_loop(loop, args, workers)
+            case Call("jit" | "call", body):
+                return evaluate(body, args, rule)
+        return bound_again(eqn, args)
+
     def synced(*args: Any) -> Any:
         program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
-        results = _Evaluation(workers).run(program.jaxpr, program.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(program, jax.tree.leaves(args), rule))
 
     return synced
 
 
-class _Evaluation:
-    """An evaluation of a traced program with such loops."""
+def _synced_loop(loop: While, args: list[Any], workers: Partition) -> Sequence[Any]:
+    first, second = loop.condition_constants, loop.condition_constants + loop.body_constants
+    of_condition, of_body, carried = args[:first], args[first:second], args[second:]
+    condition, body = jaxpr_as_fun(loop.condition), jaxpr_as_fun(loop.body)
+    return lax.while_loop(
+        lambda carried: condition(*of_condition, *carried)[0],
+        lambda carried: _sync(body(*of_body, *carried), workers),
+        _sync(carried, workers),
+    )
 
-    def __init__(self, workers: Partition) -> None:
-        self._workers = workers
 
-    def run(self, program: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*consts, *args], strict=True))
-        for equation in program.eqns:
-            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
-            values.update(zip(equation.outvars, self._equation(equation, operands), strict=True))
-        return [v.val if isinstance(v, Literal) else values[v] for v in program.outvars]
-
-    def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
-        name, params = equation.primitive.name, equation.params
-        if name == "while":
-            return self._loop(params, operands)
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        if isinstance(inner, ClosedJaxpr) and name not in _LOOPS_AND_BRANCHES:
-            return self.run(inner.jaxpr, inner.consts, operands)
-        results = equation.primitive.bind(*operands, **params)
-        return results if equation.primitive.multiple_results else [results]
-
-    def _loop(self, params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_condition, of_body, carried = operands[:first], operands[first:second], operands[second:]
-        condition, body = jaxpr_as_fun(params["cond_jaxpr"]), jaxpr_as_fun(params["body_jaxpr"])
-        return lax.while_loop(
-            lambda carried: condition(*of_condition, *carried)[0],
-            lambda carried: self._synced(body(*of_body, *carried)),
-            self._synced(carried),
-        )
-
-    def _synced(self, carried: Sequence[Any]) -> list[Array]:
-        """Return the carried values with the first worker's scalars, in one message."""
-        arrays = [jnp.asarray(x) for x in carried]
-        scalars = [x for x in arrays if x.ndim == 0]
-        if self._workers.size < 2 or not self._workers.active or not scalars:
-            return arrays
-        own = jnp.stack([x.astype(float) for x in scalars])
-        first = iter(all_sum_reduce(jnp.where(self._workers.rank == 0, own, 0), self._workers, axes_keep=()))
-        return [next(first).astype(x.dtype) if x.ndim == 0 else x for x in arrays]
+def _sync(carried: Sequence[Any], workers: Partition) -> list[Array]:
+    """Return the carried values with the first worker's scalars, in one message."""
+    arrays = [jnp.asarray(x) for x in carried]
+    scalars = [x for x in arrays if x.ndim == 0]
+    if workers.size < 2 or not workers.active or not scalars:
+        return arrays
+    own = jnp.stack([x.astype(float) for x in scalars])
+    first = iter(all_sum_reduce(jnp.where(workers.rank == 0, own, 0), workers, axes_keep=()))
+    return [next(first).astype(x.dtype) if x.ndim == 0 else x for x in arrays]

@@ -92,7 +92,7 @@ class ExtremumPlan(AllSumPlan):
 
 @dataclass(frozen=True)
 class _ComputingPlan(Plan):
-    """A reduction that computes before or after it moves; `sums` says who reduces what."""
+    """A reduction that computes before or after it moves; `sums` holds its teams and their blocks."""
 
     sums: AllSumPlan
 
@@ -196,8 +196,8 @@ def all_reduce(
     **Arguments:**
 
     - `x`: this worker's subtensor: any shape and dtype, the same within a team; for "max" and "min" not complex. Half
-      precisions are summed and multiplied in float32 and rounded once. The sum of booleans is their "or", their mean,
-      and that of integers, is of JAX's float. Zero-volume outside P_x.
+      precisions are summed and multiplied in float32 and rounded once. The sum of booleans is their "or"; their mean,
+      and the mean of integers, is of JAX's float. Zero-volume outside P_x.
     - `P_x`: the partition.
     - `op`: the operation. "prod" holds the subtensors of all of the team while it multiplies, the others one more.
     - `axes_reduce`, `axes_keep`: dimensions to reduce along, or to keep, one of the two. Default: along all.
@@ -225,7 +225,7 @@ def all_max(
 ) -> Array:
     """Return the largest of the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
 
-    It is `all_reduce` with "max". The subgradient is that of `jnp.max`: workers that tie share the cotangent equally.
+    It is `all_reduce` with "max". The subgradient is as in `jnp.max`: workers that tie share the cotangent equally.
     A softmax over features that are split, say, subtracts it, without a derivative: `jax.lax.stop_gradient`.
 
     **Arguments, returns, raises:** as `all_reduce`. Of an x with dimensions of its own take `jnp.max` first: over an

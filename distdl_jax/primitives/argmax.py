@@ -51,7 +51,7 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     assert P_x.rank is not None
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
-    mine = materialize(jnp.max(x, axis, initial=_lowest(x.dtype)))  # what is sent is compared with the answer
+    mine = materialize(jnp.max(x, axis, initial=_lowest(x.dtype)))  # the array sent is compared with the answer
     lines = _lines(P_x, grid, axis, mine.dtype)
     largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, mine)
     if start == stop:

@@ -168,7 +168,7 @@ _move.defvjp(_forward, _backward)
 
 def _run(world: World, part: Movement, x: Array) -> Array:
     """Run the movement under jit, so that eager calls with an equal part don't compile again."""
-    run = _call if trace_context.calls_kept else _inlined
+    run = _call if trace_context.movements_as_calls else _inlined
     with agreed_on_sizes(world, part, x):
         return run(world, part, x)
 

@@ -187,7 +187,7 @@ def joined_slices(
 
     JAX 0.10.2 can't compile a branch or loop with an empty slice of a concatenation that has an empty operand: it
     aborts, or says that a custom call has no registered implementation. The result depends on every array, also on
-    those of which it has nothing, since the adjoint has to run on all workers.
+    those that give it nothing, since the adjoint has to run on all workers.
     """
     nonempty = [(x, start, stop) for x, start, stop in slices if start < stop]
     blocks = [

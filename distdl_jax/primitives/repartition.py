@@ -21,7 +21,7 @@ from distdl_jax.validation import checked_boolean
 
 @dataclass(frozen=True)
 class RepartitionPlan(BoxPlan):
-    """A repartition: `exchange` says who owns and who is to have which block."""
+    """A repartition from the owned to the needed blocks of `exchange`."""
 
     exchange: Exchange
     preserve_batch: bool

@@ -56,14 +56,14 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     """Return values of which all workers of `P` hold copies: their gradient is the sum over the copies.
 
     A parameter that every worker uses with its own data, the scale of a normalisation, say, is one variable with many
-    copies. JAX gives each worker the gradient of its own copy; what the optimiser needs is their sum, the same on all
+    copies. JAX gives each worker the gradient of its own copy; the optimiser needs the sum of them, the same on all
     workers, so that copies stay copies. With P of shape p_0 x ... x p_{D-1}, workers that agree in every index outside
     `axes` hold copies of one value:
 
         y_w = x_w,        the gradient on w = the sum of dy_u over all u that hold copies of x_w
 
-    Nothing moves forward. Apply it to parameters, where a function begins to use them, not to what was computed from
-    other workers' data: what an `all_sum_reduce` or a `broadcast` returns has its sum already.
+    Nothing moves forward. Apply it to parameters, where a function begins to use them, not to values computed from
+    other workers' data: the gradient of the output of an `all_sum_reduce` or a `broadcast` is summed already.
 
     **Arguments:**
 

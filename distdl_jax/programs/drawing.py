@@ -11,7 +11,7 @@ _WIDTH = 640
 
 
 def draw_messages(name: str, workers: Sequence[int], found: Mapping[tuple[int, int], tuple[int, int]]) -> str:
-    """The messages of the function `name` as SVG: rows send, columns receive; each square's title has the figures.
+    """Draw the messages of the function `name` as SVG: rows send, columns receive; squares' titles have the figures.
 
     `found` holds how many messages, and bytes, go from one worker to another.
     """

@@ -116,8 +116,8 @@ Program = tuple[Operation | Loop | Cond, ...]
 
 
 def operations(program: Program) -> Iterator[tuple[Operation, int | None]]:
-    """Every operation of a program and how often it runs: once for each pass of the loops around it; None where that
-    is not known before."""
+    """Yield every operation of a program and how often it runs: once for each pass of the loops around it; None where
+    that is not known before."""
 
     def walk(program: Program, times: int | None) -> Iterator[tuple[Operation, int | None]]:
         for item in program:
@@ -134,19 +134,19 @@ def operations(program: Program) -> Iterator[tuple[Operation, int | None]]:
 
 
 def simplified(items: Program) -> Program:
-    """The program without loops and conditionals that don't communicate; of equal branches one is left."""
-    kept: list[Operation | Loop | Cond] = []
+    """Return the program without loops and conditionals that don't communicate; of equal branches one is left."""
+    left: list[Operation | Loop | Cond] = []
     for item in items:
         match item:
             case Operation():
-                kept.append(item)
+                left.append(item)
             case Loop(length, body, place):
                 if (body := simplified(body)) and length != 0:
-                    kept.append(Loop(length, body, place))
+                    left.append(Loop(length, body, place))
             case Cond(branches, place):
                 branches = tuple(simplified(branch) for branch in branches)
                 if all(branch == branches[0] for branch in branches):
-                    kept.extend(branches[0])
+                    left.extend(branches[0])
                 else:
-                    kept.append(Cond(branches, place))
-    return tuple(kept)
+                    left.append(Cond(branches, place))
+    return tuple(left)

@@ -57,7 +57,7 @@ class Mismatch:
 
 
 def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
-    """What keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
+    """Return what keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
 
     Workers with one and the same program cost little more than one of them.
     """
@@ -76,7 +76,7 @@ def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
 
 
 def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[Stop]:
-    """Where each worker is in the end if those of `absent` never start; the first branch of every conditional taken.
+    """Return where each worker stops if those of `absent` never start; the first branch of every conditional is taken.
 
     Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
     """
@@ -86,7 +86,7 @@ def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[
 
 
 def _is_of_all(program: Program, workers: Set[int]) -> bool:
-    """Whether the program has nothing but collectives of all these workers: then they complete, if all run it."""
+    """Return whether the program has only collectives of all these workers: then they complete, if all run it."""
     teams = {() if op.is_message else op.team for op, _ in operations(program)}
     return all(set(team) == workers for team in teams)
 
@@ -128,7 +128,7 @@ class _Worker:
         self.operation: Operation | None = None
         self.sends = self.receives = self.joins = False
         self.total = total
-        self.begun: _Pass | None = None  # the pass of a loop that began since the last operation
+        self.new_pass: _Pass | None = None  # the pass of a loop that has started since the last operation
         self._branch = branch
         self.stack = [_Pass(program, 0)]
 
@@ -141,7 +141,7 @@ class _Worker:
                 if top.left:
                     top.left -= 1
                     top.next = 0
-                    self.begun = top
+                    self.new_pass = top
                 else:
                     self.stack.pop()
                 continue
@@ -172,7 +172,7 @@ class _Worker:
         return tuple(p.left for p in self.stack)
 
     def place(self) -> int:
-        """Which of the program's operations it is at, counted from 1 in the order in which they are written."""
+        """Return the number of the operation that it is at, from 1 in the order in which they are written."""
         place = 1
         for p in self.stack:
             place += sum(map(_listed, p.items[: p.next - 1]))
@@ -182,7 +182,7 @@ class _Worker:
 
 
 def _listed(item: Operation | Loop | Cond) -> int:
-    """How many operations are written in an item, each counted once."""
+    """Count the operations that are written in an item, each once."""
     match item:
         case Loop(_, body):
             return sum(map(_listed, body))
@@ -210,9 +210,9 @@ class _Play:
                 left -= 1
                 if left == 0:
                     return self._mismatch("undecided", worker)
-                if worker.begun is not None:
-                    self._skip_equal_passes(worker, worker.begun)
-                    worker.begun = None
+                if worker.new_pass is not None:
+                    self._skip_equal_passes(worker, worker.new_pass)
+                    worker.new_pass = None
                 partners = self._match(worker)
                 if isinstance(partners, Mismatch):
                     return partners
@@ -222,7 +222,7 @@ class _Play:
         return self._stuck()
 
     def _match(self, worker: _Worker) -> list[_Worker] | Mismatch:
-        """Match what can be matched of a worker's new operation; the workers that were waiting for it."""
+        """Match what can be matched of a worker's new operation; return the workers that were waiting for it."""
         op = worker.operation
         assert op is not None
         if worker.joins:
@@ -257,22 +257,22 @@ class _Play:
         return moved
 
     def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
-        """Note that their operations have met; a mismatch where they are adjoints of different movements."""
+        """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
         known = [(w, w.operation) for w in workers if w.operation is not None and w.operation.movement]
         if not all(operation.is_adjoint for _, operation in known):
             self._pairing.meet([(w.rank, operation.movement) for w, operation in known])
             return None
-        for (one, ours), (other, theirs) in pairwise(known):
-            if self._pairing.are_apart((one.rank, ours.movement), (other.rank, theirs.movement)):
+        for (one, first), (other, second) in pairwise(known):
+            if self._pairing.are_apart((one.rank, first.movement), (other.rank, second.movement)):
                 return self._mismatch("adjoints", one, other)
         return None
 
-    def _skip_equal_passes(self, worker: _Worker, begun: _Pass) -> None:
-        """Where all workers are as they were one pass of this loop ago, but for passes left: the next ones are equal.
+    def _skip_equal_passes(self, worker: _Worker, loop: _Pass) -> None:
+        """Skip passes of a loop where all workers are as they were one pass ago, but for passes left: they are equal.
 
         So many are skipped that every loop concerned keeps at least as many as one period takes.
         """
-        key = (worker.rank, len(worker.stack), id(begun.items), tuple(w.position() for w in self._workers.values()))
+        key = (worker.rank, len(worker.stack), id(loop.items), tuple(w.position() for w in self._workers.values()))
         now = tuple(w.passes_left() for w in self._workers.values())
         before, self._seen[key] = self._seen.get(key), now
         if before is None:
@@ -316,7 +316,7 @@ class _Play:
         return other is not None and other.joins and other.operation is not None and other.operation.team == op.team
 
     def _stuck(self) -> Mismatch | None:
-        """What the workers that still wait wait for: followed from one to the next until that is plain."""
+        """Return why workers still wait: followed from one to the next until that is plain."""
         waiting = [worker for _, worker in sorted(self._workers.items()) if worker.waits]
         if not waiting:
             return None
@@ -342,22 +342,22 @@ class _Play:
 
 
 def fit(sender: AtOperation, receiver: AtOperation) -> bool:
-    """Whether one waits to send what the other waits to receive."""
-    theirs, ours = sender.operation, receiver.operation
-    if theirs is None or ours is None or not (sender.sends and receiver.receives):
+    """Return whether one waits to send the message that the other waits to receive."""
+    sent, received = sender.operation, receiver.operation
+    if sent is None or received is None or not (sender.sends and receiver.receives):
         return False
-    is_expected = ours.recv_tag is None or ours.recv_tag == theirs.send_tag
-    return is_expected and (theirs.dest, ours.source) == (receiver.rank, sender.rank)
+    is_expected = received.recv_tag is None or received.recv_tag == sent.send_tag
+    return is_expected and (sent.dest, received.source) == (receiver.rank, sender.rank)
 
 
 def sent(sender: AtOperation) -> tuple[int, str]:
-    """What is sent, as both sides must name it: the length and the dtype."""
+    """Return the length and the dtype of the message that is sent: both sides must name the same."""
     assert sender.operation is not None
     return sender.operation.count, sender.operation.dtype
 
 
 def expected(receiver: AtOperation) -> tuple[int, str]:
-    """What is expected, as both sides must name it: the length and the dtype."""
+    """Return the length and the dtype of the message that is expected: both sides must name the same."""
     assert receiver.operation is not None
     return receiver.operation.received, receiver.operation.received_dtype or receiver.operation.dtype
 
@@ -367,6 +367,6 @@ def _rank(rank: int | None) -> int:
 
 
 def collective(op: Operation | None) -> tuple[object, ...]:
-    """What all workers of a team must name alike."""
+    """Return the facts of a collective that all workers of its team must name alike."""
     assert op is not None
     return (op.kind, op.root, op.count, op.dtype, op.op)

@@ -1,4 +1,4 @@
-"""Which movements of the workers are one: those whose operations meet. Then so must their adjoints."""
+"""Movements of the workers that are one: those whose operations meet. Then their adjoints must meet, too."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ Movement = tuple[int, int]
 
 
 class Pairing:
-    """What has been seen to meet, going forward.
+    """The movements that have met, going forward.
 
     Two movements of equal plans have equal messages. Where some workers leave out the adjoint of the one, and others
-    that of the other, the two that are left fit each other, and each worker gets another one's gradient.
+    the adjoint of the other, the two that are left fit each other, and each worker gets another one's gradient.
     """
 
     def __init__(self) -> None:
-        self._met: dict[Movement, dict[int, set[Movement]]] = {}  # those that are one share it, by worker
+        self._met: dict[Movement, dict[int, set[Movement]]] = {}  # by worker; the same dictionary for all that are one
 
     def meet(self, movements: Sequence[Movement]) -> None:
-        """Operations of these have met: they are one."""
+        """Note that operations of these have met: they are one."""
         known = {id(met): met for met in map(self._of, movements)}
         if len(known) == 1:
             return
         together: dict[int, set[Movement]] = {}
         for each in known.values():
-            for worker, its in each.items():
-                together.setdefault(worker, set()).update(its)
-        for its in together.values():
-            for movement in its:
+            for worker, of_worker in each.items():
+                together.setdefault(worker, set()).update(of_worker)
+        for of_worker in together.values():
+            for movement in of_worker:
                 self._met[movement] = together
 
     def are_apart(self, one: Movement, other: Movement) -> bool:
-        """Whether adjoints of these must not meet: one of them has met another movement of that worker, not this."""
-        ours, theirs = self._met.get(one, {}), self._met.get(other, {})
-        return ours is not theirs and (other[0] in ours or one[0] in theirs)
+        """Return whether adjoints of these must not meet: one has met another movement of that worker, not this."""
+        of_one, of_other = self._met.get(one, {}), self._met.get(other, {})
+        return of_one is not of_other and (other[0] in of_one or one[0] in of_other)
 
     def _of(self, movement: Movement) -> dict[int, set[Movement]]:
         return self._met.get(movement) or {movement[0]: {movement}}

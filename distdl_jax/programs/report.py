@@ -36,7 +36,7 @@ class Report:
         return self.problem is None
 
     def messages(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """How many messages, and bytes, go from one worker to another: `{(source, destination): (messages, bytes)}`."""
+        """Count messages, and bytes, from one worker to another: `{(source, destination): (messages, bytes)}`."""
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for worker, program in sorted(self.programs.items()):
             for op, times in operations(program):
@@ -46,7 +46,7 @@ class Report:
         return found
 
     def table(self) -> str:
-        """One line for each worker: operations, messages and bytes sent, and operations of whole teams."""
+        """Return a line for each worker: operations, messages and bytes sent, and operations of whole teams."""
         columns = ("operations", "sends", "bytes sent", "receives", "of teams", "bytes of teams")
         rows: list[tuple[str, ...]] = [("worker", *columns)]
         for worker, program in sorted(self.programs.items()):
@@ -65,7 +65,7 @@ class Report:
         return _in_columns(rows)
 
     def matrix(self) -> str:
-        """Who sends how many bytes to whom: a line for each source, a column for each destination."""
+        """Return who sends how many bytes to whom: a line for each source, a column for each destination."""
         found, workers = self.messages(), sorted(self.programs)
         rows = [("from \\ to", *map(str, workers))]
         for source in workers:
@@ -74,7 +74,7 @@ class Report:
         return _in_columns(rows)
 
     def listing(self, worker: int, limit: int | None = None) -> str:
-        """A worker's operations in order, with their layers and source lines; the first `limit` of them."""
+        """List a worker's operations in order, with their layers and source lines; the first `limit` of them."""
         found = list(operations(self.programs[worker]))
         lines = []
         for place, (op, times) in enumerate(found[:limit], 1):
@@ -85,7 +85,7 @@ class Report:
         return "\n".join(lines)
 
     def picture(self, path: str | Path | None = None) -> str:
-        """Who sends to whom, drawn: as SVG, which is also written to `path` where that is given."""
+        """Draw who sends to whom: as SVG, which is also written to `path` where that is given."""
         svg = draw_messages(self.name, sorted(self.programs), self.messages())
         if path is not None:
             Path(path).write_text(svg)

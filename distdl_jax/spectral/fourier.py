@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,12 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.spectral.decimation import DecimationPlan, Kind, plan_decimation
 from distdl_jax.spectral.local_fft import Forward, Inverse
 from distdl_jax.spectral.staged_fft import StagesPlan, Step, plan_stages
 from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
 Axes = int | Sequence[int]
+Kind = Literal["fft", "ifft", "rfft", "irfft"]
 NORMS = (None, "backward", "ortho", "forward")
 
 
@@ -30,9 +31,7 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
     With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
     group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
     is split nothing moves. `plans/pencils.py` finds the fewest movements that keep the workers busy: one there and one
-    back, where the other dimensions are long enough to be split instead. On CPUs, where `axes` are the tensor's last
-    two or three dimensions and two workers share one of them, not the last, the tensor stays on its grid
-    (`spectral/decimation.py`).
+    back, where the other dimensions are long enough to be split instead.
 
     **Arguments:**
 
@@ -49,8 +48,7 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
     **Raises:** `InvalidArgumentError`, on every worker, where `axes` or `norm` doesn't fit; `PlanError`, on every
     worker of P_x, where blocks don't form a grid, or the tensor has no elements along one of `axes`.
 
-    Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils; Gentleman and Sande (1966),
-    doi:10.1145/1464291.1464352, on decimation in frequency.
+    Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils.
     """
     return _transform("fft", x, P_x, axes, norm)
 
@@ -112,7 +110,7 @@ def plan_fourier(
     axes: Axes | None = -1,
     norm: str | None = None,
     n: int | None = None,
-) -> StagesPlan | DecimationPlan:
+) -> StagesPlan:
     """Plan the transform `kind`, from the shapes and dtypes of the workers of P_x (and perhaps more)."""
     along, halved = _checked(kind, P_x, axes, norm, n)
     blocks = taking_part(shape_dtypes, P_x.ranks)
@@ -124,10 +122,6 @@ def plan_fourier(
     after = dict(before)
     if halved is not None:
         after[halved] = _halved_length(kind, before[halved], n, real, dtype)
-    if jax.default_backend() == "cpu" and halved in (None, P_x.dim - 1):
-        decimation = plan_decimation(kind, grid, dtype, along, after.get(P_x.dim - 1), norm)
-        if decimation is not None:
-            return decimation
     forward, reals = kind in ("fft", "rfft"), Reals(before=real, after=kind == "irfft")
     path = pencils(grid.extent, P_x.shape, tuple(after.items()), P_x.shape, reals=reals)
     done: set[int] = set()

@@ -24,7 +24,7 @@ class TraceContext(threading.local):
     """The state of this thread's trace.
 
     - `anchors`: those of the innermost function whose adjoints are ordered; see `adjoint_order`.
-    - `calls_kept`: whether movements stay calls of a jitted function; otherwise its body is in its place.
+    - `movements_as_calls`: whether movements stay calls of a jitted function; otherwise its body is in its place.
     - `sizes_agreed`: whether nothing needs to be agreed on about what `jax.vmap` maps over; see `vmap_check`.
     - `compared`: whether the program is compared between the workers as a whole, so that no part of it need be.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
@@ -32,7 +32,7 @@ class TraceContext(threading.local):
     """
 
     anchors: Anchors | None = None
-    calls_kept = False
+    movements_as_calls = False
     sizes_agreed = False
     compared = False
     to_compile = False

@@ -1,7 +1,7 @@
 """`tie`: a value that depends on others, to JAX's eye, under every transformation.
 
-What one worker's program does must not depend on whether its part is empty, constant or unused, or its messages do not
-match those of the others. An optimisation barrier alone keeps what it ties from being dropped. Two more things have to
+The program of a worker must not depend on whether its block is empty, constant or unused, or its messages don't match
+those of the others. An optimisation barrier alone keeps what it ties from being dropped. Two more things have to
 be the same on all workers: which values carry a derivative, and which carry a batch dimension (`vmap` runs an operation
 once for all the batch or, on a constant, once for one).
 """
@@ -23,16 +23,19 @@ from distdl_jax.compat import linearize_at_once
 
 
 def tie(x: Array, *others: Array) -> Array:
-    """`x`, which from here on depends on `others` too: none of them can be dropped while `x` is used.
+    """Return `x`, which from here on depends on `others` too: none of them can be dropped while `x` is used.
 
     Where JAX differentiates one of `others`, it differentiates `x` too (by zero), on this worker as on the rest; where
-    it batches one of them, it batches `x`. The others' cotangents, zeros, in their turn depend on that of `x`.
+    it batches one of them, it batches `x`. The others' cotangents, zeros, in their turn depend on the cotangent of `x`.
     """
     return _tie.bind(x, *others) if others else x
 
 
 def nothing(dtype: np.dtype) -> Array:
-    """An empty array, to be tied to others. `jnp.zeros` takes twice as long to trace, and each movement has four."""
+    """Return an empty array, to be tied to others.
+
+    `jnp.zeros` takes twice as long to trace, and each movement has four.
+    """
     return lax.broadcast(np.zeros((), dtype), (0,))
 
 

@@ -47,7 +47,7 @@ class Traced:
 
         # Evaluated eagerly, a movement that is one call is compiled once; its parts would be, each by each, every time.
         eagerly = not isinstance(jax.numpy.zeros(()), Tracer)
-        with trace_context.set(calls_kept=eagerly):
+        with trace_context.set(movements_as_calls=eagerly):
             self.program = jax.make_jaxpr(jax.jit(flat) if as_call and not eagerly else flat)(*leaves)
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:

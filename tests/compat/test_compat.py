@@ -32,7 +32,9 @@ def test_a_failure_gives_the_sentence() -> None:
     def breaks() -> None:
         raise AttributeError("jax has no such name")
 
-    with pytest.raises(AssertionError, match=r"^distdl_jax\.compat\.source_frames: Where (.|\n)* would replace"):
+    with pytest.raises(
+        AssertionError, match=r"^distdl_jax\.compat\.source_frames: Yield the frames (.|\n)* would replace"
+    ):
         what_breaks(compat.source_frames)(breaks)()
 
 

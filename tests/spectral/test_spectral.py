@@ -15,7 +15,6 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.plans.pencils import pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.spectral.decimation import DecimationPlan
 from distdl_jax.spectral.fourier import plan_fourier
 
 TOLERANCE = 1e-12
@@ -258,31 +257,6 @@ def test_the_fewest_movements() -> None:
     assert moves((1, 8, 8, 8), (1, 2, 2, 2), (1, 2, 3)) == 3
     assert moves((64, 8, 8, 8), (1, 2, 2, 2), (1, 2, 3)) == 2
     assert pencils((8,), (4,), ((0, 8),), (4,))[1] == ((1,), (0,))
-
-
-def test_a_dimension_that_two_workers_share_stays_where_it_is() -> None:
-    """Where others behind it are transformed with it. Then nothing has to be transposed."""
-
-    def is_decimated(kind: Any, sizes: Any, P_x: On, axes: Any) -> bool:
-        def plan() -> Any:
-            P = dj.Partition()
-            held = {
-                rank: ShapeDtype(cut(np.zeros(sizes), P_x, rank, sizes).shape, np.dtype(float)) for rank in P_x.ranks
-            }
-            return plan_fourier(kind, held, P_x.partition(P), axes)
-
-        return isinstance(dj.simulate(4, plan)[0], DecimationPlan)
-
-    assert is_decimated("fft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))
-    assert is_decimated("ifft", (3, 8, 7), on(2, 2, 1), (2, 1))
-    assert is_decimated("rfft", (8, 8, 8), on(2, 1, 1), (0, 1, 2))
-    assert is_decimated("irfft", (8, 8), on(2, 1), (0, 1))
-    assert not is_decimated("rfft", (8, 8), on(2, 1), (1, 0))  # the halved one is split
-    assert not is_decimated("fft", (8, 8, 8), on(1, 1, 2), (0, 1, 2))  # the last one travels best
-    assert not is_decimated("fft", (8, 8, 8), on(2, 1, 1), (0,))
-    assert not is_decimated("fft", (8, 8, 8), on(2, 2, 1), (0, 1, 2))
-    assert not is_decimated("fft", (8, 8, 8), on(4, 1, 1), (0, 1, 2))
-    assert not is_decimated("fft", (6, 8, 8), on(2, 1, 1), (0, 1, 2))
 
 
 def test_refusals() -> None:
