@@ -54,8 +54,8 @@ class Extras(NamedTuple):
 class Dropping:
     """Dropout of weights: they are 0 with probability `p`, and the others are divided by 1 - p, whatever the partition.
 
-    The weights that are kept are those of `jax.random.bernoulli(key, 1 - p, shape)`, for the whole batch, all heads,
-    queries and keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.
+    Weights stay where `jax.random.bernoulli(key, 1 - p, shape)` is true, for the whole batch, all heads, queries and
+    keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.
     """
 
     p: float
