@@ -145,8 +145,9 @@ class BaseLayer(Static):
         """The partition of the output. None for a network of functions alone."""
 
     @property
+    @abstractmethod
     def _ends(self) -> Ends:
-        return Ends(self.input_partition, self.output_partition)
+        """The same two, where they are certain."""
 
     @property
     def takes_indices(self) -> bool:
