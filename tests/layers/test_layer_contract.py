@@ -160,6 +160,11 @@ def test_a_layer_says_where_its_input_and_output_are(name: str) -> None:
     assert (network.input_partition, network.output_partition) == (P_x, layer.output_partition)
 
 
+def test_a_concatenation_says_where_it_is() -> None:
+    P_x = dj.planning_world(4).grid([2, 2])
+    assert nn.Concatenate(P_x).input_partition == nn.Concatenate(P_x).output_partition == P_x
+
+
 def test_functions_alone_are_nowhere() -> None:
     network = nn.Sequential(jnp.tanh)
     assert network.input_partition is network.output_partition is nn.Remat(network).input_partition is None
