@@ -158,8 +158,8 @@ def _compare(name, variants, transform):
 
 
 def _calls_of_onednn(jaxpr):
-    its = sum("distdl_jax_onednn" in str(equation.params.get("target_name")) for equation in jaxpr.eqns)
-    return its + sum(_calls_of_onednn(inner) for each in jaxpr.eqns for inner in jaxprs_in_params(each.params))
+    direct = sum("distdl_jax_onednn" in str(equation.params.get("target_name")) for equation in jaxpr.eqns)
+    return direct + sum(_calls_of_onednn(inner) for each in jaxpr.eqns for inner in jaxprs_in_params(each.params))
 
 
 def _gradients(f):
@@ -244,7 +244,7 @@ def test_vmap_of_second_derivatives(name):
         second = jax.grad(penalty, argnums=(0, 1))
         return lambda x, weight: [jax.vmap(second, axes)(*map(three, (x, weight), axes)) for axes in AXES]
 
-    _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
+    _compare(name, [variant for case, *variant in VARIANTS if case == name], transform)
 
 
 SPLIT = {
@@ -277,7 +277,7 @@ def test_a_block_and_its_halo(name):
         def penalty(parts, weight):
             return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(parts, weight)[1]))
 
-        stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
+        stacked = jax.tree.map(lambda part: jnp.stack([part, part - 1]), parts)
         return _gradients(f)(parts, weight), jax.vmap(jax.grad(penalty, (0, 1)), (0, None))(stacked, weight)
 
     @jax.jit
