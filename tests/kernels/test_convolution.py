@@ -3,9 +3,11 @@
 Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
 """
 
+import re
 import subprocess
 import sys
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
+import distdl_jax as dj
 from distdl_jax.kernels import problem as problems
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.cpu import rewritten_2d
@@ -378,3 +381,14 @@ def test_elsewhere_than_on_a_cpu_no_algorithm_is_imported():
     """Layers are traced as for a GPU, and then for a CPU, where the same look finds the algorithms."""
     found = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_kernels_import_nothing_of_the_library_but_errors_and_settings():
+    allowed = ("distdl_jax.kernels", "distdl_jax.errors", "distdl_jax.settings")
+    lines = {
+        line.split()[1]
+        for path in (Path(dj.__file__).parent / "kernels").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from|import) distdl_jax", line)
+    }
+    assert lines and all(module.startswith(allowed) for module in lines)
