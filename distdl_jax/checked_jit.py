@@ -135,7 +135,7 @@ class CheckedFunction:
         # Of a call that is part of nothing else: with the array that is there when its program is done, if that
         # communicates, under the number of its effect, for another call of the same function may have another one. (An
         # effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
-        self._alone: Any = None if _SHAPED_LIKE_THE_RESULT & set(options) else jax.jit(compared_alone, **options)
+        self._alone: Any = None if "out_shardings" in options else jax.jit(compared_alone, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
 
@@ -172,7 +172,8 @@ class CheckedFunction:
                 traced = self._inner.trace(*args, **kwargs)
             world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
             if not agreements.replayed:
-                self._count_in(log)
+                counts_in = self._counts_in.setdefault(worker_status(), log)
+                self._counts_in[worker_status()] = log if counts_in is log else None
         trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
         if signature is not None:
             agreed[signature] = agreements.made
@@ -195,9 +196,7 @@ class CheckedFunction:
         # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
         unread = {dynamic[i] for i in unread_inputs(traced.jaxpr, len(dynamic))}
         arrays = [leaves[place] for place in dynamic if place not in unread]
-        result_structure: Any = (
-            None  # `out_info` would not do: its leaves are no arrays, which a user's node may ask for
-        )
+        result_structure: Any = None  # not of `out_info`: its leaves are no arrays, as a user's node may need
 
         def of_arrays(*arrays: Array) -> list[Array]:
             nonlocal result_structure
@@ -218,10 +217,6 @@ class CheckedFunction:
         for jitted in (self._jitted, self._alone, self._inner):
             if jitted is not None:
                 jitted.clear_cache()
-
-    def _count_in(self, log: CallLog | None) -> None:
-        status = worker_status()
-        self._counts_in[status] = log if self._counts_in.get(status, log) is log else None
 
     def __reduce__(self) -> str:
         """Copy and pickle it as functions are: a copy is the function itself, a pickle its name."""
@@ -270,10 +265,6 @@ def _unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
         return fun(*args, **kwargs)
 
     return other
-
-
-_SHAPED_LIKE_THE_RESULT = {"out_shardings"}
-"""The options that have a part for each part of the function's result."""
 
 
 @cache

@@ -12,14 +12,15 @@ import jax
 from distdl_jax.autodiff.custom_rules import custom_rules, line_moving_backward_only, moves_data
 from distdl_jax.autodiff.opaque_call import evaluate_opaquely
 from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.partition import Partition
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Program, operations
 from distdl_jax.source_lines import function_name
-from distdl_jax.tracing.adjoint_order import Chain, anchors_are_noted, note_anchor, tie_scalar
+from distdl_jax.tracing.adjoint_order import Chain, anchors_are_noted, note_anchor, tie_scalar, with_all_adjoints
 from distdl_jax.tracing.constant_inputs import constants_text
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.traced import Traced
-from distdl_jax.tracing.vmap_check import compared_as_a_whole
 from distdl_jax.validation import check_numbers
 from distdl_jax.world import Workers, World
 
@@ -34,7 +35,36 @@ _CUSTOM_RULES = "some worker's function has a derivative of its own, which may m
 _UNTRACED = "some worker's function asks for values, so that it can't be traced"
 
 
-def traced_derivative(
+def same_adjoints(
+    workers: Partition,
+    derivative: Callable[[Callable[..., Any]], Callable[..., Any]],
+    fun: Callable[..., Any],
+    has_aux: bool,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    places: Sequence[int],
+    transposes: str | None = None,
+) -> tuple[Callable[..., Any], bool]:
+    """Return `derivative(fun)` of `args`, in which all workers run the same adjoints, and whether it is traced.
+
+    Collective in `workers`. `fun` is traced once, except where it can't be on some worker, since it asks for values.
+    `transposes`: the name of a derivative that transposes adjoints in their turn.
+
+    **Raises:** the exceptions of tracing; `PlanError`, on all workers, where that raises on another one, or the
+    programs don't complete together whatever is done; `InvalidArgumentError`, on all, where `transposes` and a
+    derivative of the user's moves data that its function does not.
+    """
+    together = workers.size > 1 and workers.active
+    if together:
+        world, team = workers.world, workers.ranks
+        traced = _traced_derivative(world, team, derivative, fun, has_aux, args, kwargs, places, transposes)
+        if traced is not None:
+            return traced, True
+    dependent = with_all_adjoints(fun, has_aux, chained_from=places if together else None)
+    return partial(derivative(dependent), **kwargs), False
+
+
+def _traced_derivative(
     world: World,
     team: Workers,
     derivative: Callable[[Callable[..., Any]], Callable[..., Any]],
@@ -43,22 +73,14 @@ def traced_derivative(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     places: Sequence[int],
-    transposes: str | None = None,
+    transposes: str | None,
 ) -> Callable[..., Any] | None:
-    """Return `derivative(fun)` as a function of `args` by its program, which completes with the other workers' ones.
-
-    Collective in `team`. `fun` is traced once. None, on all workers, where it can't be on some worker: it asks for
-    values. `transposes`: the name of a derivative that transposes adjoints in their turn.
-
-    **Raises:** the exceptions of tracing; `PlanError`, on all workers, where that raises on another one, or the
-    programs don't complete together whatever is done; `InvalidArgumentError`, on all, where `transposes` and a
-    derivative of the user's moves data that its function does not.
-    """
+    """Return `derivative(fun)` by a program that completes with the other workers'; None where it can't be traced."""
     name = f"the derivative of {function_name(fun)}"
     agree = partial(world.agree, team, name, decide=partial(_problem, name))
     try:
         check_numbers("args", args, places)
-        with compared_as_a_whole():
+        with trace_context.set(sizes_agreed=True):  # the programs are compared
             traced = Traced(fun, args, kwargs, places)
     except _VALUE_ASKED_FOR:
         agree(None)
@@ -89,7 +111,7 @@ def traced_derivative(
             return tie_scalar(traced.result(values), links, has_aux)
 
         try:
-            with compared_as_a_whole():
+            with trace_context.set(sizes_agreed=True):  # the programs are compared
                 candidate = Traced(derivative(chained), args, {}, places, as_call=True)
         except Exception as error:
             _report(error, agree)

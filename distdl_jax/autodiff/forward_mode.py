@@ -17,7 +17,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.autodiff.adjoint_check import traced_derivative
+from distdl_jax.autodiff.adjoint_check import same_adjoints
 from distdl_jax.autodiff.linearity import depends_on_first
 from distdl_jax.autodiff.opaque_call import call_by
 from distdl_jax.autodiff.tangents import Varying, check_alike, check_tangents, described
@@ -248,13 +248,8 @@ def _same_adjoints(
         return derivative(fun)
 
     workers = Partition() if partition is None else partition
-    together = workers.size > 1 and workers.active
-    if together:
-        traced = traced_derivative(workers.world, workers.ranks, of, fun, has_aux, args, {}, (0,), transposes)
-        if traced is not None:
-            return traced, chosen[-1], True
-    direct = with_all_adjoints(fun, has_aux, chained_from=(0,) if together else None)
-    return derivative(direct), direct, False
+    differentiated, is_traced = same_adjoints(workers, of, fun, has_aux, args, {}, (0,), transposes)
+    return differentiated, chosen[-1], is_traced
 
 
 def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafFunction:

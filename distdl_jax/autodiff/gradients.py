@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.autodiff.adjoint_check import traced_derivative
+from distdl_jax.autodiff.adjoint_check import same_adjoints
 from distdl_jax.compat import mapped_sizes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.source_lines import function_name
-from distdl_jax.tracing.adjoint_order import with_all_adjoints
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import check_function, checked_boolean, checked_integers
@@ -132,7 +131,6 @@ def _derivative_of_sum(
         return derivative(fun, argnums, has_aux, **options)
 
     fun = _with_scalar_loss(fun, has_aux)
-    direct = local(with_all_adjoints(fun, has_aux))
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
@@ -141,12 +139,7 @@ def _derivative_of_sum(
         places = [n + len(args) * (n < 0) for n in numbers]
         if not all(0 <= place < len(args) for place in places):
             raise InvalidArgumentError(f"`argnums` (={argnums}) must name positional arguments, 0 to {len(args) - 1}.")
-        if not (workers.size > 1 and workers.active):
-            return direct(*args, **kwargs)
-        traced = traced_derivative(workers.world, workers.ranks, local, fun, has_aux, args, kwargs, places)
-        if traced is None:
-            return local(with_all_adjoints(fun, has_aux, chained_from=places))(*args, **kwargs)
-        return traced(*args)
+        return same_adjoints(workers, local, fun, has_aux, args, kwargs, places)[0](*args)
 
     return differentiated
 

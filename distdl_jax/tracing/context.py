@@ -25,7 +25,9 @@ class TraceContext(threading.local):
 
     - `anchors`: those of the innermost function whose adjoints are ordered; see `adjoint_order`.
     - `movements_as_calls`: whether movements stay calls of a jitted function; otherwise its body is in its place.
-    - `sizes_agreed`: whether nothing needs to be agreed on about what `jax.vmap` maps over; see `vmap_check`.
+    - `sizes_agreed`: whether workers need not agree on what `jax.vmap` maps over, as in a program that is compared with
+      the others'. A worker that maps nothing, since JAX made a constant of `y[array]` for a y without elements, could
+      not know that the others agree; the comparison names that constant.
     - `compared`: whether the program is compared between the workers as a whole, so that no part of it need be.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
       `handled`: the exception that was being handled when they did.

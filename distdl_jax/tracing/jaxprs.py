@@ -6,7 +6,7 @@ Nothing else knows what JAX calls its loops, branches, calls and custom derivati
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
@@ -149,26 +149,21 @@ class DataFlow(Generic[T]):
         """Return the facts about an equation's results by its bodies; None where these don't tell."""
         match structure(eqn):
             case Scan(body, _, constants, carried):
-                return self._through_scan(body.jaxpr, args, slice(constants, constants + carried))
+                now, part = list(args), slice(constants, constants + carried)
+                while True:
+                    results = self.run(body.jaxpr, now)
+                    after = list(map(self.join, now[part], results))
+                    if after == now[part]:
+                        return results
+                    now[part] = after
             case Branches(branches):
-                first, *others = (self.run(branch.jaxpr, args[1:]) for branch in branches)
-                for other in others:
-                    first = [self.join(a, b) for a, b in zip(first, other, strict=True)]
-                return first
+                of_branches = [self.run(branch.jaxpr, args[1:]) for branch in branches]
+                return [reduce(self.join, facts) for facts in zip(*of_branches, strict=True)]
             case Call(_, body) if len(body.jaxpr.invars) == len(args):
                 return self.run(body.jaxpr, args)
         for inner in bodies(eqn):
             self.run(inner, [self.unknown] * len(inner.invars))
         return None
-
-    def _through_scan(self, body: Any, args: list[T], carried: slice) -> list[T]:
-        now = list(args)
-        while True:
-            results = self.run(body, now)
-            after = [self.join(a, b) for a, b in zip(now[carried], results, strict=False)]
-            if after == now[carried]:
-                return results
-            now[carried] = after
 
 
 def defined_at(jaxpr: Any) -> str:

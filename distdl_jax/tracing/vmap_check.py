@@ -35,15 +35,6 @@ class Runs(Protocol):
         """Carry it out."""
 
 
-def compared_as_a_whole() -> AbstractContextManager[None]:
-    """Surround the trace of a program that is compared with the other workers', so that nothing is agreed on here.
-
-    Where a worker maps nothing, since JAX made a constant of `y[array]` for a y without elements, it could not know
-    that the others agree; the comparison names that constant.
-    """
-    return trace_context.set(sizes_agreed=True)
-
-
 def agreed_on_sizes(world: World, part: Runs, x: Any) -> AbstractContextManager[None]:
     """Surround a movement of `x`, by now or one day a tracer of `vmap`'s: its workers agree on how many it maps over.
 
