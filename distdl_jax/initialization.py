@@ -200,7 +200,7 @@ def initialize_params(
     keys, but for a key that is traced.
     """
     check_key("key", key)
-    if current_settings().debug and not isinstance(key, Tracer):
+    if specs and current_settings().debug and not isinstance(key, Tracer):
         _check_same_key(specs, key, dtype, initializers)
     params = {}
     for name, own_key in zip(("weight", "bias"), jax.random.split(key), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.agreement.agree import agree
@@ -18,6 +19,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_booleans, checked_integers
 from distdl_jax.world import Workers, World
 
@@ -90,7 +92,12 @@ class HaloExchangePlan(Plan):
             return x
         widest = self.movement.run(world, x)
         starts, stops = self.cut(world.rank)
-        return widest if stops == tuple(widest.shape) and not any(starts) else lax.slice(widest, starts, stops)
+        if stops == tuple(widest.shape) and not any(starts):
+            return widest
+        if any(start == stop for start, stop in zip(starts, stops, strict=True)):
+            # JAX can't compile a branch or loop with an empty slice of some concatenations.
+            return tie(jnp.zeros(self.output(world.rank).shape, widest.dtype), widest)
+        return lax.slice(widest, starts, stops)
 
 
 def plan_halo_exchange(

@@ -93,7 +93,7 @@ def merge_rows(running: Running, other_rows: Array, rows: Range) -> Running:
 
 def cut(tree: T, rows: Range, axis: int) -> T:
     """Return the `rows` of arrays."""
-    return jax.tree.map(lambda x: lax.slice_in_dim(x, *rows, axis=axis), tree)
+    return jax.tree.map(lambda x: joined_slices([(x, *rows)], axis), tree)
 
 
 def put(tree: T, part: T, rows: Range, axis: int) -> T:

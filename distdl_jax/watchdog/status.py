@@ -278,21 +278,6 @@ class WorkerStatus:
             if call.log is not None:
                 call.log.tracing = False
 
-    def agree(
-        self,
-        team: tuple[int, ...],
-        label: str,
-        contribution: Any,
-        meet: Callable[[bool], Any],
-        fail: Callable[[str], Any],
-    ) -> Any:
-        """Return what `meet` decides, in which the workers of a team meet; or replay an earlier decision.
-
-        `meet` is told whether this trace was made before and differs now; `fail` makes all workers raise.
-        """
-        agreements = self.agreements or Agreements()
-        return agreements.agree(team, label, contribution, meet, fail)
-
 
 def is_pending(token: Any, unknown: bool) -> bool:
     """Return whether the program that gives this token goes on, and `unknown` where JAX can't say.

@@ -16,6 +16,7 @@ from jax import lax
 
 import distdl_jax as dj
 from distdl_jax.plans.decomposition import balanced_ranges
+from distdl_jax.programs.ir import Cond, Loop, Operation, Program
 
 Step = tuple[Any, ...]
 Blocks = list[Any]
@@ -210,3 +211,17 @@ def drawn(rng: np.random.Generator, depth: int = 2, batched: bool = False) -> li
             case name:
                 steps.append((name,))
     return [*steps, ("squares", some)]
+
+
+def flat(program: Program) -> list[Operation]:
+    """The operations in the order in which they run, where conditionals take the branch with most of them."""
+    operations: list[Operation] = []
+    for item in program:
+        match item:
+            case Operation():
+                operations.append(item)
+            case Loop(length, body):
+                operations += (length or 1) * flat(body)
+            case Cond(branches):
+                operations += max(map(flat, branches), key=len)
+    return operations

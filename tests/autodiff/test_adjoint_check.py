@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn_programs import LOCAL, WORKERS, Here, Step, Together, drawn, run
+from drawn_programs import LOCAL, WORKERS, Here, Step, Together, drawn, flat, run
 from jax import lax
 from launcher.examples import examples
 
 import distdl_jax as dj
 from distdl_jax.plans.decomposition import balanced_ranges
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program
+from distdl_jax.programs.ir import Operation
 
 
 def loss_of(steps: list[Step]) -> Callable[[Any], Any]:
@@ -85,20 +85,6 @@ def test_over_mpi() -> None:
 def test_random_programs_against_plain_jax(seed: int) -> None:
     rng = np.random.default_rng(seed)
     agrees(drawn(rng, depth=1), rng.standard_normal(rng.integers(1, 7)))
-
-
-def flat(program: Program) -> list[Operation]:
-    """The operations in the order in which they run, where conditionals take the branch with most of them."""
-    operations: list[Operation] = []
-    for item in program:
-        match item:
-            case Operation():
-                operations.append(item)
-            case Loop(length, body):
-                operations += (length or 1) * flat(body)
-            case Cond(branches):
-                operations += max(map(flat, branches), key=len)
-    return operations
 
 
 def adjoint(operation: Operation) -> Operation:
@@ -205,7 +191,7 @@ def test_movements_of_equal_plans_are_told_apart() -> None:
 def test_uses_of_one_traced_function_are_told_apart(around: str) -> None:
     """Each worker differentiates another use of it; JAX's programs name the movement in it alike in both."""
     P = dj.Partition()
-    P_line = P.create_cartesian_topology_partition([2])
+    P_line = P.grid([2])
 
     def summed(x: Any) -> Any:
         return dj.functional.all_sum_reduce(x, P_line, axes_reduce=0)
@@ -227,84 +213,6 @@ def test_uses_of_one_traced_function_are_told_apart(around: str) -> None:
 
     # The first use is 4 on both workers: 2 (4 + 4) 2; the second has the derivative (1 + 1) 3.
     np.testing.assert_allclose(dj.jit(dj.grad(loss))(jnp.ones(1)), [32.0 if P.rank == 0 else 6.0])
-
-
-def copied_to_all(P: dj.Partition) -> Callable[[Any], Any]:
-    """The identity, with the sum over workers backward: a movement that a user wrote."""
-
-    @jax.custom_vjp
-    def copied(x: Any) -> Any:
-        return x
-
-    def backward(_: None, dy: Any) -> tuple[Any]:
-        return (dj.functional.all_sum_reduce(dy, P, axes_keep=()),)
-
-    copied.defvjp(lambda x: (x, None), backward)
-    return copied
-
-
-@pytest.mark.simulated(2)
-@pytest.mark.parametrize("transform", [dj.jit, lambda fun: fun], ids=["dj.jit", "eager"])
-def test_derivatives_of_the_users_own_that_move_data(transform: Callable[..., Any]) -> None:
-    """Each worker uses another one, whose messages would fit each other; one worker uses one; one in a loop."""
-    P = dj.Partition()
-    copied, x = copied_to_all(P), jnp.array([1.0, 2.0]) * (1 + P.rank)
-
-    def others(x: Any) -> Any:
-        y, z = copied(x), copied(2 * x)
-        return jnp.sum(y**2) if P.rank == 0 else jnp.sum(z**2)
-
-    def one(x: Any) -> Any:
-        y, z = lax.scan(lambda c, _: (2 * copied(c), None), x, None, length=2)[0], copied(x)
-        return jnp.sum(y * z) if P.rank == 0 else 0.0
-
-    first, second = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
-    np.testing.assert_allclose(transform(dj.grad(others))(x), 2 * first + 2 * 2 * (2 * second))
-    np.testing.assert_allclose(transform(dj.grad(one))(x), 4 * first + 2 * (2 * (2 * first)))  # summed in each pass
-
-
-@pytest.mark.simulated(2)
-@pytest.mark.parametrize("name", ["jvp", "hvp", "linearize"])
-def test_a_derivative_that_moves_data_backward_only_is_not_transposed(name: str) -> None:
-    """It would give the sum over workers of what is one value; the same sentence on all, with the line."""
-    P = dj.Partition()
-    copied, x = copied_to_all(P), jnp.array([1.0, 2.0])
-
-    def total(x: Any) -> Any:
-        y = copied(x)
-        return jnp.sum(y**2) if P.rank == 0 else 0.0
-
-    run = {
-        "jvp": lambda x: dj.jvp(total, (x,), (x,)),
-        "hvp": lambda x: dj.hvp(total, (x,), (x,)),
-        "linearize": lambda x: dj.linearize(total, x)[0],
-    }
-    said = (
-        rf"dj.{name} can't pass through .* at test_adjoint_check.py:\d+ in total: backward it moves data, .*replicated"
-    )
-    with pytest.raises(dj.InvalidArgumentError, match=said) as raised:
-        jax.jit(run[name])(x)
-    assert len(set(P.allgather_data(str(raised.value)))) == 1
-
-
-@pytest.mark.simulated(2)
-def test_local_derivatives_of_the_users_own_change_nothing() -> None:
-    """Beside one without messages the programs stay as they are: no adjoint that nobody needs."""
-    P = dj.Partition()
-    P_one, P_all = (P.create_partition_inclusive(range(n)) for n in (1, 2))
-
-    @jax.custom_vjp
-    def doubled(x: Any) -> Any:
-        return 2 * x
-
-    doubled.defvjp(lambda x: (2 * x, None), lambda _, dy: (2 * dy,))
-
-    def loss(x: Any, data: Any) -> Any:
-        return jnp.sum(doubled(x) * jnp.sum(dj.functional.repartition(data, P_one, P_all)))
-
-    data = jnp.ones(4) if P.rank == 0 else dj.zero_volume_tensor()
-    report = dj.check(dj.grad(loss), jnp.ones(3), data)
-    assert report.ok and not any(operation.place.backward for operation in flat(report.programs[P.rank]))
 
 
 @pytest.mark.simulated(3)
@@ -369,52 +277,3 @@ def test_a_loss_that_asks_for_its_own_value() -> None:
         return jnp.sum(y**3) * (2.0 if total > 2 else 1.0) if P.rank == 1 else 0.0
 
     np.testing.assert_allclose(dj.grad(loss)(x), 6 * x**2)
-
-
-@pytest.mark.simulated(2)
-def test_what_raises_on_one_worker_raises_on_all() -> None:
-    P = dj.Partition()
-
-    def loss(x: Any) -> Any:
-        y = dj.functional.all_sum_reduce(x, P, axes_keep=())
-        if P.rank == 0:
-            return lax.while_loop(lambda y: jnp.sum(y) < 9.0, lambda y: 2 * y, y)[0]
-        return 0.0
-
-    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
-        dj.grad(loss)(jnp.ones(1))
-    P.allgather_data(None)  # and both can go on
-
-
-def summed_backward(P: dj.Partition, there: Callable[[Any], Any], back: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of the user's whose own derivative is `back`, then the sum over workers."""
-    P_line = P.grid([2])
-    own = jax.custom_vjp(there)
-    own.defvjp(
-        lambda x: (there(x), None), lambda _, dy: (dj.functional.all_sum_reduce(back(dy), P_line, axes_reduce=0),)
-    )
-    return own
-
-
-@pytest.mark.simulated(2)
-def test_a_derivative_of_the_users_own_that_holds_an_array_on_one_worker() -> None:
-    P = dj.Partition()
-    factors = np.array([3.0, 4.0])
-    own = summed_backward(P, lambda x: x * factors if P.rank else x, lambda dy: dy * factors if P.rank else dy)
-    np.testing.assert_allclose(dj.grad(lambda x: jnp.sum(own(x)))(jnp.ones(2)), [4.0, 5.0])
-
-
-@pytest.mark.simulated(2)
-def test_what_a_derivative_of_the_users_own_raises_on_one_worker_is_raised() -> None:
-    """And not only that the other, which waits for it in a movement there, does something else."""
-    P = dj.Partition()
-
-    def back(dy: Any) -> Any:
-        return dy if P.rank == 0 else {}["no such key"]
-
-    own = summed_backward(P, lambda x: x, back)
-    with pytest.raises(
-        dj.PlanError if P.rank == 0 else KeyError, match="programs differ" if P.rank == 0 else "no such key"
-    ):
-        dj.grad(lambda x: jnp.sum(own(x)))(jnp.ones(2))
-    P.allgather_data(None)  # and both can go on

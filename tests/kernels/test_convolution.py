@@ -354,7 +354,7 @@ import jax, jax.numpy as jnp
 import distdl_jax as dj
 
 def program():
-    P = dj.Partition().create_cartesian_topology_partition([1, 1, 2])
+    P = dj.Partition().grid([1, 1, 2])
     x = jnp.ones((2, 3, 8), "float32")
     for layer in (dj.nn.DistributedConv1d, dj.nn.DistributedConvTranspose1d):
         conv = layer(P, in_channels=3, out_channels=4, kernel_size=3)

@@ -235,7 +235,7 @@ def test_nothing_is_read_of_what_does_not_count() -> None:
 def test_the_dtype_of_parameters_is_where_they_live(dtype: str, placeholder: str | None) -> None:
     """Workers that hold none get copies; of what kind their placeholders are is all that counts of these."""
     P = dj.Partition()
-    rows, one = P.grid([2, 1]), P.create_cartesian_topology_partition([2, 1, 1])
+    rows, one = P.grid([2, 1]), P.grid([2, 1, 1])
     linear = nn.DistributedLinear(rows, rows, one, 3, 2)
     embedding = nn.DistributedEmbedding(rows, one, one, 5, 3)
     for layer, x in ((linear, jnp.ones((1, 3), dtype)), (embedding, jnp.array([[4, 2]]))):

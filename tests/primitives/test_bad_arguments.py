@@ -46,7 +46,7 @@ def values(P: dj.Partition) -> dict[str, Any]:
 
 def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, str]]]:
     """Each function, its good arguments, and of each one that is to be spoiled the values that it accepts."""
-    C, C3 = P.grid([2]), P.create_cartesian_topology_partition([1, 1, 2])
+    C, C3 = P.grid([2]), P.grid([1, 1, 2])
     spec, x, key = dj.TensorSpec((4,), C), jnp.ones(2), jax.random.key(0)
     tree, specs = {"w": x}, {"w": spec}
     arrays, anyone = "matrix integers complex", "None partition"

@@ -98,7 +98,7 @@ def test_plans_of_thousands_of_workers() -> None:
     assert plan.outputs == dict.fromkeys(range(4096), ShapeDtype((2, 5, 16, 16), np.dtype("float32")))
     part = plan.fetch.movement.part(77)
     assert [[message.partner for message in step.recvs] for step in part.steps] == [[13, 141], [76, 78]]
-    move = nn.Repartition(P.grid([4096, 1]), P.create_cartesian_topology_partition([64, 64]))
+    move = nn.Repartition(P.grid([4096, 1]), P.grid([64, 64]))
     plan = move.plan({worker: ShapeDtype((4, 640), np.dtype("int8")) for worker in range(4096)})
     assert plan.output(77) == ShapeDtype((256, 10), np.dtype("int8"))
     assert len(plan.part(77).steps[0].recvs) == 63

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from distdl_jax.agreement.replay import Agreements
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
@@ -60,15 +61,15 @@ class MPIWorld:
         if self.is_closed:
             raise SetupError("This partition was made before dj.close(), which has closed its world. Make a new one.")
         worker_status().uses(self)
-        if len(team) > 1:
-            refuse_to_run_again(self.rank)
         if len(team) == 1:
-            return self._control.agree(team, label, contribution, decide)
+            return decide({self.rank: contribution})
+        refuse_to_run_again(self.rank)
 
         def meet(changed: bool) -> Any:
             return self._control.agree(team, label, contribution, decide, CHANGED if changed else "")
 
-        return worker_status().agree(team, label, contribution, meet, self._agent.fail)
+        agreements = worker_status().agreements or Agreements()
+        return agreements.agree(team, label, contribution, meet, self._agent.fail)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         self._agent.remember(name, programs)

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from distdl_jax.agreement.replay import Agreements
 from distdl_jax.compat import wait_for_program
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation, Place, Program
@@ -41,7 +42,8 @@ class ThreadWorld:
         if len(team) == 1:
             return decide({self.rank: contribution})
         refuse_to_run_again(self.rank)
-        return worker_status().agree(
+        agreements = worker_status().agreements or Agreements()
+        return agreements.agree(
             team, label, contribution, lambda _: self._meet(team, label, contribution, decide), _fail
         )
 
