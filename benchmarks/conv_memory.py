@@ -30,9 +30,9 @@ def peak(run: Callable[[], object]) -> float:
     ctypes.CDLL(None).malloc_trim(0)  # what was freed does not count
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
-    kept = run()
+    result = run()
     most = resident("VmHWM")
-    del kept
+    del result
     return most - before
 
 

@@ -66,11 +66,11 @@ def row(title: str, shape: tuple[int, ...], channels: int, mode: str = "zeros", 
         grid, in_channels=shape[1], out_channels=channels, kernel_size=kernel, padding=kernel // 2, padding_mode=mode
     )
     x = jnp.ones(dj.TensorSpec(shape, grid).local_shape)
-    held = {worker: ShapeDtype(size, x.dtype) for worker, size in enumerate(P_all.allgather_data(x.shape))}
-    plan = layer.plan(held, choose=lambda problem: raw.bcast(chosen_here(problem, True) if rank == 0 else None))
+    shapes = {worker: ShapeDtype(size, x.dtype) for worker, size in enumerate(P_all.allgather_data(x.shape))}
+    plan = layer.plan(shapes, choose=lambda problem: raw.bcast(chosen_here(problem, True) if rank == 0 else None))
     local = replace(plan.local[rank], problem=replace(plan.local[rank].problem, split_input=None))
     block = np.ones([size + (kernel - 1) * (P > 1) for size, P in zip(x.shape, grid.shape, strict=True)], np.float32)
-    copy = jnp.ones(plan.fetch.after(held)[rank].shape)
+    copy = jnp.ones(plan.fetch.after(shapes)[rank].shape)
     params = layer.init(jax.random.key(0))
     own = {"weight": jnp.ones(local.weight_shape), "bias": jnp.ones(channels)}
 

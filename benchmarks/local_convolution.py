@@ -124,5 +124,5 @@ if __name__ == "__main__" and MPI.COMM_WORLD.rank == 0:  # no messages: the othe
     if path is not None:
         known = json.loads(path.read_text()) if path.exists() else {}
         known[machine()] = records
-        rows = (f'"{name}": [\n' + ",\n".join(map(json.dumps, its)) + "\n]" for name, its in known.items())
+        rows = (f'"{name}": [\n' + ",\n".join(map(json.dumps, each)) + "\n]" for name, each in known.items())
         path.write_text("{\n" + ",\n".join(rows) + "\n}\n")

@@ -51,14 +51,14 @@ def no_measuring(*_):
 
 def keep(path, problem, **seconds):
     problem = problem.smaller(choice.ENOUGH)
-    told = {name: Measurement(its, 0) for name, its in seconds.items()}
-    assert add(path, machine(), {choice._subject(problem, direction): told for direction in DIRECTIONS})
+    measured = {name: Measurement(each, 0) for name, each in seconds.items()}
+    assert add(path, machine(), {choice._subject(problem, direction): measured for direction in DIRECTIONS})
 
 
 def test_the_records_decide_where_nothing_else_is_known():
     """Every other algorithm than the plain one was 1.2 times faster in all records of its class, on two processors."""
-    told = json.loads((files("distdl_jax.kernels.cpu") / "records.json").read_text())
-    rows = [(processor, row) for processor, its in told.items() for row in its]
+    records = json.loads((files("distdl_jax.kernels.cpu") / "records.json").read_text())
+    rows = [(processor, row) for processor, of_one in records.items() for row in of_one]
     taken, class_of = set(), choice._class
     for _, row in rows:
         problem = choice.from_record(row)
@@ -128,8 +128,8 @@ def test_what_is_far_better_in_one_direction_is_taken_in_those_not_measured(tune
 
 
 def test_by_the_records_what_is_far_better_in_one_direction_is_no_worse_in_another():
-    told = json.loads((files("distdl_jax.kernels.cpu") / "records.json").read_text())
-    rows = [row for its in told.values() for row in its]
+    records = json.loads((files("distdl_jax.kernels.cpu") / "records.json").read_text())
+    rows = [row for of_one in records.values() for row in of_one]
     ratios = [
         row[other]["rewritten"] / row[other]["plain"]
         for row in rows
@@ -147,9 +147,9 @@ def test_what_is_missing_is_measured_once(tuned, monkeypatch):
     monkeypatch.setattr(choice, "LARGE_ENOUGH", 1)
     monkeypatch.setattr(choice, "SECONDS", 1000)
     algorithms = chosen_here(SMALL, True)
-    kept = read(path, machine())
-    assert set(kept) == {choice._subject(SMALL, direction) for direction in DIRECTIONS}
-    assert all(set(measured) == {"plain", "rewritten"} for measured in kept.values())
+    found = read(path, machine())
+    assert set(found) == {choice._subject(SMALL, direction) for direction in DIRECTIONS}
+    assert all(set(measured) == {"plain", "rewritten"} for measured in found.values())
     monkeypatch.setattr(choice, "measure", no_measuring)
     assert chosen_here(SMALL, True) == algorithms
     tuned("on")  # as another process
@@ -172,8 +172,8 @@ def test_halos_are_measured_where_they_lie(tuned, monkeypatch):
     problem = replace(SMALL, split_input=SplitHalo((Side(2, 0, 1), Side(3, 1, 1))))
     path = tuned("on", onednn="on")
     assert chosen_here(problem, True) == Algorithms("onednn", "onednn", "onednn")
-    told = "0 before and 1 after apart in dimension 2, 1 before and 1 after apart in dimension 3"
-    assert all(told in subject for subject in read(path, machine()))
+    sides = "0 before and 1 after apart in dimension 2, 1 before and 1 after apart in dimension 3"
+    assert all(sides in subject for subject in read(path, machine()))
     for shapes, found in timed:
         assert shapes[:3] == ((2, 8, 5, 3), (2, 8, 1, 3), (2, 8, 6, 2))
         for results in found.values():

@@ -3,9 +3,11 @@
 Forward, both gradients, second derivatives and batching, against the plain operation; in one process.
 """
 
+import re
 import subprocess
 import sys
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
+import distdl_jax as dj
 from distdl_jax.kernels import problem as problems
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.cpu import rewritten_2d
@@ -158,8 +161,8 @@ def _compare(name, variants, transform):
 
 
 def _calls_of_onednn(jaxpr):
-    its = sum("distdl_jax_onednn" in str(equation.params.get("target_name")) for equation in jaxpr.eqns)
-    return its + sum(_calls_of_onednn(inner) for each in jaxpr.eqns for inner in jaxprs_in_params(each.params))
+    direct = sum("distdl_jax_onednn" in str(equation.params.get("target_name")) for equation in jaxpr.eqns)
+    return direct + sum(_calls_of_onednn(inner) for each in jaxpr.eqns for inner in jaxprs_in_params(each.params))
 
 
 def _gradients(f):
@@ -244,7 +247,7 @@ def test_vmap_of_second_derivatives(name):
         second = jax.grad(penalty, argnums=(0, 1))
         return lambda x, weight: [jax.vmap(second, axes)(*map(three, (x, weight), axes)) for axes in AXES]
 
-    _compare(name, [variant for its, *variant in VARIANTS if its == name], transform)
+    _compare(name, [variant for case, *variant in VARIANTS if case == name], transform)
 
 
 SPLIT = {
@@ -277,7 +280,7 @@ def test_a_block_and_its_halo(name):
         def penalty(parts, weight):
             return sum(jnp.sum(g**3) for g in jax.tree.leaves(_gradients(f)(parts, weight)[1]))
 
-        stacked = jax.tree.map(lambda its: jnp.stack([its, its - 1]), parts)
+        stacked = jax.tree.map(lambda part: jnp.stack([part, part - 1]), parts)
         return _gradients(f)(parts, weight), jax.vmap(jax.grad(penalty, (0, 1)), (0, None))(stacked, weight)
 
     @jax.jit
@@ -378,3 +381,14 @@ def test_elsewhere_than_on_a_cpu_no_algorithm_is_imported():
     """Layers are traced as for a GPU, and then for a CPU, where the same look finds the algorithms."""
     found = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_kernels_import_nothing_of_the_library_but_errors_and_settings():
+    allowed = ("distdl_jax.kernels", "distdl_jax.errors", "distdl_jax.settings")
+    lines = {
+        line.split()[1]
+        for path in (Path(dj.__file__).parent / "kernels").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from|import) distdl_jax", line)
+    }
+    assert lines and all(module.startswith(allowed) for module in lines)

@@ -48,8 +48,8 @@ def test_how_many_threads(monkeypatch, environment, count):
 def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("ONEDNN_ROOT", str(tmp_path))
     assert command.main() == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"The environment variable ONEDNN_ROOT (={str(tmp_path)!r}) must be a folder that has inc")
+    error = capsys.readouterr().err
+    assert error.startswith(f"The environment variable ONEDNN_ROOT (={str(tmp_path)!r}) must be a folder that has inc")
 
 
 def test_what_a_compiler_says_is_shown(monkeypatch, tmp_path):

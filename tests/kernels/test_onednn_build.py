@@ -14,8 +14,8 @@ def test_the_complaint_is_that_of_where_the_headers_are(tmp_path, monkeypatch):
     header.parent.mkdir(parents=True)
     header.touch()
     compiler = tmp_path / "c++"
-    told = f'case "$*" in *{tmp_path}/include*) echo "error: in it" ;; *) echo "error: none" ;; esac'
-    compiler.write_text(f"#!/bin/sh\n{told} >&2\nexit 1\n")
+    script = f'case "$*" in *{tmp_path}/include*) echo "error: in it" ;; *) echo "error: none" ;; esac'
+    compiler.write_text(f"#!/bin/sh\n{script} >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.delenv("ONEDNN_ROOT", raising=False)

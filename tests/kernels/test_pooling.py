@@ -161,12 +161,12 @@ def test_whole_numbers_have_a_largest():
     assert (largest(x, spec((2, 2), (2, 2))) == expected).all()
 
 
-def test_the_way_back_does_not_see_the_largest_entry():
+def test_the_adjoint_does_not_see_the_largest_entry():
     """A compiler may work x out again there, rounded otherwise: then no entry equals what was the largest."""
     x = _x("tiles")
     _, pullback = jax.vjp(lambda x: largest(x, spec((2, 2), (2, 2))), x)
-    (kept,) = jax.tree.leaves(pullback)
-    np.testing.assert_array_equal(kept, x)
+    (residual,) = jax.tree.leaves(pullback)
+    np.testing.assert_array_equal(residual, x)
 
 
 @pytest.mark.parametrize("values", [[1, np.nan, 2], [np.nan, 3, 2], [1, 2, np.nan], [4, np.nan, np.nan]])

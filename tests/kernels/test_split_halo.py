@@ -40,9 +40,9 @@ class Case(NamedTuple):
         shapes = {
             worker: tuple(stop - start for start, stop in owned.box(cell)) for worker, cell in owned.cell_of.items()
         }
-        held = {rank: dj.ShapeDtype(shapes.get(rank, (0,)), np.dtype(float)) for rank in range(P_world.size)}
+        blocks = {rank: dj.ShapeDtype(shapes.get(rank, (0,)), np.dtype(float)) for rank in range(P_world.size)}
         wraps = tuple(d in self.periodic for d in range(len(self.sizes)))
-        plan = plan_split_halo(plan_ranges("x", held, self.P.partition(P_world), Halos(owned, tuple(needed), wraps)))
+        plan = plan_split_halo(plan_ranges("x", blocks, self.P.partition(P_world), Halos(owned, tuple(needed), wraps)))
         assert plan is not None
         return plan
 
@@ -73,9 +73,11 @@ CASES = {
 
 @pytest.mark.simulated(4)
 @pytest.mark.parametrize("how", CASES)
-def test_what_is_around_a_block_and_gradients(how: str) -> None:
-    """Around each block what is there in the whole tensor. The way back adds it to where it came from, and the way back
-    of that is the way there. Exact, on integers; also of the two tensors of a vmap."""
+def test_halos_and_gradients(how: str) -> None:
+    """A halo is what is there in the whole tensor. The adjoint adds it to where it came from.
+
+    The adjoint of that is the exchange again. Exact, on integers; also for the two tensors of a vmap.
+    """
     P, lead = dj.Partition(), (2,) * (how == "mapped over")
     cases = {n: case for n, case in enumerate(CASES[how]) if P.rank in case.P.ranks}
 
@@ -103,7 +105,7 @@ def test_what_is_around_a_block_and_gradients(how: str) -> None:
     @dj.jit
     def program(given: Any) -> Any:
         of = {n: partial(there_and_back, plan) for n, plan in plans.items()}
-        return {n: (jax.vmap(of[n]) if lead else of[n])(*its) for n, its in given.items()}
+        return {n: (jax.vmap(of[n]) if lead else of[n])(*each) for n, each in given.items()}
 
     for n, (y, dx, again) in program(given).items():
         case, total = cases[n], np.zeros((*lead, *cases[n].shape))
@@ -113,5 +115,5 @@ def test_what_is_around_a_block_and_gradients(how: str) -> None:
         for seed, got in ((0, y), (1, again)):
             expected = parts(drawn(seed, case)[(..., *case.places(P.rank, True))], n)
             assert len(got) == len(expected) == 1 + len(case.around)
-            for its, theirs in zip(got, expected, strict=True):
-                np.testing.assert_array_equal(its, theirs)
+            for part, want in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(part, want)

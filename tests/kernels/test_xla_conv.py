@@ -46,13 +46,13 @@ def test_conv(taps, padding, stride, dilation, spread, channels_last):
     spread_x = np.zeros((2, 4, length), np.float32)
     spread_x[..., ::spread] = x
     around = np.zeros((2, 4, length + low + high), np.float32)
-    kept = slice(max(0, -low), length + min(0, high))
-    around[..., max(0, low) : length + low + min(0, high)] = spread_x[..., kept]
+    inside = slice(max(0, -low), length + min(0, high))
+    around[..., max(0, low) : length + low + min(0, high)] = spread_x[..., inside]
     y = direct.convolve(around, kernel, (stride,), (dilation,), 1)
     dy = rng.integers(-4, 5, y.shape).astype(np.float32)
     d_around, d_kernel = direct.convolve_adjoint(dy, around, kernel, (stride,), (dilation,), 1)
     d_spread = np.zeros_like(spread_x)
-    d_spread[..., kept] = d_around[..., max(0, low) : length + low + min(0, high)]
+    d_spread[..., inside] = d_around[..., max(0, low) : length + low + min(0, high)]
 
     @jax.jit
     def ours(x, kernel, dy):
