@@ -127,8 +127,9 @@ class Ends(NamedTuple):
 
 
 def ends_of(layer: Any) -> Ends:
-    """Return what is certain of a layer's partitions: nothing of functions, and of layers from elsewhere."""
-    return layer._ends if isinstance(layer, BaseLayer) else Ends()
+    """Return what is certain of a layer's partitions: nothing of functions, and of classes outside this library."""
+    is_ours = isinstance(layer, BaseLayer) and type(layer).__module__.startswith("distdl_jax.")
+    return layer._ends if is_ours else Ends()
 
 
 class BaseLayer(Static):

@@ -71,6 +71,22 @@ class Move:
         return dj.functional.repartition(x, *self.between)
 
 
+class MovingPool(nn.DistributedMaxPool1d):
+    """A subclass of a user's own, which moves its output."""
+
+    def __call__(self, *args: Any) -> jax.Array:
+        P_x, P_y = self.P_x, self.P_x.create_cartesian_topology_partition(self.P_x.shape[::-1])
+        return dj.functional.repartition(super().__call__(*args), P_x, P_y)
+
+
+def test_a_subclass_of_a_users_own_is_not_refused() -> None:
+    rows = dj.planning_world(2).grid([2, 1, 1])
+    columns = rows.create_cartesian_topology_partition([1, 1, 2])
+    nn.Sequential(MovingPool(rows, 1), nn.DistributedMaxPool1d(columns, 1))
+    with pytest.raises(dj.InvalidArgumentError, match="takes its input from"):
+        nn.Sequential(nn.DistributedMaxPool1d(rows, 1), nn.DistributedMaxPool1d(columns, 1))
+
+
 @pytest.mark.simulated(4)
 def test_what_may_be_right_is_not_refused() -> None:
     P = dj.Partition()
