@@ -41,7 +41,7 @@ mine = folder / f"plain-{P.rank}"
 
 
 def emptied(path: Path) -> Callable[[], None]:
-    """What empties a folder."""
+    """Return a function that empties a folder."""
 
     def empty() -> None:
         shutil.rmtree(path, ignore_errors=True)

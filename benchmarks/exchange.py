@@ -24,7 +24,7 @@ raw = MPI.COMM_WORLD.Dup()
 
 
 def run_raw(plan, x):
-    """One worker's part of an exchange, in numpy and mpi4py."""
+    """Run one worker's part of an exchange, in numpy and mpi4py."""
     y = np.empty(plan.out_shape, x.dtype)
     for piece in plan.copies:
         y[piece.dest] = x[piece.source]

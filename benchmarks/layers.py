@@ -44,7 +44,7 @@ differ: list[str] = []
 
 
 def rows(case: Case) -> None:
-    """A row forward, and one forward and backward."""
+    """Measure a row forward, and one forward and backward."""
     layer = case.layer()
     has_params = hasattr(layer, "init")
     params, specs = (layer.init(jax.random.key(0)), layer.param_specs()) if has_params else ({}, {})
@@ -98,7 +98,7 @@ class Called:
         self.calls = max(1, min(MOST_CALLS, int(LONG_ENOUGH / took)))
 
     def run(self) -> None:
-        """The calls."""
+        """Run the calls."""
         for _ in range(self.calls):
             self.seconds.append(processor_time(self._call) if self._here else 0.0)
 
@@ -116,7 +116,7 @@ def processor_seconds(*ways: Called) -> dict[str, float]:
 
 
 def sums(result: Any) -> list[float]:
-    """Of the output, and of x's gradient where there is one: the sums of absolute values; of a loss, its part."""
+    """Return the sums of absolute values of the output, and of x's gradient if any; of a loss, its part."""
     y, x = (result[0], result[1][1]) if isinstance(result, tuple) else (result, None)
     found = [] if y is None else [float(jnp.sum(y)) if y.ndim == 0 else float(jnp.sum(jnp.abs(y).astype(float)))]
     return found + ([] if x is None else [float(jnp.sum(jnp.abs(x).astype(float)))])

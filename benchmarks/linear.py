@@ -37,7 +37,7 @@ def both_ways(apply):
 
 
 def alone(way):
-    """The sequential layer runs on worker 0 only, as it would without the others."""
+    """Run the sequential layer on worker 0 only, as it would run without the others."""
     run = way.run if P_all.rank == 0 else (lambda: None)
     return type(way)(way.name, run, way.calls)
 
@@ -60,7 +60,7 @@ own = jnp.ones(dj.TensorSpec((512, FEATURES), P_batch).local_shape)
 
 
 def trained(layer):
-    """The parameters after a step, by arithmetic like adam's."""
+    """Return the parameters after a step, by arithmetic like adam's."""
 
     def step(params, x):
         y, pullback = jax.vjp(layer.apply, params, x)

@@ -53,12 +53,12 @@ def classifier(
     title: str,
     network_on: Callable[[dj.Partition], Any],
     sequential: Callable,
-    held: Callable,
+    local_blocks: Callable,
     images: np.ndarray,
     cut: Callable[[Any, np.ndarray], tuple[Any, jax.Array]],
     pytorch: list[Way],
 ) -> None:
-    """A row for a network from images to ten classes; `cut` shares parameters and images as JAX is to have them."""
+    """Measure a network from images to ten classes; `cut` shares parameters and images as JAX is to have them."""
     labels = np.eye(10, dtype=np.float32)[np.arange(len(images)) % 10]
     network, data = network_on(P_all), Data(images, labels)
     whole = dj.gather(network.init(jax.random.key(0)), network.param_specs())
@@ -68,7 +68,7 @@ def classifier(
     def ours(name: str, P: dj.Partition) -> Way:
         network = network_on(P)
         params = network.init(jax.random.key(0))
-        return step(name, dj.jit, dj.value_and_grad(partial(loss, network)), params, held(network, data))
+        return step(name, dj.jit, dj.value_and_grad(partial(loss, network)), params, local_blocks(network, data))
 
     ways = [
         step("one thread", jax.jit, alone, whole, data, here=P_all.rank == 0),
@@ -80,22 +80,22 @@ def classifier(
 
 
 def cut_in_space(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
-    """The images in rows and columns; copies of the parameters."""
+    """Cut the images in rows and columns; copy the parameters."""
     return jax.tree.map(shared, params), shared(images, lenet5.lenet5(P_all)[0].P_y.shape)
 
 
 def perceptron_on(P: dj.Partition) -> Any:
-    """Its weights by turns along outputs and inputs."""
+    """Build the perceptron, whose weights are cut along outputs and inputs in turn."""
     return digits_mlp.perceptron(P, grids(P.size))
 
 
 def grids(workers: int) -> list[tuple[int, int]]:
-    """Those of the perceptron's weights."""
+    """Return the grids of the perceptron's weights."""
     return [(1, workers), (workers, 1), (1, workers)]
 
 
 def cut_in_features(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
-    """The weights by turns along outputs and inputs, as ours."""
+    """Cut the weights along outputs and inputs in turn, as ours."""
     shapes, cut = iter(grids(P_all.size)), []
     for layer in params:
         if layer:
@@ -107,7 +107,7 @@ def cut_in_features(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
 
 
 def example(title: str, network_on: Callable, plain: Callable, data: tuple, torch: list) -> None:
-    """A row for a network as examples/beside.py has them, of x and its target, which are whole.
+    """Measure a network as examples/beside.py has them, of x and its target, which are whole.
 
     `network_on(P)` is the network, its loss and the plain one, and the partitions of x and of the target.
     """
@@ -125,9 +125,9 @@ def example(title: str, network_on: Callable, plain: Callable, data: tuple, torc
             return network(params, x, state=state, training=training)
 
         state = network.init_state("float32")
-        held = (beside.block(whole, P) for whole, P in zip(data, partitions, strict=True))
+        blocks = (beside.block(whole, P) for whole, P in zip(data, partitions, strict=True))
         params = network.init(jax.random.key(0), "float32")
-        return step(name, dj.jit, dj.value_and_grad(partial(part, called, losses[0])), params, state, *held)
+        return step(name, dj.jit, dj.value_and_grad(partial(part, called, losses[0])), params, state, *blocks)
 
     alone = jax.value_and_grad(partial(part, plain, losses[1]))
     cut = (shared(whole, P.shape if P.size == P_all.size else ()) for whole, P in zip(data, partitions, strict=True))
@@ -141,7 +141,7 @@ def example(title: str, network_on: Callable, plain: Callable, data: tuple, torc
 
 
 def cut_in_heads(params: Any) -> Any:
-    """The transformer's weights along heads and inner features, as ours; copies of the others."""
+    """Cut the transformer's weights along heads and inner features, as ours; copy the others."""
     axes = {"qkv": 0, "out": 1, "up/weight": 0, "up/bias": 0, "down/weight": 1}
 
     def cut(path: Any, array: np.ndarray) -> jax.Array:
@@ -156,7 +156,7 @@ SIZE = Namespace(layers=2, width=256, heads=8)
 
 
 def transformer_on(kind: str, text: np.ndarray, name: str, P: dj.Partition) -> Way:
-    """The transformer's step, of n x (s + 1) characters."""
+    """Return the transformer's step, of n x (s + 1) characters."""
     network = transformer.Transformer(P, 96, SIZE, kind)
     params, nothing = network.init(jax.random.key(0), "float32"), np.zeros((len(text), 0, 0), text.dtype)
     batch = network.batch(text) if P.active else (nothing, nothing)
@@ -178,12 +178,14 @@ for batch in (16, 256):
     if wanted(title):
         images = draw.random((batch, 1, 28, 28), np.float32)
         torch = by_pytorch("lenet5", images.shape, ())
-        classifier(title, lenet5.lenet5, lenet5.sequential_lenet5, lenet5.held, images, cut_in_space, torch)
+        classifier(title, lenet5.lenet5, lenet5.sequential_lenet5, lenet5.local_blocks, images, cut_in_space, torch)
 if wanted("perceptron, batch 64"):
     images = draw.random((64, 64), np.float32)
     torch = by_pytorch("perceptron", images.shape, digits_mlp.WIDTHS)
     sequential = digits_mlp.sequential_perceptron
-    classifier("perceptron, batch 64", perceptron_on, sequential, digits_mlp.held, images, cut_in_features, torch)
+    classifier(
+        "perceptron, batch 64", perceptron_on, sequential, digits_mlp.local_blocks, images, cut_in_features, torch
+    )
 if wanted("3-D U-Net, 48³"):
     channels, voxels = (8, 16, 32), 48
     volume = draw.random((1, unet3d.SEEN, voxels, voxels, voxels), np.float32)

@@ -24,7 +24,7 @@ _agreements = itertools.count()
 
 
 def many(x):
-    """A sum of halo exchanges, of two operations each in the middle of the line and one at its ends; with adjoints."""
+    """Add many halo exchanges, of two operations each inside the line and one at its ends; with adjoints."""
     return sum(jnp.sum(around(x) ** 2) for _ in range(OPERATIONS // 4))
 
 

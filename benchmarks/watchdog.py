@@ -128,7 +128,7 @@ class Played:
         self.most[rank] = max(self.most[rank], spent)
 
     def play(self, seconds: float, facts) -> dict[str, float]:
-        """The processor time of worker 0 and 1, per second, and the longest turn."""
+        """Measure the processor time of worker 0 and 1, per second, and the longest turn."""
         turns = round(seconds / TURN)
         for turn in range(turns):
             self.now = turn * TURN
@@ -159,7 +159,7 @@ def long_steps(rank: int, now: float) -> tuple[Facts, float]:
 
 
 def one_compiles(rank: int, now: float) -> tuple[Facts, float]:
-    """The others begin to wait one after the other."""
+    """Let the others begin to wait one after the other."""
     if rank == 1:
         return Facts(compiles=True), now
     return (Facts(run=1, function="step") if now > rank % 60 else Facts()), 0.0

@@ -38,7 +38,7 @@ from distdl_jax.world import OutsideWorldError, World
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`jax.jit`, which also compares the workers' programs whenever the function is traced, before anything runs.
+    """Compile as `jax.jit` does, and compare the workers' programs on every trace, before anything runs.
 
     On every new trace each worker reads off what it is about to communicate: which operation, with whom, how many
     elements of which dtype, also inside scans, conditionals, while loops, `jax.checkpoint` and nested jits. Worker 0
@@ -96,12 +96,11 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         world, program = _read(traced.jaxpr.jaxpr, worlds)
         if world is None:
             raise SetupError(f"{name} {_SEVERAL_WORLDS}")
-        return world.agree(
-            tuple(range(world.size)),
-            f"the check of {name}",
-            program,
-            lambda programs: Report(name, programs, problem_text(name, programs)),
-        )
+
+        def report(programs: dict[int, Program]) -> Report:
+            return Report(name, programs, problem_text(name, programs))
+
+        return world.agree(tuple(range(world.size)), f"the check of {name}", program, report)
 
 
 class CheckedFunction:
@@ -234,11 +233,8 @@ class CheckedFunction:
         return f"dj.jit({self._name})"
 
 
-MOST_OF_AN_ERROR = 2000
-"""How many characters of a compiler's error the other workers get."""
-
-MOST_SIGNATURES = 64
-"""For how many kinds of arguments a function's agreements are stored."""
+MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that the other workers get
+MOST_SIGNATURES = 64  # kinds of arguments for which a function's agreements are stored
 
 
 def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:

@@ -1,4 +1,4 @@
-"""The specs of an optimiser's state, from those of the parameters that it is the state for."""
+"""The specs of an optimiser's state, from the specs of the parameters."""
 
 from __future__ import annotations
 

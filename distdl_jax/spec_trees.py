@@ -44,6 +44,11 @@ def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | No
     return found
 
 
+def like_specs(specs: Any, leaves: Iterable[Any]) -> Any:
+    """Return a pytree of the structure of `specs`, with these leaves in place of its own."""
+    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+
 def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dict[P, P], list[P]]:
     """Return the path of each leaf's spec, its own or one above it, by the leaf's path; and the TensorSpecs of no leaf.
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
+from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
-from distdl_jax.nn.wrappers import Wrapper
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.tensors import TensorSpec, device_array

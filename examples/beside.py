@@ -37,7 +37,7 @@ class Training(NamedTuple):
 
 
 def options(description: str, name: str, partition_help: str, **defaults: Any) -> argparse.ArgumentParser:
-    """What all of them take; `defaults` has the steps, the batch size, and the learning rate."""
+    """Add the options of all examples; `defaults` has the steps, the batch size, and the learning rate."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--partition", type=shape, metavar="SHAPE", help=partition_help)
     parser.add_argument("--dtype", default="float32", choices=list(DIFFERENCE))
@@ -51,7 +51,7 @@ def options(description: str, name: str, partition_help: str, **defaults: Any) -
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """A partition's shape from the command line, as in 1x1x2x2."""
+    """Parse a partition's shape from the command line, as in 1x1x2x2."""
     sizes = text.split("x")
     if not all(size.isdigit() and int(size) > 0 for size in sizes):
         raise argparse.ArgumentTypeError(f"{text!r} must be numbers of workers, as in 1x1x2x2.")
@@ -59,7 +59,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def partition(P_world: dj.Partition, given: Sequence[int] | None, dims: int) -> dj.CartesianPartition:
-    """The partition of x: as given, or all workers along the last `dims - 2` dimensions, as square as can be."""
+    """Return the partition of x: as given, or all workers along the last `dims - 2` dimensions, as square as can be."""
     if given is None:
         features, left = [1] * (dims - 2), P_world.size
         for factor in sorted(_factors(left), reverse=True):
@@ -85,7 +85,7 @@ def _factors(n: int) -> list[int]:
 
 
 def block(whole: np.ndarray, P: dj.Partition) -> jax.Array:
-    """This worker's block of a tensor on `P`; elsewhere a zero-volume array."""
+    """Return this worker's block of a tensor on `P`; elsewhere a zero-volume array."""
     box = dj.TensorSpec(whole.shape, P).box
     own = whole[:, :0].reshape(len(whole), 0) if box is None else whole[tuple(slice(*side) for side in box)]
     return jnp.asarray(own)
@@ -96,14 +96,14 @@ def train_both(
     plain: Network,
     losses: tuple[Callable[..., Any], Callable[..., Any]],
     data: Arrays,
-    held: Callable[[Arrays], tuple[jax.Array, jax.Array]],
+    local_blocks: Callable[[Arrays], tuple[jax.Array, jax.Array]],
     given: argparse.Namespace,
     scaled: Callable[[Any], Any] = lambda params: params,
 ) -> tuple[Training, bool]:
     """Train the network on all workers, then on worker 0 the one in plain JAX from the same parameters.
 
     `losses` are of a prediction and a target: this worker's part of the mean, and the whole; `data` is the whole of the
-    inputs and targets, on every worker, and `held` what this worker holds of some; `scaled` makes the initial
+    inputs and targets, on every worker, and `local_blocks` gives this worker's blocks; `scaled` makes the initial
     parameters of PyTorch's. Gives the distributed training, and whether the two agree, on all workers.
     """
     params, state = scaled(network.init(jax.random.key(0), given.dtype)), network.init_state(given.dtype)
@@ -115,7 +115,9 @@ def train_both(
         return network(params, x, state=state, training=training)
 
     say("Distributed:")
-    ours = _train(dj.jit, dj.value_and_grad, distributed, losses[0], optimiser, (params, state), data, held, given)
+    ours = _train(
+        dj.jit, dj.value_and_grad, distributed, losses[0], optimiser, (params, state), data, local_blocks, given
+    )
     trained = dj.gather((ours.params, ours.state), (specs, network.state_specs()))
     good = True
     P_world = dj.Partition()
@@ -138,7 +140,7 @@ def _train(
     optimiser: optax.GradientTransformation,
     start: tuple[Any, Any],
     data: Arrays,
-    held: Callable[[Arrays], tuple[jax.Array, jax.Array]],
+    local_blocks: Callable[[Arrays], tuple[jax.Array, jax.Array]],
     given: argparse.Namespace,
 ) -> Training:
     @jit
@@ -155,7 +157,7 @@ def _train(
     opt_state = optimiser.init(params)
     for n in range(given.steps):
         rows = np.random.default_rng(n).permutation(len(data[0]))[: given.batch_size]
-        batch = held((data[0][rows], data[1][rows]))
+        batch = local_blocks((data[0][rows], data[1][rows]))
         begin = time.perf_counter()
         params, state, opt_state, value = step(params, state, opt_state, *batch)
         losses.append(float(value))

@@ -26,7 +26,7 @@ def read(size: int, dtype: str) -> tuple[beside.Arrays, beside.Arrays]:
 
 
 def losses(P_y: dj.Partition) -> tuple:
-    """Of logits on `P_y` and one-hot labels: this worker's part of the mean cross entropy, and the whole."""
+    """Return this worker's part of the mean cross entropy of logits on `P_y` and one-hot labels, and the whole loss."""
     return nn.DistributedCrossEntropyLoss(P_y), lambda y, target: optax.softmax_cross_entropy(y, target).mean()
 
 

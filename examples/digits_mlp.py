@@ -63,7 +63,7 @@ def perceptron(P_world: dj.Partition, shapes: list[tuple[int, int]]) -> nn.Seque
 
 
 def sequential_perceptron(params: Params, images: Array) -> jax.Array:
-    """The same network on one worker, in plain JAX."""
+    """Compute the same network on one worker, in plain JAX."""
     x = images
     for i, layer in enumerate(layer for layer in params if layer):
         x = x @ layer["weight"].T + layer["bias"]
@@ -75,7 +75,7 @@ def sequential_perceptron(params: Params, images: Array) -> jax.Array:
 
 
 def read_digits(dtype: str) -> tuple[Data, Data]:
-    """The images to train on, and every fifth one to test on."""
+    """Read the images to train on, and every fifth one to test on."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -85,8 +85,8 @@ def read_digits(dtype: str) -> tuple[Data, Data]:
     return Data(images[~test], labels[~test]), Data(images[test], labels[test])
 
 
-def held(network: nn.Sequential, data: Data) -> Data:
-    """What this worker holds of `data`: images where the network takes them, labels where its output is.
+def local_blocks(network: nn.Sequential, data: Data) -> Data:
+    """Return this worker's block of `data`: images where the network takes them, labels where its output is.
 
     The placeholders keep the number of rows. So a batch of another length has another shape on every worker, and all
     of them compile the step for it, or none does.
@@ -119,7 +119,7 @@ def main() -> int:
         network.param_specs(),
         network.init(jax.random.key(0), options.dtype),
         data,
-        partial(held, network),
+        partial(local_blocks, network),
         options,
         ACCURACY,
     )

@@ -23,7 +23,7 @@ is cut, all 1x1. Or a shape for all layers, as in 2x2 (1x2 in the last layer), o
 
 
 def parse(workers: int, rank: int, layers: int, dtypes: list[str]) -> argparse.Namespace:
-    """The command line's options; `partition` has become one shape for each layer."""
+    """Parse the command line's options; `partition` becomes one shape for each layer."""
     parser = _Parser(rank, description="Train a model-parallel network on handwritten digits.")
     shapes = partial(weight_shapes, workers=workers, layers=layers)
     parser.add_argument("--partition", type=shapes, default="mixed", help=PARTITION_HELP, metavar="SHAPES")
@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def weight_shapes(text: str, workers: int, layers: int) -> list[Shape]:
-    """The shape of each layer's weight partition; refuses what the workers, or the network, don't allow."""
+    """Return the shape of each layer's weight partition; refuse what the workers, or the network, don't allow."""
     if text in LAYOUTS:
         return LAYOUTS[text](workers, layers)
     shapes = [_shape(part) for part in text.split(",")]

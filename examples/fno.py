@@ -44,7 +44,7 @@ PARTITION = "of the tensors, as in 1x1x2x2: batch, channels (1), and two or thre
 
 
 def operator(P_x: dj.Partition, blocks: int, width: int, modes: int) -> nn.Sequential:
-    """The network, from the permeability and the coordinates to u."""
+    """Return the network, from the permeability and the coordinates to u."""
     dims = P_x.dim - 2
     linear = partial(getattr(nn, f"DistributedConv{dims}d"), P_x, kernel_size=1)
     activations = [jax.nn.gelu] * (blocks - 1) + [None]
@@ -58,7 +58,7 @@ def operator(P_x: dj.Partition, blocks: int, width: int, modes: int) -> nn.Seque
 
 
 def plain_operator(modes: int, params: tuple, state: tuple, x: jax.Array, training: bool) -> tuple[jax.Array, tuple]:
-    """The same network on one worker, in plain JAX."""
+    """Compute the same network on one worker, in plain JAX."""
 
     def linear(its: dict, x: jax.Array) -> jax.Array:
         y = jnp.einsum("bi...,oi->bo...", x, its["weight"].reshape(its["weight"].shape[:2]))
@@ -110,7 +110,7 @@ def solved(a: jax.Array, dims: int) -> jax.Array:
 
 
 def make_data(samples: int, size: int, dims: int, dtype: str) -> beside.Arrays:
-    """What the network sees, n_b x (1 + D) x n x ..., and should tell, n_b x 1 x n x ..., in units of its mean."""
+    """Make inputs, n_b x (1 + D) x n x ..., and targets, n_b x 1 x n x ..., in units of their mean."""
     rng = np.random.default_rng(0)
     rock = [permeability(rng, size, dims) for _ in range(samples)]
     flows = np.stack([np.asarray(solved(jnp.asarray(a, "float32"), dims)) for a in rock])
@@ -143,12 +143,12 @@ def main() -> int:
     made = make_data(given.samples + TESTED, size, given.dims, given.dtype) if P_world.rank == 0 else None
     x, u = P_world.broadcast_data(made)
 
-    def held(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
+    def local_blocks(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
         return beside.block(batch[0], P_x), beside.block(batch[1], P_x)
 
     losses = (nn.DistributedMSELoss(P_x), lambda y, target: jnp.mean((y - target) ** 2))
     plain = partial(plain_operator, given.modes)
-    ours, good = beside.train_both(network, plain, losses, (x[:-TESTED], u[:-TESTED]), held, given)
+    ours, good = beside.train_both(network, plain, losses, (x[:-TESTED], u[:-TESTED]), local_blocks, given)
 
     seen = beside.block(x[-TESTED:], P_x)
     y = dj.jit(lambda params, x: network(params, x))(ours.params, seen)

@@ -75,7 +75,7 @@ def distributed(P: dj.CartesianPartition) -> Calculus:
 
 
 def temperature(calculus: Calculus, m: Field, spot: Field, steps: int) -> Field:
-    """The temperature after `steps`, from that at the beginning; no heat leaves the plate."""
+    """Compute the temperature after `steps`, from that at the beginning; no heat leaves the plate."""
     conductivity = calculus.widened(jnp.exp(m))
 
     def step(u: Field, _: None) -> tuple[Field, None]:
@@ -93,7 +93,7 @@ def temperature(calculus: Calculus, m: Field, spot: Field, steps: int) -> Field:
 def gauss_newton(
     calculus: Calculus, spot: Field, measured: Field, options: argparse.Namespace, say: Callable[[str], None]
 ) -> tuple[Field, list[float]]:
-    """The logarithm of the conductivity, and the objective before each step and after the last."""
+    """Return the logarithm of the conductivity, and the objective before each step and after the last."""
 
     def residuals(m: Field) -> tuple[Field, Field]:
         return temperature(calculus, m, spot, options.steps) - measured, math.sqrt(options.alpha) * m
@@ -135,7 +135,7 @@ def gauss_newton(
 
 
 def plate(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The logarithm of the conductivity that is to be found, a disc and a bar, and the temperature at the beginning."""
+    """Return the true logarithm of the conductivity, a disc and a bar, and the temperature at the beginning."""
     y, x = np.mgrid[:size, :size] / size
     truth = 0.6 * (np.hypot(x - 0.35, y - 0.4) < 0.15) - 0.5 * ((abs(x - 0.7) < 0.08) & (abs(y - 0.55) < 0.25))
     return truth, np.exp(-20 * ((x - 0.5) ** 2 + (y - 0.5) ** 2))

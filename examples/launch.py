@@ -6,7 +6,7 @@ from distdl_jax.__main__ import main
 
 
 def simulate_if_asked() -> None:
-    """With `--simulate N` on the command line: run the program on N workers in this process instead, and exit."""
+    """With `--simulate N` on the command line, run the program on N workers in this process instead, and exit."""
     if "--simulate" in sys.argv:
         place = sys.argv.index("--simulate")
         how, rest = sys.argv[place : place + 2], sys.argv[1:place] + sys.argv[place + 2 :]

@@ -47,7 +47,7 @@ Params = tuple[dict[str, jax.Array], ...]
 
 
 def lenet5(P_world: dj.Partition) -> nn.Sequential:
-    """The network on all workers: images and weights on grids that are as square as can be.
+    """Build the network on all workers: images and weights on grids that are as square as can be.
 
     From the images on the first worker to the logits, n x 10, there; elsewhere both are n x 0.
     """
@@ -79,12 +79,12 @@ def lenet5(P_world: dj.Partition) -> nn.Sequential:
 
 
 def flattened(x: jax.Array) -> jax.Array:
-    """Each image's channels, rows and columns in one dimension."""
+    """Flatten each image's channels, rows and columns into one dimension."""
     return x.reshape(len(x), -1)
 
 
 def sequential_lenet5(params: Params, images: jax.Array) -> jax.Array:
-    """The same network on one worker, in plain JAX."""
+    """Compute the same network on one worker, in plain JAX."""
     x, layers = images, [layer for layer in params if layer]
     for i, layer in enumerate(layers[:2]):
         x = lax.conv_general_dilated(x, layer["weight"], (1, 1), [(2, 2), (2, 2)] if i == 0 else "VALID")
@@ -127,8 +127,8 @@ def read_mnist(folder: Path, dtype: str) -> tuple[Data, Data]:
     return data("train"), data("t10k")
 
 
-def held(network: nn.Sequential, data: Data) -> Data:
-    """What this worker holds of `data`: images where the network takes them, labels where its output is."""
+def local_blocks(network: nn.Sequential, data: Data) -> Data:
+    """Return this worker's block of `data`: images where the network takes them, labels where its output is."""
     nothing = data.labels[:, :0]
     return Data(
         images=data.images if network[0].P_x.active else nothing,
@@ -164,7 +164,7 @@ def main() -> int:
         network.param_specs(),
         network.init(jax.random.key(0), options.dtype),
         data,
-        partial(held, network),
+        partial(local_blocks, network),
         options,
         ACCURACY,
     )

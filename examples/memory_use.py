@@ -25,7 +25,7 @@ def planned(function: Callable[..., Any], *args: Any) -> Planned:
 
 
 def resident_memory(function: Callable[..., Any] | None = None, *args: Any) -> int | None:
-    """The highest resident memory of the process during a second call of a function, or what it is now, in bytes.
+    """Measure the highest resident memory of the process during a second call of a function, or now, in bytes.
 
     None where the system doesn't tell.
     """

@@ -47,12 +47,12 @@ PARTITION = "of the images, as in 1x1x2x2, 4x1x1x1 or 2x1x2x1: batch, channels (
 
 
 def strides(blocks: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Of each block: its channels, in units of the first ones, and its stride."""
+    """Return each block's channels, in units of the first ones, and its stride."""
     return [(2**n, 2 if n and not k else 1) for n, count in enumerate(blocks) for k in range(count)]
 
 
 def resnet(P_x: dj.Partition, width: int, blocks: tuple[int, ...] = LAYERS) -> nn.Sequential:
-    """The network, from images to logits on the first workers along the batch."""
+    """Build the network, from images to logits on the first workers along the batch."""
 
     def conv(before: int, after: int, kernel: int, stride: int) -> list[Any]:
         sizes = {"in_channels": before, "out_channels": after, "kernel_size": kernel}
@@ -83,7 +83,7 @@ def resnet(P_x: dj.Partition, width: int, blocks: tuple[int, ...] = LAYERS) -> n
 def plain_resnet(
     blocks: tuple[int, ...], params: tuple, state: tuple, x: jax.Array, training: bool
 ) -> tuple[jax.Array, tuple]:
-    """The same network on one worker, in plain JAX: the same parameters and the same state."""
+    """Compute the same network on one worker, in plain JAX, with the same parameters and state."""
 
     def conv(its: dict, x: jax.Array, stride: int) -> jax.Array:
         low = its["weight"].shape[-1] // 2
@@ -139,13 +139,13 @@ def main() -> int:
     trained, tested = P_world.broadcast_data(digits.read(given.size, given.dtype) if P_world.rank == 0 else None)
     P_y = network[-1].P_y
 
-    def held(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
+    def local_blocks(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
         return beside.block(batch[0], P_x), beside.block(batch[1], P_y)
 
     plain = partial(plain_resnet, blocks)
-    ours, good = beside.train_both(network, plain, digits.losses(P_y), trained, held, given)
+    ours, good = beside.train_both(network, plain, digits.losses(P_y), trained, local_blocks, given)
     evaluated = dj.jit(lambda params, state, x: network(params, x, state=state, training=False)[0])
-    y = evaluated(ours.params, ours.state, held(tested)[0])
+    y = evaluated(ours.params, ours.state, local_blocks(tested)[0])
     y = dj.gather(y, dj.TensorSpec((len(tested[0]), digits.CLASSES), P_y))
     if P_world.rank == 0:
         digits.report(y, tested, ours.losses, given.out)

@@ -28,12 +28,12 @@ import numpy as np
 import optax
 
 import launch
-from lenet5 import Data, held, lenet5
+from lenet5 import Data, lenet5, local_blocks
 from training import loss, say
 
 
 def read_digits(images: int) -> Data:
-    """The first of scikit-learn's digits, each pixel of 8 x 8 as 3 x 3 of them, with a margin of two."""
+    """Read the first of scikit-learn's digits, each pixel of 8 x 8 as 3 x 3 of them, with a margin of two."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -42,7 +42,7 @@ def read_digits(images: int) -> Data:
 
 
 def batch(data: Data, key: jax.Array, step: int, size: int) -> Data:
-    """The images of a step: each epoch has an order of its own, which the key decides."""
+    """Return the images of a step: each epoch has an order of its own, which the key decides."""
     epoch, place = divmod(step, len(data.images) // size)
     seed = np.asarray(jax.random.key_data(jax.random.fold_in(key, epoch)))
     rows = np.random.default_rng(seed).permutation(len(data.images))[place * size : (place + 1) * size]
@@ -87,7 +87,7 @@ def main() -> int:
             state = manager.restore(specs)
             say(f"goes on after step {int(state['step'])}, on {P_world.size} workers")
         for step in range(int(state["step"]), options.steps):
-            images = held(network, batch(data, state["key"], step, options.batch_size))
+            images = local_blocks(network, batch(data, state["key"], step, options.batch_size))
             state["params"], state["optimiser"], value = train(state["params"], state["optimiser"], images)
             state["step"] = step + 1
             stops = preemption.stop()

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def read(path: Path | None) -> np.ndarray:
-    """The array in the file, or one that is made up, in float64."""
+    """Read the array in the file, or make one up, in float64."""
     return np.arange(40.0).reshape(10, 4) ** 2 if path is None else np.load(path).astype(np.float64)
 
 

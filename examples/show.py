@@ -16,7 +16,7 @@ import launch
 
 
 def world(at_least: int) -> dj.Partition:
-    """All workers; ends the program where there are fewer than the example needs. Takes `--simulate N`."""
+    """Return all workers; end the program where there are fewer than the example needs. Takes `--simulate N`."""
     launch.simulate_if_asked()
     P_world = dj.Partition()
     if P_world.size < at_least:
@@ -64,12 +64,12 @@ def tensor(P_world: dj.Partition, name: str, x: jax.Array) -> None:
 
 
 def inner(P_world: dj.Partition, x: jax.Array, y: jax.Array) -> float:
-    """The inner product of two distributed tensors: the sum over all workers of their own."""
+    """Compute the inner product of two distributed tensors: the sum over all workers of their own."""
     return sum(P_world.allgather_data(float(np.sum(np.asarray(x) * np.asarray(y)))))
 
 
 def _drawn(block: np.ndarray) -> list[str]:
-    """A block as lines of text."""
+    """Return a block as lines of text."""
     if block.size == 0:
         return ["nothing"]
     numbers = [[f"{number:g}" for number in row] for row in np.atleast_2d(block)]

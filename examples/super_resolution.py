@@ -51,7 +51,7 @@ class SuperResolution:
 
     @cached_property
     def details(self) -> nn.Sequential:
-        """What is missing from the interpolated image, from the small one."""
+        """The layers that compute, from the small image, the details that the interpolated one lacks."""
 
         def conv(before: int, after: int, kernel: int) -> nn.DistributedConv2d:
             return nn.DistributedConv2d(
@@ -70,7 +70,7 @@ class SuperResolution:
         return nn.DistributedUpsample(self.P_x, scale_factor=2, mode="linear")
 
     def init(self, key: jax.Array, dtype: str) -> Any:
-        """This worker's blocks of the initial parameters."""
+        """Return this worker's blocks of the initial parameters."""
         return self.details.init(key, dtype)
 
     def init_state(self, dtype: str) -> Any:
@@ -78,7 +78,7 @@ class SuperResolution:
         return self.details.init_state(dtype)
 
     def param_specs(self) -> Any:
-        """What the parameters are as whole tensors."""
+        """Return the specs of the parameters."""
         return self.details.param_specs()
 
     def state_specs(self) -> Any:
@@ -86,13 +86,13 @@ class SuperResolution:
         return self.details.state_specs()
 
     def __call__(self, params: Any, x: jax.Array, *, state: Any, training: bool = True) -> tuple[jax.Array, Any]:
-        """This worker's block of the large images."""
+        """Return this worker's block of the large images."""
         y, state = self.details(params, x, state=state, training=training)
         return y + self.interpolated(x), state
 
 
 def scaled(params: Any) -> Any:
-    """The same with 0 in the last convolution, so that the network begins with what linear interpolation tells."""
+    """Set the last convolution to 0, so that the network begins as linear interpolation."""
     return (*params[:-1], jax.tree.map(jnp.zeros_like, params[-1]))
 
 
@@ -102,7 +102,7 @@ def doubled(x: jax.Array, method: str) -> jax.Array:
 
 
 def plain_super_resolution(params: tuple, state: Any, x: jax.Array, training: bool) -> tuple[jax.Array, Any]:
-    """The same network on one worker, in plain JAX."""
+    """Compute the same network on one worker, in plain JAX."""
     y = x
     for n, its in enumerate(its for its in params if its):
         y = doubled(y, "nearest") if n == 2 else y
@@ -127,7 +127,7 @@ def make_data(samples: int, size: int, dtype: str) -> beside.Arrays:
 
 
 def decibels(y: np.ndarray, want: np.ndarray) -> float:
-    """The peak signal-to-noise ratio."""
+    """Compute the peak signal-to-noise ratio."""
     return float(-10 * np.log10(np.mean((y - want) ** 2)))
 
 
@@ -151,12 +151,12 @@ def main() -> int:
     made = make_data(given.samples + TESTED, given.size, given.dtype) if P_world.rank == 0 else None
     small, large = P_world.broadcast_data(made)
 
-    def held(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
+    def local_blocks(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
         return beside.block(batch[0], P_x), beside.block(batch[1], P_x)
 
     losses = (nn.DistributedMSELoss(P_x), lambda y, target: jnp.mean((y - target) ** 2))
     data = (small[:-TESTED], large[:-TESTED])
-    ours, good = beside.train_both(network, plain_super_resolution, losses, data, held, given, scaled)
+    ours, good = beside.train_both(network, plain_super_resolution, losses, data, local_blocks, given, scaled)
 
     x, want = small[-TESTED:], large[-TESTED:]
     y, _ = dj.jit(partial(network, training=False))(ours.params, beside.block(x, P_x), state=ours.state)

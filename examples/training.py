@@ -36,12 +36,12 @@ class Training(NamedTuple):
 
 
 def loss(network: Callable, params: Params, data: Data) -> jax.Array:
-    """This worker's part of the mean cross-entropy. Where logits and labels are n x 0, it comes to 0."""
+    """Compute this worker's part of the mean cross-entropy. Where logits and labels are n x 0, it is 0."""
     return optax.softmax_cross_entropy(network(params, data.images), data.labels).mean()
 
 
 def accuracy(network: Callable, params: Params, data: Data) -> jax.Array:
-    """This worker's part of the fraction of images whose largest logit is their label's; 0 where they are n x 0."""
+    """Compute this worker's part of the fraction of images read right; 0 where logits and labels are n x 0."""
     logits = network(params, data.images)
     largest = logits == logits.max(axis=1, keepdims=True, initial=-jnp.inf)
     return jnp.sum(data.labels * largest) / len(data.labels)
@@ -53,14 +53,14 @@ def train_both(
     param_specs: Any,
     params: Params,
     data: tuple[Data, Data],
-    held: Callable[[Data], Data],
+    local_blocks: Callable[[Data], Data],
     options: Namespace,
     accuracy_goal: float,
 ) -> bool:
     """Train the distributed network, then on worker 0 the sequential one from the same parameters, and compare them.
 
-    `data` is what to train and to test on, whole, and `held` what this worker holds of such. Whether the figures are
-    what the example promises, on every worker.
+    `data` is the whole data to train and to test on, and `local_blocks` gives this worker's blocks of such. Return
+    whether the figures are as the example promises, on every worker.
     """
     P_world = dj.Partition()
     whole_params = dj.gather(params, param_specs)
@@ -70,8 +70,8 @@ def train_both(
         dj.value_and_grad(partial(loss, network)),
         lambda *args: dj.functional.all_sum_reduce(accuracy(network, *args), P_world, axes_keep=()),
         params,
-        held(data[0]),
-        held(data[1]),
+        local_blocks(data[0]),
+        local_blocks(data[1]),
         options,
     )
     trained_params = dj.gather(distributed.params, param_specs)
@@ -133,7 +133,7 @@ def train(
 
 
 def batches(data: Data, size: int, epoch: int) -> Iterator[Data]:
-    """The data in an order of its own for each epoch, the same on every worker; the last batch is what is left."""
+    """Yield the data in an order of its own for each epoch, the same on every worker; the last batch is the rest."""
     order = np.random.default_rng(epoch).permutation(len(data.images))
     for start in range(0, len(order), size):
         rows = order[start : start + size]

@@ -93,7 +93,7 @@ class Transformer:
         self.blocks = options.layers
 
     def init(self, key: jax.Array, dtype: str) -> Params:
-        """This worker's blocks of the initial parameters, the same global ones however the network is split."""
+        """Return this worker's blocks of the initial parameters, the same global ones however the network is split."""
         first, *keys = jax.random.split(key, self.blocks + 1)
         small = jax.nn.initializers.normal(0.02)
 
@@ -108,7 +108,7 @@ class Transformer:
         }
 
     def param_specs(self) -> Params:
-        """The global shape and the partition of each parameter."""
+        """Return the global shape and the partition of each parameter."""
         block = {name: layer.param_specs() for name, layer in self.layers.items()}
         return {
             "embed": self.embed.param_specs(),
@@ -116,14 +116,14 @@ class Transformer:
             "norm": self.norm.param_specs(),
         }
 
-    def held(self, characters: np.ndarray) -> np.ndarray:
-        """What this worker takes of n x s characters."""
+    def local_blocks(self, characters: np.ndarray) -> np.ndarray:
+        """Return this worker's block of n x s characters."""
         if self.partition != "tensor":
             return np.array_split(characters, self.stream.size, axis=1)[self.stream.rank]
         return characters if self.embed.P_x.active else characters[:, :0]
 
     def __call__(self, params: Params, characters: Any, caches: list[Any] | None = None) -> tuple[Any, list[Any]]:
-        """This worker's logits, n x s x v/p or n x s/p x v, and the caches after these characters."""
+        """Return this worker's logits, n x s x v/p or n x s/p x v, and the caches after these characters."""
         x = self._by_rows(self.embed, params["embed"], characters)
         after = []
         for i, its in enumerate(params["blocks"]):
@@ -139,13 +139,13 @@ class Transformer:
         return self._by_rows(self.output, params["embed"], self.norm(params["norm"], x)), after
 
     def _by_rows(self, layer: Callable, params: Params, x: Any) -> Any:
-        """A layer that takes the sequence in front, where that is split."""
+        """Apply a layer that takes the sequence in front, where that is split."""
         if self.partition == "tensor":
             return layer(params, x)
         return jnp.swapaxes(layer(params, jnp.swapaxes(x, 0, 1)), 0, 1)
 
     def part_of_loss(self, params: Params, texts: tuple[Any, Any]) -> jax.Array:
-        """This worker's part of the mean cross entropy of the next characters."""
+        """Compute this worker's part of the mean cross entropy of the next characters."""
         characters, following = texts
         logits, _ = self(params, characters)
         if self.partition == "tensor":
@@ -153,13 +153,15 @@ class Transformer:
         return self.loss(jnp.transpose(logits, (1, 2, 0)), following.T)
 
     def batch(self, text: np.ndarray) -> tuple[Any, Any]:
-        """What this worker takes of n x (s + 1) characters: those it reads, and those that follow."""
+        """Return this worker's blocks of n x (s + 1) characters: inputs, and the characters that follow them."""
         following = text[:, 1:]
-        return self.held(text[:, :-1]), following if self.partition == "tensor" else self.held(following)
+        return self.local_blocks(text[:, :-1]), following if self.partition == "tensor" else self.local_blocks(
+            following
+        )
 
 
 def plain(params: Params, characters: Any) -> jax.Array:
-    """The logits of the same network, n x s x v, in plain JAX."""
+    """Compute the logits of the same network, n x s x v, in plain JAX."""
 
     def norm(params: Params, x: jax.Array) -> jax.Array:
         return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * params["weight"]
@@ -196,7 +198,7 @@ def plain_loss(params: Params, texts: tuple[Any, Any]) -> jax.Array:
 def train(
     jit: Callable, value_and_grad: Callable, params: Params, batch: Callable, text: Text, options: Namespace
 ) -> tuple[Params, list[float], float]:
-    """The trained parameters, the loss of each step, and seconds for a step, without the first one."""
+    """Return the trained parameters, the loss of each step, and seconds for a step, without the first one."""
     optimiser = optax.adam(options.learning_rate)
 
     @jit
@@ -218,7 +220,7 @@ def train(
 
 
 def generate(network: Transformer, params: Params, prompt: np.ndarray, noise: np.ndarray, dtype: str) -> np.ndarray:
-    """The characters that follow the prompt, 1 x s, one for each row of `noise`, which is added to its logits."""
+    """Generate the characters after the prompt, 1 x s, one for each row of `noise`, which is added to its logits."""
     p, length = network.stream.size, prompt.shape[1] + len(noise)
     P_logits = network.stream.grid([1, p])
     caches = [network.attention.init_cache(1, length, dtype) for _ in range(network.blocks)]
@@ -232,7 +234,7 @@ def generate(network: Transformer, params: Params, prompt: np.ndarray, noise: np
     character, characters = prompt, []
     for i, its in enumerate(noise):
         mine = np.array_split(its[None], p, axis=1)[network.stream.rank]
-        found, caches = (go_on if i else begin)(params, network.held(character), caches, mine)
+        found, caches = (go_on if i else begin)(params, network.local_blocks(character), caches, mine)
         character = np.asarray(found)[:, None]
         characters.append(int(found[0]))
     return np.array(characters)

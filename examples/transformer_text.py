@@ -28,7 +28,7 @@ class Text(NamedTuple):
 
 
 def documentation() -> Text:
-    """What `help()` tells of the language (documentation strings where that is not installed), and the licence."""
+    """Return the text of `help()` on the language (docstrings where that is not installed), and the licence."""
     try:
         from pydoc_data.topics import topics
 

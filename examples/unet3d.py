@@ -58,7 +58,7 @@ Params = Any
 
 
 def u_net(apply: Callable, pool: Callable, join: Callable, params: Params, x: jax.Array) -> jax.Array:
-    """The network: `apply` is the i-th of the convolutions, (params, i, x), `join` puts channels side by side."""
+    """Compute the network: `apply` is the i-th of the convolutions, (params, i, x); `join` concatenates channels."""
     levels, names = [], iter(range(len(params)))
 
     def one(x: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ class UNet3d:
 
     @cached_property
     def convolutions(self) -> tuple[nn.DistributedConv3d | nn.DistributedConvTranspose3d, ...]:
-        """In the order in which they are applied; on the way up each level begins with a transposed one."""
+        """The convolutions in the order of their use; each level on the way up begins with a transposed one."""
         layers, before = [], SEEN
 
         def conv(into: int, out: int, kernel: int = 3) -> nn.DistributedConv3d:
@@ -111,21 +111,21 @@ class UNet3d:
         return nn.Concatenate(self.P, axis=1)
 
     def init(self, key: jax.Array, dtype: str) -> Params:
-        """This worker's blocks of the initial parameters."""
+        """Return this worker's blocks of the initial parameters."""
         keys = jax.random.split(key, len(self.convolutions))
         return [conv.init(key, dtype) for conv, key in zip(self.convolutions, keys, strict=True)]
 
     def param_specs(self) -> list[dict[str, dj.TensorSpec]]:
-        """What the parameters are as whole tensors."""
+        """Return the specs of the parameters."""
         return [conv.param_specs() for conv in self.convolutions]
 
     def __call__(self, params: Params, x: jax.Array) -> jax.Array:
-        """This worker's block of the output."""
+        """Return this worker's block of the output."""
         return u_net(lambda its, i, x: self.convolutions[i](its, x), self.pool, self.join, params, x)
 
 
 def sequential_u_net(params: Params, x: jax.Array) -> jax.Array:
-    """The same network on one worker, in plain JAX."""
+    """Compute the same network on one worker, in plain JAX."""
 
     def conv(its: dict[str, jax.Array], i: int, x: jax.Array) -> jax.Array:
         weight = its["weight"]
@@ -143,7 +143,7 @@ def sequential_u_net(params: Params, x: jax.Array) -> jax.Array:
 
 
 def volume_partition(P_world: dj.Partition, workers: int) -> dj.CartesianPartition:
-    """The first workers on a grid 1 x 1 x P_2 x P_1 x P_0 that is as near to a cube as can be."""
+    """Return the first workers on a grid 1 x 1 x P_2 x P_1 x P_0 that is as near to a cube as can be."""
     shape, left, factor = [1, 1, 1], workers, 2
     factors = []
     while left > 1:
@@ -160,12 +160,12 @@ def volume_partition(P_world: dj.Partition, workers: int) -> dj.CartesianPartiti
 
 
 def squared_error(network: Callable, params: Params, x: jax.Array, target: jax.Array, voxels: int) -> jax.Array:
-    """This worker's part of the mean squared error over all voxels."""
+    """Compute this worker's part of the mean squared error over all voxels."""
     return jnp.sum((network(params, x) - target) ** 2) / voxels
 
 
 def training_step(jit: Callable, value_and_grad: Callable, optimiser: optax.GradientTransformation) -> Callable:
-    """One jitted step; all that makes it distributed or sequential is in `jit` and `value_and_grad`."""
+    """Return one jitted step; `jit` and `value_and_grad` alone make it distributed or sequential."""
 
     @jit
     def step(params: Params, state: Any, x: jax.Array, target: jax.Array) -> tuple[Params, Any, jax.Array]:
@@ -179,7 +179,7 @@ def training_step(jit: Callable, value_and_grad: Callable, optimiser: optax.Grad
 def train(
     jit: Callable, value_and_grad: Callable, params: Params, data: list, options: argparse.Namespace
 ) -> tuple[Params, list]:
-    """The trained parameters, and the loss before each step; a step takes one sample."""
+    """Return the trained parameters, and the loss before each step; a step takes one sample."""
     optimiser = optax.adam(optax.cosine_decay_schedule(options.learning_rate, options.steps))
     step, state, losses = training_step(jit, value_and_grad, optimiser), optimiser.init(params), []
     start = time.perf_counter()
@@ -224,7 +224,7 @@ def report_memory(P_world: dj.Partition, options: argparse.Namespace) -> None:
 
 
 def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespace) -> list[tuple[jax.Array, jax.Array]]:
-    """For each seed this worker's block of what the network sees, 1 x 3 x block, and should tell, 1 x 1 x block.
+    """Make, for each seed, this worker's block of an input, 1 x 3 x block, and its target, 1 x 1 x block.
 
     Both in units of u's root mean square.
     """
@@ -241,7 +241,7 @@ def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespac
 
 
 def explained(network: Callable, params: Params, data: list) -> float:
-    """Which part of the targets' variance the network explains, in media that it was not trained on."""
+    """Compute the part of the targets' variance that the network explains, in media outside the training data."""
 
     def error(guess: Callable) -> Callable:
         def total(params: Params, x: jax.Array, target: jax.Array) -> jax.Array:

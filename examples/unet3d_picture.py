@@ -41,6 +41,6 @@ def draw(tensors: list[jax.Array], out: Path, here: bool) -> None:
 
 
 def _shaded(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Each value as a character, darker where it is larger; every second line, since characters are tall."""
+    """Draw each value as a character, darker where it is larger; every second line, since characters are tall."""
     scaled = (values[::2] - low) / max(high - low, 1e-12) * len(SHADES)
     return np.array(list(SHADES))[np.clip(scaled.astype(int), 0, len(SHADES) - 1)]

@@ -42,7 +42,7 @@ PARTITION = "of the images, on each of the two teams, as in 1x1x2x1: batch, chan
 
 
 def vgg(teams: tuple[dj.Partition, dj.Partition], width: int) -> nn.Sequential:
-    """The network, from images on the first team to logits on a worker of the other one."""
+    """Build the network, from images on the first team to logits on a worker of the other one."""
     layers: list[Any] = []
     before = 1
     for n, times in enumerate(CHANNELS):
@@ -76,7 +76,7 @@ def scaled(params: Any) -> Any:
 
 
 def plain_vgg(params: tuple, state: Any, x: jax.Array, training: bool) -> tuple[jax.Array, Any]:
-    """The same network on one worker, in plain JAX."""
+    """Compute the same network on one worker, in plain JAX."""
     own = [its for its in params if its]
     for n, its in enumerate(own[: len(CHANNELS)]):
         x = lax.conv_general_dilated(x, its["weight"], (1, 1), "SAME") + its["bias"].reshape(-1, 1, 1)
@@ -108,11 +108,11 @@ def main() -> int:
     trained, tested = P_world.broadcast_data(digits.read(SIZE, given.dtype) if P_world.rank == 0 else None)
     P_x, P_y = teams[0], network[-1].P_y
 
-    def held(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
+    def local_blocks(batch: beside.Arrays) -> tuple[jax.Array, jax.Array]:
         return beside.block(batch[0], P_x), beside.block(batch[1], P_y)
 
-    ours, good = beside.train_both(network, plain_vgg, digits.losses(P_y), trained, held, given, scaled)
-    y = dj.jit(lambda params, x: network(params, x))(ours.params, held(tested)[0])
+    ours, good = beside.train_both(network, plain_vgg, digits.losses(P_y), trained, local_blocks, given, scaled)
+    y = dj.jit(lambda params, x: network(params, x))(ours.params, local_blocks(tested)[0])
     y = dj.gather(y, dj.TensorSpec((len(tested[0]), digits.CLASSES), P_y))
     if P_world.rank == 0:
         digits.report(y, tested, ours.losses, given.out)

@@ -35,12 +35,12 @@ class WaveSolver:
 
     @cached_property
     def coordinates(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The global indices of this worker's cells, along each dimension in the shape that broadcasts."""
+        """Return the global indices of this worker's cells, along each dimension in the shape that broadcasts."""
         box = dj.TensorSpec((self.size,) * 3, self.P).box
         return tuple(np.ogrid[tuple(slice(*bounds) for bounds in box)])
 
     def medium(self, seed: int) -> jax.Array:
-        """This worker's block of the velocity: two to five layers, dipping and folded, faster or slower at random."""
+        """Draw this worker's block of the velocity: two to five layers, dipping and folded, faster or slower."""
         rng = np.random.default_rng(seed)
         z, y, x = (along / self.size for along in self.coordinates)
         velocity = np.full(np.broadcast_shapes(z.shape, y.shape, x.shape), rng.uniform(SLOWEST, FASTEST))
@@ -52,7 +52,7 @@ class WaveSolver:
         return jnp.asarray(velocity, self.dtype)
 
     def pulses(self, seed: int, count: int = 10) -> jax.Array:
-        """This worker's block of the pressure at time 0: Gaussian pulses, at random places."""
+        """Draw this worker's block of the pressure at time 0: Gaussian pulses, at random places."""
         rng = np.random.default_rng([seed, 1])
         pressure = np.zeros(np.broadcast_shapes(*(along.shape for along in self.coordinates)))
         for _ in range(count):
@@ -63,17 +63,17 @@ class WaveSolver:
 
     @cached_property
     def damping(self) -> np.ndarray:
-        """This worker's block: grows with the square of the depth in the sponge, a tenth of the volume to each side."""
+        """Return this worker's block of the damping, which grows with the square of the depth in the sponge."""
         width = max(self.size / 10, 1)
         depths = [np.maximum(width - np.minimum(n, self.size - 1 - n), 0) / width for n in self.coordinates]
         return (0.4 * np.maximum.reduce(np.broadcast_arrays(*depths)) ** 2).astype(self.dtype)
 
     def snapshots(self, velocity: jax.Array, pulses: jax.Array, times: tuple[int, ...]) -> jax.Array:
-        """This worker's block of u after each of `times`, ascending numbers of time steps: len(times) x block."""
+        """Return this worker's block of u after each of `times`, ascending time steps: len(times) x block."""
         return _snapshots(self, velocity, pulses, times)
 
     def laplacian(self, u: jax.Array) -> jax.Array:
-        """The sum of the second derivatives; outside the volume u is 0."""
+        """Compute the sum of the second derivatives; outside the volume u is 0."""
         wide = dj.functional.halo_exchange(u, self.P, ((REACH, REACH),) * 3)
         ends = zip(self.P.index, self.P.shape, strict=True)
         wide = jnp.pad(wide, [(REACH * (i == 0), REACH * (i == p - 1)) for i, p in ends])

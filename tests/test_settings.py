@@ -91,8 +91,8 @@ def test_names_that_are_none():
         # The tests' and the build's own.
         read_settings({"DISTDL_JAX_TEST_LONG": "1", "DISTDL_JAX_SKIP_MPI_CHECK": "1"}),
     ]
-    said = warning_of_unknown(readings)
-    assert "no such setting: DISTDL_JAX_COLOUR, DISTDL_JAX_DEBUGG (did you mean DISTDL_JAX_DEBUG?)." in said
+    text = warning_of_unknown(readings)
+    assert "no such setting: DISTDL_JAX_COLOUR, DISTDL_JAX_DEBUGG (did you mean DISTDL_JAX_DEBUG?)." in text
     assert warning_of_unknown(readings[2:]) is None
 
 

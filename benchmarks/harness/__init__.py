@@ -145,14 +145,14 @@ def _timed(way: Way) -> float:
 
 
 def quartiles(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
-    """The quartiles of the ratios to the first way, round by round: a change in the machine's speed is in both."""
+    """Return the quartiles of the ratios to the first way, round by round: changes of the machine's speed cancel."""
     ratios = [a / b for a, b in zip(seconds, base, strict=True)]
     low, middle, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
     return low, middle, high
 
 
 def spread_text(ratios: tuple[float, float, float]) -> str:
-    """The median of ratios, and its quartiles."""
+    """Return the median of ratios, and its quartiles, as text."""
     low, middle, high = ratios
     return f"({middle:5.2f}x, {low:.2f} to {high:.2f})"
 

@@ -29,13 +29,13 @@ def start() -> None:
 
 
 def sharding(partition: Sequence[int]) -> NamedSharding:
-    """The sharding of a tensor over a grid of all workers."""
+    """Return the sharding of a tensor over a grid of all workers."""
     names = tuple("abcdefgh"[: len(partition)])
     mesh = Mesh(np.asarray(jax.devices()).reshape(partition), names)
     return NamedSharding(mesh, PartitionSpec(*(n if p > 1 else None for n, p in zip(names, partition, strict=True))))
 
 
 def ones(shape: Sequence[int], partition: Sequence[int]) -> Any:
-    """A global array of ones, spread over a grid of all workers that divides its shape."""
+    """Return a global array of ones, spread over a grid of all workers that divides its shape."""
     local = np.ones(tuple(n // p for n, p in zip(shape, partition, strict=True)), np.float32)
     return jax.make_array_from_process_local_data(sharding(partition), local, tuple(shape))

@@ -21,7 +21,7 @@ from asked import serve
 
 
 def lenet5() -> nn.Module:
-    """As examples/lenet5.py has it."""
+    """Build the network of examples/lenet5.py."""
     return nn.Sequential(
         *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -30,7 +30,7 @@ def lenet5() -> nn.Module:
 
 
 def perceptron(widths: Sequence[int]) -> nn.Module:
-    """As examples/digits_mlp.py has it."""
+    """Build the network of examples/digits_mlp.py."""
     layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
@@ -158,7 +158,7 @@ NETWORKS: dict[str, Callable[[Sequence[int], Sequence[int]], nn.Module]] = {
 
 
 def prepared(description: tuple[str, list[int], list[int]]) -> Callable[[], object]:
-    """A step of the network: value, gradient and adam; `widths` where it has some, x of `shape`."""
+    """Return a step of the network: value, gradient and adam; `widths` where it has some, x of `shape`."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {0})
     torch.set_num_threads(1)

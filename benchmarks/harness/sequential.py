@@ -37,13 +37,13 @@ def both_ways(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def conv(params: Any, x: Any) -> Any:
-    """The convolution with a kernel of 3 and a padding of 1, with bias."""
+    """Compute the convolution with a kernel of 3 and a padding of 1, with bias."""
     y = lax.conv_general_dilated(x, params["weight"], (1,) * (x.ndim - 2), [(1, 1)] * (x.ndim - 2))
     return y + params["bias"].reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def max_pool(params: Any, x: Any) -> Any:
-    """The largest of each 2 x 2."""
+    """Compute the largest of each 2 x 2."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
 

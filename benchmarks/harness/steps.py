@@ -25,7 +25,7 @@ PYTORCH = os.environ.get("BENCH_PYTORCH", "")
 
 
 def step(name: str, jit: Callable, value_and_grad: Callable, params: Any, *batch: Any, here: bool = True) -> Way:
-    """One step, again and again from the parameters that the last one left."""
+    """Run one step, again and again from the parameters that the last one left."""
     if not here:
         return Way(name, lambda: None)
 
@@ -46,7 +46,7 @@ def step(name: str, jit: Callable, value_and_grad: Callable, params: Any, *batch
 
 
 def everywhere(tree: Any) -> Any:
-    """What worker 0 has, on all workers, as numpy arrays."""
+    """Give worker 0's arrays to all workers, as numpy arrays."""
     return dj.Partition().broadcast_data(jax.tree.map(np.asarray, tree), root=0)
 
 
@@ -58,12 +58,12 @@ def shared(array: np.ndarray, grid: Sequence[int] = ()) -> jax.Array:
 
 
 def by_jax(value_and_grad: Callable, params: Any, *batch: Any) -> list[Way]:
-    """The step over all workers by JAX alone; nothing on one worker."""
+    """Return the step over all workers by JAX alone; nothing on one worker."""
     return [step("JAX sharding", jax.jit, value_and_grad, params, *batch)] if dj.Partition().size > 1 else []
 
 
 def by_pytorch(name: str, shape: Sequence[int], widths: Sequence[int]) -> list[Way]:
-    """The step in PyTorch, in a process that worker 0 starts; nothing where there is no PyTorch."""
+    """Return the step in PyTorch, in a process that worker 0 starts; nothing where there is no PyTorch."""
     if not PYTORCH:
         return []
     description = [name, [*shape], [*widths]]

@@ -59,7 +59,7 @@ class Tensor:
         return dj.TensorSpec(self.shape, on(*self.grid)).local_shape
 
     def whole(self, seed: int) -> np.ndarray:
-        """All of it, the same on every worker."""
+        """Return the whole tensor, the same on every worker."""
         draw = np.random.default_rng(seed)
         if isinstance(self.kind, int):
             return draw.integers(0, self.kind, self.shape, np.int32)
@@ -69,7 +69,7 @@ class Tensor:
         return numbers.astype(np.float32)
 
     def own(self, whole: np.ndarray) -> jax.Array:
-        """This worker's block."""
+        """Return this worker's block."""
         if self.grid is None:
             return jnp.asarray(whole)
         box = dj.TensorSpec(self.shape, on(*self.grid)).box
@@ -102,7 +102,7 @@ class Case:
 
 
 def on(*shape: int) -> dj.CartesianPartition:
-    """The first workers, on a grid."""
+    """Return the first workers, on a grid."""
     return dj.Partition().grid(shape)
 
 
@@ -112,5 +112,5 @@ def without_params(layer: Any, params: Any, *inputs: jax.Array) -> Any:
 
 
 def along_channels(values: jax.Array, dims: int) -> jax.Array:
-    """In the shape in which they broadcast to N x C x `dims` features."""
+    """Reshape to the shape that broadcasts to N x C x `dims` features."""
     return values.reshape(-1, *(1,) * dims)

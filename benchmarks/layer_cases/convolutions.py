@@ -17,7 +17,7 @@ POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48)}
 
 
 def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], Any]:
-    """In plain JAX."""
+    """Compute the convolution in plain JAX."""
 
     def plain(p: Any, x: Any) -> Any:
         y = lax.conv_general_dilated(x, p["weight"], (stride,) * dims, [(1, 1)] * dims, feature_group_count=groups)
@@ -27,7 +27,7 @@ def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], An
 
 
 def torch_conv(dims: int, seen: int, made: int, **options: Any) -> Torch:
-    """On one worker, in PyTorch."""
+    """Compute the convolution on one worker, in PyTorch."""
     return Torch(f"Conv{dims}d", seen, made, 3, padding=1, **options)
 
 
@@ -42,7 +42,7 @@ def transposed(p: Any, x: Any) -> Any:
 
 
 def pool(op: Any, start: float, divisor: float = 1) -> Callable[[Any, Any], Any]:
-    """In plain JAX."""
+    """Compute the pooling in plain JAX."""
 
     def plain(p: Any, x: Any) -> Any:
         windows = (1, 1, *(2,) * (x.ndim - 2))
@@ -53,7 +53,7 @@ def pool(op: Any, start: float, divisor: float = 1) -> Callable[[Any, Any], Any]
 
 
 def cases(n: int) -> Iterator[Case]:
-    """On n workers; along channels and features, on pairs along the channels where n is divisible by 4."""
+    """Yield cases on n workers; along channels and features, on pairs of channels where n is divisible by 4."""
     c = 2 if n % 4 == 0 else 1
     for dims, shape in SHAPES.items():
         name, channels = f"Conv{dims}d", {"in_channels": shape[1], "out_channels": shape[1]}

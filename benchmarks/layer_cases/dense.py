@@ -13,12 +13,12 @@ from layer_cases import Case, Tensor, Torch, along_channels, on
 
 
 def linear(p: Any, x: Any) -> Any:
-    """In plain JAX."""
+    """Compute the linear layer in plain JAX."""
     return x @ p["weight"].T + p["bias"]
 
 
 def normalised(x: Any, axes: tuple[int, ...]) -> Any:
-    """In plain JAX, with mean and variance over `axes`."""
+    """Normalise in plain JAX, with mean and variance over `axes`."""
     return (x - x.mean(axes, keepdims=True)) * lax.rsqrt(x.var(axes, keepdims=True) + 1e-5)
 
 
@@ -28,12 +28,12 @@ def by_channel(p: Any, y: Any) -> Any:
 
 
 def rms(p: Any, x: Any) -> Any:
-    """In plain JAX."""
+    """Normalise by the root mean square in plain JAX."""
     return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p["weight"]
 
 
 def evaluated(layer: Any, params: Any, x: Any) -> Any:
-    """With running statistics: means of 0, variances of 1."""
+    """Normalise with running statistics: means of 0, variances of 1."""
     return layer(params, x, state=layer.init_state(), training=False)[0]
 
 
@@ -43,7 +43,7 @@ def in_groups(x: Any, groups: int) -> Any:
 
 
 def cases(n: int) -> Iterator[Case]:
-    """On n workers."""
+    """Yield cases on n workers."""
     yield from linear_cases(n)
     rows, one = (1, 1, n, 1), (1, 1)
     x, features = Tensor((8, 32, 128, 128), rows), Tensor((512, 4096), (1, n))
@@ -79,7 +79,7 @@ def cases(n: int) -> Iterator[Case]:
 
 
 def linear_cases(n: int) -> Iterator[Case]:
-    """Every way in which a linear layer is split."""
+    """Yield a case for every way in which a linear layer is split."""
     matrix, sequence = (512, 1024), (4, 256, 512)
 
     def made(*grids: tuple[int, ...], shape: Any = matrix, **options: Any) -> Any:

@@ -4,5 +4,5 @@ from layer_cases import Case, convolutions, dense, losses, others, sequences, sh
 
 
 def all_cases(n: int) -> list[Case]:
-    """Of n workers: one or more for each layer that has a counterpart on one worker."""
+    """Return cases on n workers: one or more for each layer that has a counterpart on one worker."""
     return [case for room in (convolutions, dense, losses, shapes, sequences, others) for case in room.cases(n)]

@@ -13,7 +13,7 @@ from layer_cases import Case, Tensor, Torch, on, without_params
 
 
 def mean_of(terms: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """In plain JAX, from the losses of the elements."""
+    """Compute the mean in plain JAX, from the losses of the elements."""
     return lambda p, x, t: jnp.mean(terms(x, t))
 
 
@@ -41,7 +41,7 @@ def smoothed(p: Any, x: Any, labels: Any) -> Any:
 
 
 def cases(n: int) -> Iterator[Case]:
-    """On n workers."""
+    """Yield cases on n workers."""
     shape, grid = (2048, 2048), (1, n)
     x, t = Tensor(shape, grid), Tensor(shape, grid, "between")
     for name, given, terms in (

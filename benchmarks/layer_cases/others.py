@@ -18,7 +18,7 @@ SPECTRAL = {1: ((16, 32, 8192), 64), 2: ((8, 32, 64, 64), 12), 3: ((2, 16, 32, 3
 
 
 def spectral(p: Any, x: Any) -> Any:
-    """In plain JAX: the lowest frequencies, each times a matrix."""
+    """Compute in plain JAX: the lowest frequencies, each times a matrix."""
     axes = tuple(range(2, x.ndim))
     modes = p["weight"].shape[-2]
     spectrum = jnp.fft.rfftn(x, axes=axes)
@@ -29,14 +29,14 @@ def spectral(p: Any, x: Any) -> Any:
 
 
 def fno_block(p: Any, x: Any) -> Any:
-    """In plain JAX."""
+    """Compute the block in plain JAX."""
     weight = p["pointwise"]["weight"]
     y = jnp.einsum("bi...,oi->bo...", x, weight.reshape(weight.shape[:2]))
     return jax.nn.gelu(spectral(p["spectral"], x) + y + along_channels(p["pointwise"]["bias"], x.ndim - 2))
 
 
 def cases(n: int) -> Iterator[Case]:
-    """On n workers."""
+    """Yield cases on n workers."""
     cube = Tensor((128, 128, 128), (n, 1, 1))
     yield Case("functional.fftn, of 128^3, complex", [cube],
                lambda: lambda x: dj.functional.fftn(x + 0j, on(n, 1, 1)), lambda p, x: jnp.fft.fftn(x + 0j),

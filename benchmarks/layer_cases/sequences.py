@@ -60,13 +60,13 @@ def told(name: str) -> Callable[..., Any]:
 
 
 def continued(layer: Any, params: Any, x: Any) -> Any:
-    """One element more, behind all places of a cache but one."""
+    """Continue by one element, behind all places of a cache but one."""
     cache = layer.init_cache(BATCH, LENGTH)
     return layer(params, x, cache={**cache, "length": cache["length"] + LENGTH - 1})[0]
 
 
 def continued_alone(p: Any, x: Any) -> Any:
-    """In plain JAX, with a cache of as many places, of zeros."""
+    """Continue in plain JAX, with a cache of as many places, of zeros."""
     q, k, v = (jnp.einsum("nse,hde->nshd", x, p[name]) + p[f"{name}_bias"] for name in ("query", "key", "value"))
     k, v = (jnp.zeros((len(x), LENGTH, *each.shape[2:])).at[:, LENGTH - 1 :].set(each) for each in (k, v))
     scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(FEATURES / HEADS).astype(np.float32)
@@ -74,7 +74,7 @@ def continued_alone(p: Any, x: Any) -> Any:
 
 
 def cases(n: int) -> Iterator[Case]:
-    """On n workers."""
+    """Yield cases on n workers."""
     shape, heads, sequence = (BATCH, LENGTH, FEATURES), (1, 1, n), (1, n, 1)
     name = "DistributedMultiHeadAttention"
 

@@ -16,12 +16,12 @@ KEY = 7
 
 
 def resized(method: str) -> Callable[[Any, Any], Any]:
-    """In plain JAX, twice the rows and columns."""
+    """Resize in plain JAX, to twice the rows and columns."""
     return lambda p, x: jax.image.resize(x, (*x.shape[:2], 2 * x.shape[2], 2 * x.shape[3]), method)
 
 
 def with_corners(p: Any, x: Any) -> Any:
-    """In plain JAX, twice the rows and columns, the first and last of which are where x's are."""
+    """Resize in plain JAX to twice the rows and columns, with the corners where x's are."""
     for d in (2, 3):
         n = x.shape[d]
         place = np.arange(2 * n) * (n - 1) / (2 * n - 1)
@@ -32,12 +32,12 @@ def with_corners(p: Any, x: Any) -> Any:
 
 
 def padded(mode: str) -> Callable[[Any, Any], Any]:
-    """In plain JAX, by 2 in rows and columns."""
+    """Pad in plain JAX, by 2 in rows and columns."""
     return lambda p, x: jnp.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2)), mode)
 
 
 def dropped(of: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[[Any, Any], Any]:
-    """In plain JAX, from the shape of the random numbers."""
+    """Drop in plain JAX, from the shape of the random numbers."""
     return lambda p, x: jnp.where(jax.random.bernoulli(jax.random.key(KEY), 0.5, of(x.shape)), x / 0.5, 0)
 
 
@@ -46,7 +46,7 @@ def with_a_key(layer: Any, params: Any, x: Any) -> Any:
 
 
 def cases(n: int) -> Iterator[Case]:
-    """On n workers."""
+    """Yield cases on n workers."""
     rows = (1, 1, n, 1)
     small, large = Tensor((8, 32, 64, 64), rows), Tensor((8, 32, 128, 128), rows)
     for mode, corners, plain in (

@@ -29,12 +29,12 @@ def value_and_grad(
     partition: Partition | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Differentiate like `jax.value_and_grad` a function that returns this worker's part of a scalar.
+    """Return a function that computes the sum over workers of the scalars that `fun` returns, and its gradient.
 
-    What is differentiated is f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every
-    worker gets the whole value of f and the gradient with respect to its own arguments. A loss must therefore be
-    divided among the workers (each returns the part of its own samples or outputs, a worker without outputs 0), not
-    repeated by them.
+    It is `jax.value_and_grad` for a function that returns this worker's part of a scalar. What is differentiated is
+    f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every worker gets the whole value
+    of f and the gradient with respect to its own arguments. A loss must therefore be divided among the workers (each
+    returns the part of its own samples or outputs, a worker without outputs 0), not repeated by them.
 
     **Arguments:**
 
@@ -86,7 +86,9 @@ def grad(
     partition: Partition | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Differentiate like `jax.grad` the sum over workers of what `fun` returns: `value_and_grad` without the value.
+    """Return a function that computes the gradient of the sum over workers of the scalars that `fun` returns.
+
+    It is `jax.grad` for functions that move data, and `value_and_grad` without the value.
 
     What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
     those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.

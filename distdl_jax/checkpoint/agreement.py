@@ -79,8 +79,10 @@ def together(
         try:
             return _Done(decide({worker: each.value for worker, each in contributions.items()}))
         except Exception as error:
-            raised = error
-            return _failure_to_decide(error, contributions)
+            raised, found = error, _failure(error)
+            is_clear = len(contributions) == 1 or isinstance(error, DistDLError)
+            # A failure of the first worker's file system names the worker.
+            return found if is_clear else found._replace(text=f"On worker {min(contributions)}: {found.text}")
 
     def meet(contribution: _Unfinished | _Done | Failure) -> Any:
         nonlocal last
@@ -129,14 +131,6 @@ def _failed_on_any(contributions: dict[int, Any]) -> Failure | None:
     if len(contributions) == 1 or (len(failed) == len(contributions) and len(set(failed.values())) == 1):
         return first
     return Failure(first.kind, f"On worker {worker}: {first.text}")
-
-
-def _failure_to_decide(error: Exception, contributions: dict[int, Any]) -> Failure:
-    """Return the failure of the first worker to decide, which it names where its file system has failed."""
-    found = _failure(error)
-    if len(contributions) == 1 or isinstance(error, DistDLError):
-        return found
-    return Failure(found.kind, f"On worker {min(contributions)}: {found.text}")
 
 
 def check_same(arguments: Mapping[int, Mapping[str, Any]]) -> None:

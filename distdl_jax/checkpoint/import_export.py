@@ -21,7 +21,7 @@ from distdl_jax.formats.arrays import ArrayInFile, arrays_in, some
 from distdl_jax.formats.hyperslabs import Pause, runs
 from distdl_jax.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.plans.decomposition import box_shape
-from distdl_jax.spec_trees import is_spec, specs_by_path
+from distdl_jax.spec_trees import like_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
 
@@ -29,7 +29,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     """Write one safetensors file with the whole of every leaf; nothing is gathered, each worker writes its own bytes.
 
     Any program that reads safetensors reads it, without MPI and without this library. A tensor's name is where it
-    stands in the tree, with dots, as PyTorch has it: that of `tree["conv1"]["weight"]` is `conv1.weight`, and that of
+    stands in the tree, with dots, as PyTorch has it: `tree["conv1"]["weight"]` is `conv1.weight`, and
     `tree[0]["bias"]` is `0.bias`. Complex numbers are pairs of floats, in one dimension more; random keys are their
     data.
 
@@ -112,8 +112,8 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
       array of a file. None is left as it is. What else the file holds is not looked at.
 
     **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume where it has none,
-    in the file's dtype. Little more is held than the blocks; from what is compressed (`numpy.savez_compressed`) all
-    that lies before them is read, too.
+    in the file's dtype. It takes little more memory than the blocks; a compressed array (`numpy.savez_compressed`) is
+    read from its beginning.
 
     Collective over all workers of the world.
 
@@ -122,7 +122,6 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     """
     world = world_of_specs(specs)
     wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
-    structure = jax.tree.structure(specs, is_leaf=is_spec)
 
     def alike(given: dict[int, dict[str, str]]) -> str:
         check_same(given)
@@ -138,7 +137,7 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
             leaves.append(None if spec is None else _block(found[name], name, spec, pause))
 
     together(world, f"the import from {file}", read)
-    return jax.tree.unflatten(structure, leaves)
+    return like_specs(specs, leaves)
 
 
 def _begin_file(target: Disk, path: str, head: bytes, size: int) -> str:

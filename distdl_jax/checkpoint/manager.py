@@ -162,22 +162,15 @@ class _Writer:
     def _run(self) -> None:
         try:
             self._writing.write(self._count)
+            self._own_part.set()
+            if self._is_first and self._writing.wait_for_all(self._cancelled):
+                self._writing.complete()
+                with suppress(OSError):  # what can't be removed now is removed after the next one
+                    self._after(self._writing.disk, self.step)
         except Exception as error:
             self._error = error
-            return
         finally:
             self._own_part.set()
-        if not self._is_first:
-            return
-        try:
-            if not self._writing.wait_for_all(self._cancelled):
-                return
-            self._writing.complete()
-        except Exception as error:
-            self._error = error
-            return
-        with suppress(OSError):  # what can't be removed now is removed after the next one
-            self._after(self._writing.disk, self.step)
 
     def _count(self) -> None:
         self._pieces += 1

@@ -1,4 +1,4 @@
-"""The end of a job that is told in advance: all workers agree on the step after which to save and stop."""
+"""A job's end that a scheduler announces: all workers agree on the step after which to save and stop."""
 
 from __future__ import annotations
 

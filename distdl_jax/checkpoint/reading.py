@@ -22,7 +22,7 @@ from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
 from distdl_jax.formats.hyperslabs import Pause, fill, open_to_read, read_exactly
 from distdl_jax.formats.safetensors import dtype_named
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
-from distdl_jax.spec_trees import is_spec, match, specs_by_path
+from distdl_jax.spec_trees import like_specs, match, specs_by_path
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import checked_integer
@@ -79,7 +79,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+    return like_specs(specs, leaves)
 
 
 @contextmanager

@@ -145,8 +145,9 @@ class BaseLayer(Static):
         """The partition of the output. None for a network of functions alone."""
 
     @property
+    @abstractmethod
     def _ends(self) -> Ends:
-        return Ends(self.input_partition, self.output_partition)
+        """The same two, where they are certain."""
 
     @property
     def takes_indices(self) -> bool:
@@ -163,7 +164,7 @@ class BaseLayer(Static):
         """Plan what becomes of the workers' blocks; see `Layer.plan`."""
 
     def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """Return the `TensorSpec` of the output, from that of the input; nothing moves.
+        """Return the `TensorSpec` of the output, from the input's; nothing moves.
 
         **Raises:** `InvalidArgumentError` where `x_spec` is not on the partition of the input, `PlanError` where x does
         not fit, or no spec describes the output's blocks.
@@ -223,7 +224,7 @@ class PartitionedLayer(BaseLayer):
         **Arguments:**
 
         - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
-        - `params`: those of their parameters. Default: as `param_specs` says, in x's dtype.
+        - `params`: the shapes and dtypes of their parameters. Default: as `param_specs` says, in x's dtype.
 
         **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
         have.

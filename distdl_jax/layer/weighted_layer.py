@@ -64,7 +64,7 @@ class WeightedLayer(PartitionedLayer):
 
         - `key`: a JAX random key, the same on every worker.
         - `dtype`: of the parameters.
-        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like those of `jax.nn.initializers`. They see
+        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like the `jax.nn.initializers`. They see
           the global shape, in PyTorch's layout. Those that count fans need to know it: a linear layer's weight takes
           `in_axis=-1, out_axis=-2`, a convolution's `in_axis=1, out_axis=0`. Default: uniform in ±1/sqrt(fan_in) as in
           PyTorch, where fan_in is the product of all dimensions of the weight but the first.

@@ -100,7 +100,7 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     **Call:** `loss(prediction, target)` returns this worker's part of the loss.
 
     - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
-    - `target`: integer labels, 0 to n_c - 1: those of the samples and features of the block, a copy on all workers
+    - `target`: integer labels, 0 to n_c - 1, for the samples and features of the block: a copy on all workers
       along the classes, or on the first of them alone (the others pass a zero-volume array of integers). A label that
       is no class, nor `ignore_index`, makes the loss NaN. Or probabilities, floating, one for each logit of the block.
 
@@ -228,10 +228,10 @@ _picked.defvjp(_picked_forward, _picked_backward)
 
 @dataclass(frozen=True)
 class DistributedAccuracy(LossOverClasses):
-    """The share of samples whose largest logit is that of their label, over classes that may be split.
+    """The share of samples whose largest logit is their label's, over classes that may be split.
 
     `accuracy(prediction, target)` gives this worker's part, as losses do: the sum over all workers is the accuracy, or
-    with `reduction="sum"` the number of samples. Arguments are those of `DistributedCrossEntropyLoss`, with integer
+    with `reduction="sum"` the number of samples. Arguments are as for `DistributedCrossEntropyLoss`, with integer
     labels. It has no derivative.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

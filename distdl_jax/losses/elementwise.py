@@ -62,15 +62,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Loss(Static):
-    """A loss of a prediction on P_x: `loss(prediction, target)` is this worker's part of it.
-
-    **Arguments:**
-
-    - `P_x`: the partition of the prediction, of as many dimensions. Any of them may be split; blocks may be uneven and
-      empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the block of the
-      elements' losses.
-    """
+    """The base of losses: agreement on the blocks, and the reduction; arguments as for `DistributedLoss`."""
 
     P_x: Partition
     reduction: Reduction = "mean"

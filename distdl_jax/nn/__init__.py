@@ -59,6 +59,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.nn.shaping.concatenate import Concatenate
@@ -70,7 +71,6 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
-from distdl_jax.nn.wrappers import Precision, Remat
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
 from distdl_jax.spectral.spectral_conv import (

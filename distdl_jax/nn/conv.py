@@ -35,7 +35,7 @@ from distdl_jax.validation import Padding, Sizes, is_integer
 class DistributedConv(WeightedLayer):
     """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
 
-    Forward and gradients are block for block those of the sequential layer, for every argument that is accepted.
+    Forward and gradients equal the sequential layer's block for block, for every argument that is accepted.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -44,8 +44,8 @@ class DistributedConv(WeightedLayer):
     | w (`params["weight"]`) | n_co x n_ci/groups x k_{D-1} x ... x k_0 | P_W's slice P_co x P_ci x 1 x ... x 1 |
     | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x ... x 1 |
 
-    P_W has shape P_co x P_ci x P_{D-1} x ... x P_0, with P_n in front where the batch is split. What is split says
-    which algorithm it is, and `repr` shows it:
+    P_W has shape P_co x P_ci x P_{D-1} x ... x P_0, with P_n in front where the batch is split. The split
+    dimensions decide the algorithm, and `repr` shows it:
 
     - *feature*: no channels are split, and P_y and P_W are not given. Halo exchange; w and b broadcast over P_x.
     - *channel*: only channels (and the batch) are split. x goes along P_co, the products are summed along P_ci. There

@@ -38,7 +38,7 @@ class LocalAffine:
     adds_bias: bool
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the product, from that of the copy of x."""
+        """Return the shape of the product, from the shape of the copy of x."""
         return *x[:-1], self.weight_shape[0]
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -52,8 +52,8 @@ class DistributedLinear(WeightedLayer):
     r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
 
     The blocks of x go down the columns of P_W, each worker multiplies with its block of W, and the products are
-    summed along the rows of P_W into the blocks of y. Forward and gradients are block for block those of the
-    sequential layer.
+    summed along the rows of P_W into the blocks of y. Forward and gradients equal the sequential
+    layer's block for block.
 
     | tensor | global shape | partition |
     |---|---|---|

@@ -53,7 +53,7 @@ class Network(BaseLayer):
 
     @property
     def takes_indices(self) -> bool:
-        """Whether the input holds integers: that of the first layer with parameters does."""
+        """Whether the input holds integers: where the first layer with parameters takes indices."""
         specs = ((layer, layer.param_specs()) for _, layer in self._parts if isinstance(layer, Layer))
         return next(
             (isinstance(layer, BaseLayer) and layer.takes_indices for layer, tree in specs if jax.tree.leaves(tree)),

@@ -99,7 +99,7 @@ class Sequential(Network):
         **Arguments:**
 
         - `x`: the shapes and dtypes of the blocks, by world rank, of all workers in the layers' partitions.
-        - `params`: those of their parameters. Default: as `param_specs` says, in the dtype of each layer's input.
+        - `params`: the same of their parameters. Default: as `param_specs` says, in the dtype of each layer's input.
 
         **Returns:** the plan: `outputs` is what all workers hold in the end, `plans` has the plan of each layer.
 
@@ -137,7 +137,7 @@ class Sequential(Network):
     def table(self, dtype: DTypeLike = jnp.float32) -> str:
         """Return a table of the layers: their partitions, numbers of parameters, and bytes of them per worker.
 
-        `dtype` is that of the parameters.
+        `dtype` is the parameters' dtype.
         """
         return network_table(self._layers, np.dtype(dtype))
 

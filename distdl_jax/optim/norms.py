@@ -51,7 +51,7 @@ class Whole:
 
     - `label`: the name of the caller in errors and reports.
     - `specs`: a pytree of `TensorSpec`.
-    - `partition`: the workers that call it, at least those of all specs. Default: all of the world.
+    - `partition`: the workers that call it, at least the workers of all specs. Default: all of the world.
     """
 
     def __init__(self, label: str, specs: Any, partition: Partition | None) -> None:
@@ -67,7 +67,7 @@ class Whole:
         return Partition() if self._partition is None else self._partition
 
     def leaves(self, tree: Any) -> list[Block]:
-        """Return the leaves of a pytree of blocks; those that optax masks are left out."""
+        """Return the leaves of a pytree of blocks, without the leaves that optax masks."""
         masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
         found = []
         for path, value, spec in leaves_with_specs(tree, self._specs, masked=masked):
@@ -164,7 +164,7 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
 
     - `tree`: this worker's pytree of blocks: parameters, gradients, updates.
     - `specs`: a pytree of `TensorSpec` that has one for each leaf of `tree` (`layer.param_specs()`).
-    - `partition`: the workers that call it, at least those of all specs. Default: all of the world.
+    - `partition`: the workers that call it, at least the workers of all specs. Default: all of the world.
 
     **Returns:** a real scalar, the same on every worker. Half precisions are summed in float32. Differentiable; its
     derivative at 0 is 0.

@@ -129,8 +129,8 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
       value and a gradient, a pytree like the parameters.
 
     **Returns:** a function of the parameters and of a pytree whose arrays have the batches along their first dimension,
-    as many on every worker. It returns the means of their values and gradients: of equally large batches those of the
-    batch that they are together. Half precisions are summed in float32, and rounded once.
+    as many on every worker. It returns the means of their values and gradients: of equally large batches, the value and
+    gradient of one batch of all samples. Half precisions are summed in float32, and rounded once.
 
     **Raises:** `InvalidTypeError` for what is no function; `InvalidArgumentError` where arrays don't hold the same
     number of batches, one or more.

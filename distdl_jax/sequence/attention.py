@@ -337,7 +337,8 @@ class DistributedMultiHeadAttention(PartitionedLayer):
             if plan.gather_memory is not None and memory is not None:
                 _, k, v = self._projected(own, plan.gather_memory.run(world, memory).astype(plan.dtype))
             if self.rotary is not None:
-                firsts = [at[world.rank][0] if cache is None else cache["length"] for at in plan.query_and_key_places]
+                places = (plan.places[world.rank], plan.key_places[world.rank])
+                firsts = [at[0] if cache is None else cache["length"] for at in places]
                 q, k = (rotated(a, b, self.rotary) if a.size else a for a, b in zip((q, k), firsts, strict=True))
             if cache is not None:
                 heads, cache = remembered(cache, q, k, v, key_padding_mask, attn_mask)

@@ -139,10 +139,6 @@ class AttentionPlan(BlocksPlan):
     to_heads: ToHeads | None
     padded: bool
 
-    @property
-    def query_and_key_places(self) -> tuple[Mapping[int, Range], Mapping[int, Range]]:
-        return self.places, self.key_places
-
     def run(self, world: World, q: Array, block: Array, extras: Extras, causal: bool, dropout: float) -> Array:
         """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
         own, keys = self.places[world.rank], self.key_places[world.rank]

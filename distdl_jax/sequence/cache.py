@@ -14,7 +14,7 @@ from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.sequence.online_softmax import Hidden, Places, added, finished, start
+from distdl_jax.sequence.online_softmax import Keys, added, finished, start
 from distdl_jax.tensors import TensorSpec, device_array
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_dtype, checked_integer
@@ -95,6 +95,6 @@ def remembered(
     } | {"length": seen + more}
     if not q.size:
         return tie(jnp.zeros(q.shape, q.dtype), q, k, v), after
-    hidden = Hidden(after["padding"], mask)
-    y, _ = finished(added(start(q), q, after["key"], after["value"], hidden, Places(seen, 0, True)), np.dtype(q.dtype))
+    keys = Keys(after["key"], after["value"], first_query=seen, causal=True, padding=after["padding"], mask=mask)
+    y, _ = finished(added(start(q), q, keys), np.dtype(q.dtype))
     return jnp.where(after["length"] > after["key"].shape[1], jnp.nan, y), after

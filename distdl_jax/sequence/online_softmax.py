@@ -6,9 +6,9 @@ Milakov and Gimelshein (2018), arXiv:1805.02867 (running sums); Dao et al. (2022
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,30 +21,45 @@ PIECE = 512
 """The number of keys that are looked at together."""
 
 
-class Places(NamedTuple):
-    """The places of queries and keys in the sequence: numbers, or scalars that JAX traces.
-
-    - `queries`, `keys`: the places of the first ones. - `causal`: whether queries see no keys that come after them.
-    """
-
-    queries: int | Array
-    keys: int | Array
-    causal: bool
-
-
-class Hidden(NamedTuple):
-    """Masks of one block of keys; None where there is none.
-
-    - `padding`: n x t, of bool: True for keys that no query sees.
-    - `mask`: (n or 1) x (heads or 1) x queries x t: of bool, True where a query doesn't see a key; or added to scores.
-    """
-
-    padding: Array | None = None
-    mask: Array | None = None
-
-
 Factors = Callable[[int, int], Array]
 """From the first of some keys and their number, the factors of their weights: n x heads x queries x keys."""
+
+
+class Keys(NamedTuple):
+    """One block of keys and values, n x t x (key heads) x d, and their relation to the queries.
+
+    Each key head serves the heads of one group of neighbours.
+
+    - `first_query`, `first`: the places of the first query and of the first key: numbers, or scalars that JAX traces.
+    - `causal`: whether queries see no keys that come after them.
+    - `padding`: n x t, of bool: True for keys that no query sees. None for none.
+    - `mask`: (n or 1) x (heads or 1) x queries x t: of bool, True where a query doesn't see a key; or added to scores.
+    - `factors`: of the weights, by the number of a key in the block; of a piece of the block, an array.
+    """
+
+    k: Array
+    v: Array
+    first_query: int | Array = 0
+    first: int | Array = 0
+    causal: bool = False
+    padding: Array | None = None
+    mask: Array | None = None
+    factors: Factors | Array | None = None
+
+    def piece(self, start: int | Array, n: int) -> Keys:
+        """Return the `n` keys from the one at `start` on."""
+
+        def cut(x: Array, axis: int) -> Array:
+            return lax.dynamic_slice_in_dim(x, start, n, axis)
+
+        return self._replace(
+            factors=self.factors(int(start), n) if callable(self.factors) else None,
+            k=cut(self.k, 1),
+            v=cut(self.v, 1),
+            padding=None if self.padding is None else cut(self.padding, 1),
+            mask=None if self.mask is None else cut(self.mask, 3),
+            first=self.first + start,
+        )
 
 
 class Running(NamedTuple):
@@ -68,31 +83,13 @@ def start(q: Array) -> Running:
     )
 
 
-def added(
-    running: Running,
-    q: Array,
-    k: Array,
-    v: Array,
-    hidden: Hidden,
-    places: Places,
-    factors: Factors | None = None,
-) -> Running:
-    """Return the state after one block of keys and values more, n x t x (key heads) x d.
+def added(running: Running, q: Array, keys: Keys) -> Running:
+    """Return the state after one block of keys and values more."""
 
-    Each key head serves the heads of one group of neighbours. `factors` counts keys within the block.
-    """
-    whole, t = _pieces(k)
+    def step(running: Running, piece: Keys) -> tuple[Running, tuple[()]]:
+        return _added(running, q, piece), ()
 
-    def of_piece(running: Running, first: int | Array, n: int) -> Running:
-        piece_factors = None if factors is None else factors(int(first), n)  # there, pieces are not in a loop
-        return _added(running, q, *_cut(first, n, k, v, hidden), _from(places, first), piece_factors)
-
-    if factors is not None:
-        for i in range(whole):
-            running = of_piece(running, i * PIECE, PIECE)
-    elif whole:
-        running, _ = lax.scan(lambda r, i: (of_piece(r, i * PIECE, PIECE), None), running, jnp.arange(whole))
-    return running if whole * PIECE == t else of_piece(running, whole * PIECE, t - whole * PIECE)
+    return _over_pieces(step, running, keys, ())[0]
 
 
 def merged(one: Running, other: Running) -> Running:
@@ -116,47 +113,41 @@ def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
 
 
 def gradients(
-    q: Array,
-    k: Array,
-    v: Array,
-    hidden: Hidden,
-    places: Places,
-    dy: Array,
-    log_sum: Array,
-    delta: Array,
-    factors: Factors | None = None,
+    q: Array, keys: Keys, dy: Array, log_sum: Array, delta: Array
 ) -> tuple[Array, Array, Array, Array | None]:
     """Return the gradients of queries, keys, values and an added mask from one block of keys, in the dtype of sums.
 
     - `dy`: of the output. - `log_sum`: from `finished`.
     - `delta`, like it: the sum over a head's features of dy * y, less the gradient of `log_sum`.
     """
-    whole, t = _pieces(k)
 
-    def of_piece(first: int | Array, n: int) -> tuple[Array, Array, Array, Array | None]:
-        piece_factors = None if factors is None else factors(int(first), n)
-        return _gradients(q, *_cut(first, n, k, v, hidden), _from(places, first), dy, log_sum, delta, piece_factors)
+    def step(dq: Array | None, piece: Keys) -> tuple[Array, tuple[Array | None, ...]]:
+        more, *rest = _gradients(q, piece, dy, log_sum, delta)
+        return more if dq is None else dq + more, tuple(rest)
 
-    def step(dq: Array, i: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
-        more, *rest = of_piece(i * PIECE, PIECE)
-        return dq + more, tuple(rest)  # type: ignore[return-value]
-
-    if not whole:
-        return of_piece(0, t)
-    dq, parts = jnp.zeros(q.shape, log_sum.dtype), []
-    if factors is None:
-        dq, stacked = lax.scan(step, dq, jnp.arange(whole))
-        parts.append(tuple(x if x is None else _side_by_side(x, a) for x, a in zip(stacked, (1, 1, 3), strict=True)))
-    else:
-        for i in range(whole):
-            more, *rest = of_piece(i * PIECE, PIECE)
-            dq, parts = dq + more, [*parts, tuple(rest)]
-    if whole * PIECE < t:
-        more, *rest = of_piece(whole * PIECE, t - whole * PIECE)
-        dq, parts = dq + more, [*parts, tuple(rest)]
+    dq = jnp.zeros(q.shape, log_sum.dtype) if _whole_pieces(keys) else None
+    dq, parts = _over_pieces(step, dq, keys, (1, 1, 3))
     dk, dv, of_mask = zip(*parts, strict=True)
     joined = None if of_mask[0] is None else jnp.concatenate(of_mask, 3)
     return dq, jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), joined
+
+
+def _over_pieces(step: Callable[..., Any], carry: Any, keys: Keys, axes: Sequence[int]) -> tuple[Any, list[Any]]:
+    """Run `step(carry, piece)`, which returns a carry and outputs, over pieces of the keys; whole ones in one loop.
+
+    The outputs of the loop are joined along `axes`. Factors need the numbers of their keys: no loop then.
+    """
+    whole, t, outputs = _whole_pieces(keys), keys.k.shape[1], []
+    if whole and keys.factors is None:
+        carry, stacked = lax.scan(lambda c, i: step(c, keys.piece(i * PIECE, PIECE)), carry, jnp.arange(whole))
+        outputs.append(tuple(x if x is None else _side_by_side(x, a) for x, a in zip(stacked, axes, strict=True)))
+    for i in range(whole if keys.factors is not None else 0):
+        carry, output = step(carry, keys.piece(i * PIECE, PIECE))
+        outputs.append(output)
+    if whole * PIECE < t:
+        carry, output = step(carry, keys.piece(whole * PIECE, t - whole * PIECE))
+        outputs.append(output)
+    return carry, outputs
 
 
 def _side_by_side(stacked: Array, axis: int) -> Array:
@@ -165,38 +156,27 @@ def _side_by_side(stacked: Array, axis: int) -> Array:
     return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
 
 
-def _pieces(k: Array) -> tuple[int, int]:
-    """Return the number of whole pieces, where there is more than one, and the number of keys."""
-    t = k.shape[1]
-    return (t // PIECE if t > PIECE else 0), t
+def _whole_pieces(keys: Keys) -> int:
+    """Return the number of whole pieces, 0 where there is just one piece."""
+    t = keys.k.shape[1]
+    return t // PIECE if t > PIECE else 0
 
 
-def _cut(first: int | Array, n: int, k: Array, v: Array, hidden: Hidden) -> tuple[Array, Array, Hidden]:
-    padding, mask = hidden
-    k, v = (lax.dynamic_slice_in_dim(x, first, n, 1) for x in (k, v))
-    padding = None if padding is None else lax.dynamic_slice_in_dim(padding, first, n, 1)
-    return k, v, Hidden(padding, None if mask is None else lax.dynamic_slice_in_dim(mask, first, n, 3))
-
-
-def _from(places: Places, first: int | Array) -> Places:
-    return places._replace(keys=places.keys + first)
-
-
-def _scores(q: Array, k: Array, hidden: Hidden, places: Places) -> tuple[Array, Array | None]:
+def _scores(q: Array, keys: Keys) -> tuple[Array, Array | None]:
     """Return scores, n x key heads x heads of each x queries x keys, and where a query doesn't see a key: -inf."""
-    (n, s, heads, d), (_, t, groups, _) = q.shape, k.shape
+    (n, s, heads, d), (_, t, groups, _) = q.shape, keys.k.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
-    products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), k.astype(wide))
+    products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), keys.k.astype(wide))
     scores = products.reshape(n, groups, heads // groups, s, t) / np.sqrt(d).astype(wide)
-    unseen = [] if hidden.padding is None else [hidden.padding[:, None, None, None, :]]
-    if hidden.mask is not None:
-        mask = _in_groups(hidden.mask, groups)
+    unseen = [] if keys.padding is None else [keys.padding[:, None, None, None, :]]
+    if keys.mask is not None:
+        mask = _in_groups(keys.mask, groups)
         if mask.dtype == jnp.bool_:
             unseen.append(mask)
         else:
             scores = scores + mask.astype(wide)
-    if places.causal:
-        unseen.append(places.keys + jnp.arange(t)[None, :] > places.queries + jnp.arange(s)[:, None])
+    if keys.causal:
+        unseen.append(keys.first + jnp.arange(t)[None, :] > keys.first_query + jnp.arange(s)[:, None])
     if not unseen:
         return scores, None
     somewhere = reduce(jnp.logical_or, unseen)
@@ -218,55 +198,45 @@ def _in_groups(x: Array, groups: int) -> Array:
     return x.reshape(n, 1, 1, *rest) if heads == 1 else x.reshape(n, groups, heads // groups, *rest)
 
 
-def _added(
-    running: Running, q: Array, k: Array, v: Array, hidden: Hidden, places: Places, factors: Array | None
-) -> Running:
+def _added(running: Running, q: Array, keys: Keys) -> Running:
     (n, s, heads, d), wide = q.shape, running.top.dtype
-    scores, _ = _scores(q, k, hidden, places)
+    scores, _ = _scores(q, keys)
     # The results do not depend on which number this is. Its derivative would compare the largest score with scores that
-    # XLA works out again, rounded in another way, so that none of them might be it.
+    # XLA computes again, rounded in another way, so that none of them might be it.
     top = lax.stop_gradient(jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s)))
     base = jnp.where(jnp.isneginf(top), 0, top)
     weights = jnp.exp(scores - base.reshape(scores.shape[:-1])[..., None])
     shrunk = jnp.exp(running.top - base)
     total = jnp.sum(weights, axis=-1).reshape(n, heads, s)
-    if factors is not None:
-        weights = weights * _in_groups(factors, k.shape[2])
-    values = _dot("ngrst,ntgd->ngrsd", weights, v.astype(wide)).reshape(n, heads, s, d)
+    if isinstance(keys.factors, Array):
+        weights = weights * _in_groups(keys.factors, keys.k.shape[2])
+    values = _dot("ngrst,ntgd->ngrsd", weights, keys.v.astype(wide)).reshape(n, heads, s, d)
     return Running(top, running.total * shrunk + total, running.values * shrunk[..., None] + values)
 
 
 def _gradients(
-    q: Array,
-    k: Array,
-    v: Array,
-    hidden: Hidden,
-    places: Places,
-    dy: Array,
-    log_sum: Array,
-    delta: Array,
-    factors: Array | None,
+    q: Array, keys: Keys, dy: Array, log_sum: Array, delta: Array
 ) -> tuple[Array, Array, Array, Array | None]:
-    (n, s, heads, d), groups, wide = q.shape, k.shape[2], log_sum.dtype
-    scores, unseen = _scores(q, k, hidden, places)
+    (n, s, heads, d), groups, wide = q.shape, keys.k.shape[2], log_sum.dtype
+    scores, unseen = _scores(q, keys)
     by_group = (*scores.shape[:-1], 1)
     weights = jnp.exp(scores - log_sum.reshape(by_group))
     of_rows = _rows(dy.astype(wide), groups)
-    of_weights, used = _dot("ngmd,ntgd->ngmt", of_rows, v.astype(wide)).reshape(weights.shape), weights
-    if factors is not None:
-        factors = _in_groups(factors, groups)
+    of_weights, used = _dot("ngmd,ntgd->ngmt", of_rows, keys.v.astype(wide)).reshape(weights.shape), weights
+    if isinstance(keys.factors, Array):
+        factors = _in_groups(keys.factors, groups)
         of_weights, used = of_weights * factors, weights * factors
     rows = (*of_rows.shape[:3], weights.shape[-1])
     dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), of_rows)
     of_scores = weights * (of_weights - delta.reshape(by_group))
     if unseen is not None:  # not even a query whose output is NaN makes anything of a key that it doesn't see
         of_scores = jnp.where(unseen, 0, of_scores)
-    of_mask, mask = None, hidden.mask
+    of_mask, mask = None, keys.mask
     if mask is not None and mask.dtype != jnp.bool_:
         by_head = of_scores.reshape(n, heads, s, -1)
         of_mask = jnp.sum(by_head, [a for a in (0, 1) if mask.shape[a] != by_head.shape[a]], keepdims=True)
     of_scores = (of_scores / np.sqrt(d).astype(wide)).reshape(rows)
-    dq = _dot("ngmt,ntgd->ngmd", of_scores, k.astype(wide)).reshape(n, heads, s, d)
+    dq = _dot("ngmt,ntgd->ngmd", of_scores, keys.k.astype(wide)).reshape(n, heads, s, d)
     return jnp.moveaxis(dq, 1, 2), _dot("ngmt,ngmd->ntgd", of_scores, _rows(q.astype(wide), groups)), dv, of_mask
 
 

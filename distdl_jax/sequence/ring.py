@@ -32,7 +32,7 @@ from distdl_jax.sequence.load_balance import (
     side_by_side,
     split_inputs,
 )
-from distdl_jax.sequence.online_softmax import Factors, Hidden, Places, Running, added, finished, gradients, start
+from distdl_jax.sequence.online_softmax import Keys, Running, added, finished, gradients, start
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
 from distdl_jax.tracing.tie import nothing, tie
@@ -42,7 +42,7 @@ from distdl_jax.world import World
 class Extras(NamedTuple):
     """Inputs of an attention beside queries and keys; None for those that are not given.
 
-    - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `online_softmax.Hidden`.
+    - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `online_softmax.Keys`.
     - `key`: of the random numbers, by which weights are dropped.
     """
 
@@ -54,8 +54,8 @@ class Extras(NamedTuple):
 class Dropping:
     """Dropout of weights: they are 0 with probability `p`, and the others are divided by 1 - p, whatever the partition.
 
-    The weights that are kept are those of `jax.random.bernoulli(key, 1 - p, shape)`, for the whole batch, all heads,
-    queries and keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.
+    Weights stay where `jax.random.bernoulli(key, 1 - p, shape)` is true, for the whole batch, all heads, queries and
+    keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.
     """
 
     p: float
@@ -123,20 +123,23 @@ class Ring:
         ahead = self.causal and keys[0] >= self.queries[1]
         return keys[1] > keys[0] and not ahead and q.size > 0 and block.size > 0
 
-    def places(self, keys: Range) -> Places:
-        return Places(self.queries[0], keys[0], self.causal and keys[1] > self.queries[0] + 1)
-
-    def parts(self, block: Array, keys: Range, extras: Extras) -> tuple[Array, Array, Hidden]:
-        """Split a block into keys, values, and what hides them."""
-        flags = block[:, :, 0, -1] > 0.5 if self.padded else None
+    def keys(self, block: Array, keys: Range, extras: Extras) -> Keys:
+        """Return the keys and values of a block, at the places `keys`, and what hides them."""
+        padding = block[:, :, 0, -1] > 0.5 if self.padded else None
         k, v = jnp.split(block[..., :-1] if self.padded else block, 2, axis=-1)
-        return k, v, Hidden(flags, None if extras.mask is None else extras.mask[..., slice(*keys)])
-
-    def factors(self, keys: Range, extras: Extras) -> Factors | None:
-        """Return the factors of the weights of these keys."""
-        if self.dropping is None or extras.key is None:
-            return None
-        return partial(self.dropping.factors, extras.key, keys[0])
+        factors = None
+        if self.dropping is not None and extras.key is not None:
+            factors = partial(self.dropping.factors, extras.key, keys[0])
+        return Keys(
+            k,
+            v,
+            first_query=self.queries[0],
+            first=keys[0],
+            causal=self.causal and keys[1] > self.queries[0] + 1,
+            padding=padding,
+            mask=None if extras.mask is None else extras.mask[..., slice(*keys)],
+            factors=factors,
+        )
 
 
 def block_of(k: Array, v: Array, padding: Array | None) -> Array:
@@ -190,7 +193,7 @@ def _after(ring: Ring, running: Running, q: Array, block: Array, keys: Range, ex
     """Return the running sums after this block of keys and values."""
     if not ring.seen(keys, q, block):
         return running
-    return added(running, q, *ring.parts(block, keys, extras), ring.places(keys), ring.factors(keys, extras))
+    return added(running, q, ring.keys(block, keys, extras))
 
 
 Residuals = tuple[Array, Array, Extras, Array, Array]
@@ -246,8 +249,7 @@ def _gradients_of(
     if not ring.seen(keys, q, block):
         of_q, of_block = (tie(jnp.zeros(x.shape, log_sum.dtype), block, dy) for x in (q, block))
         return of_q, of_block, None
-    parts = ring.parts(block, keys, extras)
-    dq, dk, dv, of_mask = gradients(q, *parts, ring.places(keys), dy, log_sum, delta, ring.factors(keys, extras))
+    dq, dk, dv, of_mask = gradients(q, ring.keys(block, keys, extras), dy, log_sum, delta)
     of_flags = [jnp.zeros((*dk.shape[:-1], 1), dk.dtype)] if ring.padded else []
     return dq, jnp.concatenate([dk, dv, *of_flags], -1), of_mask
 

@@ -128,7 +128,7 @@ def lowest(x: Array, axis: int, n: int, *, from_0: bool = False) -> Array:
 
 
 def with_zeros(x: Array, axis: int, n: int) -> Array:
-    """Return `n` frequencies along `axis`: the lowest are those of `x`, and the others 0."""
+    """Return `n` frequencies along `axis`: the lowest from `x`, and the others 0."""
     m = x.shape[axis]
     if n == m:
         return x

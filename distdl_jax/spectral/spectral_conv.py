@@ -90,8 +90,8 @@ class DistributedSpectralConv(PartitionedLayer):
     - `P_x`: the partition of input and output.
     - `in_channels`, `out_channels`: n_in and n_out.
     - `modes`: m, a number, or one for each feature dimension.
-    - `P_W`: the partition of the frequencies, on any workers. Default: those of P_x, split as evenly as can be, where
-      it takes the fewest movements to get there.
+    - `P_W`: the partition of the frequencies, on any workers. Default: the workers of P_x, split
+      as evenly as can be, with the fewest movements.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x or
     the weight doesn't, or x has not as many frequencies.

@@ -41,7 +41,7 @@ class Move:
     plan: RepartitionPlan
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, its dimensions in the order of those of `x`."""
+        """Return this worker's block afterwards, its dimensions in the order of `x`."""
         owned, needed = self.plan.exchange.owned, self.plan.exchange.needed
         x = x.transpose(self.order) if world.rank in owned.cell_of else x
         y = self.plan.run(world, x)

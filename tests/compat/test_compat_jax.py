@@ -273,8 +273,8 @@ def test_residuals_of_second_derivatives_through_a_loop() -> None:
     def forward(x: Any, y: Any) -> Any:
         return f(x, y), (x, y)
 
-    def backward(kept: Any, dz: Any) -> Any:
-        x, y = kept
+    def backward(residuals: Any, dz: Any) -> Any:
+        x, y = residuals
         scaled = dz * jnp.cos(x * y + jnp.arange(3.0))
         return scaled * y, scaled * x
 

@@ -4,32 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from matrix.partitions import On, Shape
 
 import distdl_jax as dj
 from distdl_jax import nn
 
 Range = tuple[int, int]
-Shape = tuple[int, ...]
-
-
-class On(NamedTuple):
-    """A partition: its shape, and the world ranks of its workers in order."""
-
-    shape: Shape
-    ranks: tuple[int, ...]
-
-    def partition(self, world: dj.Partition) -> dj.CartesianPartition:
-        return world.grid(self.shape, self.ranks)
-
-    def boxes(self, ranges: Sequence[Sequence[Range]]) -> dict[int, tuple[slice, ...]]:
-        """Each worker's part of an array, from the ranges along each dimension."""
-        return {
-            self.ranks[cell]: tuple(slice(*line[i]) for line, i in zip(ranges, index, strict=True))
-            for cell, index in enumerate(np.ndindex(self.shape))
-        }
 
 
 def balanced(n: int, p: int) -> list[Range]:

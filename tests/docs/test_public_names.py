@@ -13,8 +13,7 @@ from typing import Any
 import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "layers"))
-from test_layer_contract import LAYERS
+from every_layer import LAYERS
 
 import distdl_jax as dj
 

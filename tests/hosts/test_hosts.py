@@ -90,22 +90,22 @@ CASES = {
 
 @pytest.mark.parametrize("program", CASES)
 def test_on_two_hosts(program: str, hosts: Launcher, tmp_path: Path) -> None:
-    status, said = hosts.run(program, tmp_path)
-    assert (status == 0) == (program == "normal_end"), said
-    assert all(sentence in said for sentence in CASES[program]), said
+    status, output = hosts.run(program, tmp_path)
+    assert (status == 0) == (program == "normal_end"), output
+    assert all(sentence in output for sentence in CASES[program]), output
 
 
 @pytest.mark.parametrize("program", [*CASES, "killed", "exit_of_the_system", "segmentation_fault"])
 def test_under_slurm(program: str, slurm: Launcher, tmp_path: Path) -> None:
-    status, said = slurm.run(program, tmp_path)
-    assert (status == 0) == (program == "normal_end"), said
+    status, output = slurm.run(program, tmp_path)
+    assert (status == 0) == (program == "normal_end"), output
     expected = {
         "killed": ["Worker 1 of 2 (process", "was ended by SIGKILL"],
         "exit_of_the_system": ["ended with exit status 0, by os._exit"],
         "segmentation_fault": ["was ended by SIGSEGV"],
         **CASES,
     }[program]
-    assert all(sentence in said for sentence in expected), said
+    assert all(sentence in output for sentence in expected), output
 
 
 def test_scancel(slurm: Launcher, tmp_path: Path) -> None:

@@ -42,21 +42,23 @@ def refusal(monkeypatch, environments):
     monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings(environments[comm.rank]))
     with pytest.raises(dj.SetupError) as raised:
         launch_checks.check_workers_agree(comm)
-    said = comm.allgather(str(raised.value))
-    assert said == said[:1] * comm.size
-    return said[0]
+    sentences = comm.allgather(str(raised.value))
+    assert sentences == sentences[:1] * comm.size
+    return sentences[0]
 
 
 @pytest.mark.world(3)
 def test_a_setting_that_is_wrong_on_one_worker_is_refused_on_all(monkeypatch):
-    said = refusal(monkeypatch, [{}, {}, {"DISTDL_JAX_TIMEOUT": "soon"}])
-    assert said.startswith("The environment variable DISTDL_JAX_TIMEOUT (='soon', on worker 2) must be a number of sec")
+    sentence = refusal(monkeypatch, [{}, {}, {"DISTDL_JAX_TIMEOUT": "soon"}])
+    assert sentence.startswith(
+        "The environment variable DISTDL_JAX_TIMEOUT (='soon', on worker 2) must be a number of sec"
+    )
 
 
 @pytest.mark.world(3)
 def test_settings_that_differ_are_refused_on_all(monkeypatch):
-    said = refusal(monkeypatch, [{"DISTDL_JAX_TIMEOUT": "90"}, {}, {"DISTDL_JAX_TIMEOUT": "90.0"}])
-    assert said == (
+    sentence = refusal(monkeypatch, [{"DISTDL_JAX_TIMEOUT": "90"}, {}, {"DISTDL_JAX_TIMEOUT": "90.0"}])
+    assert sentence == (
         "All workers must have the same DISTDL_JAX_TIMEOUT, but it is 90 on 2 of 3 workers and not set on worker 1."
     )
 

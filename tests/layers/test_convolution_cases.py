@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from convolution.draws import Conv, On, balanced
+from convolution.draws import Conv, balanced
 from convolution.programs import check
+from matrix.partitions import On
 
 import distdl_jax as dj
 from distdl_jax import nn

@@ -6,8 +6,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from convolution.draws import Conv, Draw, On, Pool
+from convolution.draws import Conv, Draw, Pool
 from convolution.programs import check
+from matrix.partitions import On
 
 from distdl_jax.kernels import problem
 from distdl_jax.kernels.cpu import choice, convolution

@@ -24,6 +24,13 @@ class On(NamedTuple):
     def partition(self, world: dj.Partition) -> dj.CartesianPartition:
         return world.grid(self.shape, self.ranks)
 
+    def boxes(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> dict[int, tuple[slice, ...]]:
+        """Return each worker's part of an array, from the ranges along each dimension."""
+        return {
+            self.ranks[cell]: tuple(slice(*line[i]) for line, i in zip(ranges, index, strict=True))
+            for cell, index in enumerate(np.ndindex(self.shape))
+        }
+
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))}@{','.join(map(str, self.ranks))}"
 

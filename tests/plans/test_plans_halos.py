@@ -195,7 +195,7 @@ def test_wrong_arguments_are_refused(call, message):
 def random_edges(rng):
     """Draw a grid of one to three dimensions, what its workers need, and which dimensions are periodic."""
     lengths = [[int(n) for n in rng.integers(4, 9, rng.integers(1, 5))] for _ in range(rng.integers(1, 4))]
-    owned = tuple(ranges_of_sizes(its) for its in lengths)
+    owned = tuple(ranges_of_sizes(sizes) for sizes in lengths)
     periodic = tuple(bool(wraps) for wraps in rng.random(len(owned)) < 0.4)
     needed = []
     for ranges, wraps in zip(owned, periodic, strict=True):
@@ -217,27 +217,27 @@ def test_edges_alone_bring_what_is_around_a_block(seed):
     if not moving:
         assert edges is None
         return
-    assert edges is not None and [its.axis for its in edges] == moving
-    painted, held = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent), owned.ranges
-    for its in edges:
-        axis, of = its.axis, {rank: its.index(rank) for rank in owned.ranks}
+    assert edges is not None and [edge.axis for edge in edges] == moving
+    painted, blocks = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent), owned.ranges
+    for edge in edges:
+        axis, of = edge.axis, {rank: edge.index(rank) for rank in owned.ranks}
         assert list(of.values()) == [owned.index(cell)[axis] for cell in range(len(owned.ranks))]
-        before = padded_blocks(painted, owned, held, periodic)
-        held = (*held[:axis], needed[axis], *held[axis + 1 :])
-        wanted = padded_blocks(painted, owned, held, periodic)
-        programs = {rank: its.halos.plans(rank) for rank in owned.ranks}
-        given = {rank: first_and_last(block, axis, *its.edges[of[rank]]) for rank, block in before.items()}
+        before = padded_blocks(painted, owned, blocks, periodic)
+        blocks = (*blocks[:axis], needed[axis], *blocks[axis + 1 :])
+        wanted = padded_blocks(painted, owned, blocks, periodic)
+        programs = {rank: edge.halos.plans(rank) for rank in owned.ranks}
+        given = {rank: first_and_last(block, axis, *edge.edges[of[rank]]) for rank, block in before.items()}
         moved = simulate(programs, given)
-        for rank, around in ((rank, its.around[of[rank]]) for rank in owned.ranks):
-            assert moved[rank].shape[axis] == sum(around) + sum(its.edges[of[rank]])
+        for rank, around in ((rank, edge.around[of[rank]]) for rank in owned.ranks):
+            assert moved[rank].shape[axis] == sum(around) + sum(edge.edges[of[rank]])
             assert wanted[rank].shape[axis] == sum(around) + before[rank].shape[axis]
-            got, want = (first_and_last(its[rank], axis, *around) for its in (moved, wanted))
+            got, want = (first_and_last(parts[rank], axis, *around) for parts in (moved, wanted))
             np.testing.assert_array_equal(got, want)
         y = {rank: np.cos(block) for rank, block in moved.items()}
         back = simulate(adjoint(programs), y)
         products = [sum(np.vdot(a[rank], b[rank]) for rank in owned.ranks) for a, b in ((moved, y), (given, back))]
         assert products[0] == pytest.approx(products[1], rel=1e-12)
-    assert held == needed
+    assert blocks == needed
 
 
 def first_and_last(block, axis, first, last):

@@ -16,15 +16,15 @@ def cost(stages, extent, lengths, reals):
     """Return the reals that the busiest worker transforms, and holds before or after a movement."""
     done, total = set(), 0.0
 
-    def held(shape):
+    def volume(shape):
         sizes = (lengths[a] if a in done else n for a, n in enumerate(extent))
         real = (reals.before and not done) or (reals.after and len(done) == len(lengths))
         return prod(-(-n // p) for n, p in zip(sizes, shape, strict=True)) * (1 if real else 2)
 
     for before, stage in zip((None, *stages), stages, strict=False):
-        total += 0 if before is None else MOVEMENT * max(held(before.shape), held(stage.shape))
+        total += 0 if before is None else MOVEMENT * max(volume(before.shape), volume(stage.shape))
         done |= {*stage.axes}
-        total += len(stage.axes) * held(stage.shape)
+        total += len(stage.axes) * volume(stage.shape)
     return total
 
 
@@ -47,10 +47,10 @@ def drawn(rng):
     dims = int(rng.integers(1, 4))
     workers = int(rng.choice([2, 3, 4, 6]))
     extent = tuple(int(n) for n in rng.integers(2, 13, dims))
-    start, target = (tuple(its[rng.integers(len(its))]) for its in [[*factorizations(workers, dims)]] * 2)
+    start, target = (tuple(choice[rng.integers(len(choice))]) for choice in [[*factorizations(workers, dims)]] * 2)
     axes = sorted(int(a) for a in rng.choice(dims, rng.integers(1, dims + 1), replace=False))
     lengths = {a: int(rng.choice([extent[a], extent[a] // 2 + 1])) for a in axes}
-    reals = Reals(*(bool(its) for its in rng.random(2) < 0.4))
+    reals = Reals(*(bool(choice) for choice in rng.random(2) < 0.4))
     same_team = start == target and bool(rng.random() < 0.7)
     return extent, start, lengths, start if same_team else target, same_team, reals
 

@@ -58,14 +58,14 @@ def test_broadcast_brings_the_data_to_everyone_once(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_reduction_sums_every_term_once_at_position_0(size):
     """Terms are powers of two, so that a term that is lost or counted twice shows in the sum."""
-    held = [1 << position for position in range(size)]
+    values = [1 << position for position in range(size)]
 
     def deliver(sender: int, receiver: int) -> None:
-        held[receiver] += held[sender]
-        held[sender] = 0
+        values[receiver] += values[sender]
+        values[sender] = 0
 
     rounds = run([reduction_steps(size, position) for position in range(size)], deliver)
-    assert held == [2**size - 1] + [0] * (size - 1)
+    assert values == [2**size - 1] + [0] * (size - 1)
     assert rounds <= math.ceil(math.log2(size))
 
 
@@ -87,8 +87,8 @@ def test_reduction_is_the_broadcast_backwards(size):
 def test_all_but_the_first_are_heard_by_one_other(size):
     """Also where the tree has several levels: by the one whom they tell, who is nearer to the first."""
     team = tuple(range(size, 0, -1))
-    told = {worker: gathered(team, worker) for worker in team}
-    heard = [(one, other) for one, (_, others) in told.items() for other in others]
-    assert sorted(heard) == sorted((to, worker) for worker, (to, _) in told.items() if to is not None)
-    assert told[team[0]][0] is None and len(heard) == size - 1
-    assert all(one > other for one, other in heard)
+    steps = {worker: gathered(team, worker) for worker in team}
+    pairs = [(one, other) for one, (_, others) in steps.items() for other in others]
+    assert sorted(pairs) == sorted((to, worker) for worker, (to, _) in steps.items() if to is not None)
+    assert steps[team[0]][0] is None and len(pairs) == size - 1
+    assert all(one > other for one, other in pairs)

@@ -1,5 +1,6 @@
 """The primitives refuse what is not a partition, in a sentence that names the argument and its value."""
 
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -72,3 +73,23 @@ def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made
     assert nn.HaloExchange(outside, ()) == nn.HaloExchange(outside, ((1, 0), (0, 1)))  # it reads none
     with pytest.raises(dj.InvalidArgumentError, match=r"`halo` \(=\(\(1, 1\),\)\) must be 2 pairs"):
         nn.HaloExchange(outside, ((1, 1),))
+
+
+@pytest.mark.parametrize(
+    ("layer", "function"),
+    [
+        (nn.AllGather, functional.all_gather),
+        (nn.AllReduce, functional.all_reduce),
+        (nn.AllSumReduce, functional.all_sum_reduce),
+        (nn.Broadcast, functional.broadcast),
+        (nn.HaloExchange, functional.halo_exchange),
+        (nn.ReduceScatter, functional.reduce_scatter),
+        (nn.Repartition, functional.repartition),
+        (nn.SumReduce, functional.sum_reduce),
+    ],
+)
+def test_a_layer_takes_and_documents_the_arguments_of_its_function(layer: type, function: Callable) -> None:
+    arguments = inspect.signature(function).parameters
+    for name, argument in inspect.signature(layer).parameters.items():
+        assert argument.default == arguments[name].default
+    assert inspect.getdoc(function) in inspect.getdoc(layer)

@@ -157,9 +157,9 @@ def test_the_gradient_is_right_or_refused(seed: int) -> None:
     found = dj.simulate(WORKERS, gradients, seed)
     assert len({given is None for _, given in found}) == 1
     assert seed % 3 or program.shares or found[0][1] is not None
-    for (right, given), its in zip(found, expected, strict=True):
+    for (right, given), want in zip(found, expected, strict=True):
         for each in right if given is None else [*right, given]:
-            np.testing.assert_allclose(each, its, rtol=1e-11, atol=1e-11)
+            np.testing.assert_allclose(each, want, rtol=1e-11, atol=1e-11)
 
 
 def swapped(jit) -> float:

@@ -17,7 +17,7 @@ from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.sequence.online_softmax import PIECE, Hidden, Places, added, finished, gradients, start
+from distdl_jax.sequence.online_softmax import PIECE, Keys, added, finished, gradients, start
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:
@@ -234,36 +234,37 @@ def test_pieces_of_keys(causal: bool, dropped: bool) -> None:
     s, t = 3, 2 * PIECE + 5
     q, k, v = (jnp.asarray(rng.normal(size=(2, n, heads, 2))) for n, heads in ((s, 4), (t, 2), (t, 2)))
     dy, d_log = rng.normal(size=(2, s, 4, 2)), rng.normal(size=(2, 4, s))
-    padding, places = rng.random((2, t)) < 0.5, Places(2 * PIECE + 1, 0, causal)
-    padding[1] = np.arange(t) <= places.queries
+    padding, first_query = rng.random((2, t)) < 0.5, 2 * PIECE + 1
+    padding[1] = np.arange(t) <= first_query
     mask = rng.normal(size=(1, 4, s, t))
     factors = rng.integers(0, 2, (2, 4, s, t)) * 2 if dropped else np.ones((2, 4, s, t))
 
     def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
         k, v = (each.repeat(2, 2) for each in (k, v))
         scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2) + mask
-        seen = ~padding[:, None, None, :] & ((np.arange(t) <= places.queries + np.arange(s)[:, None]) | (not causal))
+        seen = ~padding[:, None, None, :] & ((np.arange(t) <= first_query + np.arange(s)[:, None]) | (not causal))
         scores = jnp.where(seen, scores, -1e30)
         log_sum = jax.nn.logsumexp(scores, -1, where=seen)
         log_sum = jnp.where(seen.any(-1), log_sum, 0)
         weights = jnp.where(seen, jnp.exp(scores - log_sum[..., None]), 0) * factors
         return jnp.einsum("nhst,nthd->nshd", weights, v), log_sum
 
-    hidden = Hidden(jnp.asarray(padding), jnp.asarray(mask))
-    its = (lambda first, n: jnp.asarray(factors[..., first : first + n])) if dropped else None
+    masks = jnp.asarray(padding), jnp.asarray(mask)
+    factors_of = (lambda first, n: jnp.asarray(factors[..., first : first + n])) if dropped else None
 
     @jax.jit
-    def in_pieces(q: Any, k: Any, v: Any, hidden: Any) -> Any:
-        y, log_sum = finished(added(start(q), q, k, v, hidden, places, its), np.dtype(float))
+    def in_pieces(q: Any, k: Any, v: Any, masks: Any) -> Any:
+        keys = Keys(k, v, first_query, 0, causal, *masks, factors_of)
+        y, log_sum = finished(added(start(q), q, keys), np.dtype(float))
         delta = jnp.moveaxis(jnp.sum(dy * y, -1), 2, 1) - d_log
-        return y, log_sum, gradients(q, k, v, hidden, places, jnp.asarray(dy), log_sum, delta, its)
+        return y, log_sum, gradients(q, keys, jnp.asarray(dy), log_sum, delta)
 
     @jax.jit
     def at_once(*args: Any) -> Any:
         results, pullback = jax.vjp(whole, *args)
         return results, pullback((dy, d_log))
 
-    y, log_sum, got = in_pieces(q, k, v, hidden)
+    y, log_sum, got = in_pieces(q, k, v, masks)
     (want, want_log), wants = at_once(q, k, v, mask)
     close(y, want, 1e-12, "y")
     close(log_sum, want_log, 1e-12, "log of the sum")

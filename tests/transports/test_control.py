@@ -62,7 +62,7 @@ def test_every_worker_gets_what_the_first_decides_on_all_contributions(size):
     for thread in threads:
         thread.join(60)
     decision = {rank: rank % 3 for rank in team}
-    assert len(agreed) == size and all(theirs == decision for theirs in agreed.values())
+    assert len(agreed) == size and all(found == decision for found in agreed.values())
     assert len(objects) == min(size, 3)  # what many say alike is read once
     assert max(len(channel.received) for channel in channels) <= BRANCHES + 1
     for sender, channel in enumerate(channels):

@@ -227,9 +227,9 @@ def test_a_mistake_raises_on_all_workers(mistake, size, jit):
 
     with pytest.raises(dj.PlanError) as error:
         dj.simulate(size, program)
-    said = str(error.value)
-    assert MISTAKES[mistake][jit is dj.jit] in said
-    assert "test_mistakes.py" in said or "must have the same shape and dtype" in said
+    text = str(error.value)
+    assert MISTAKES[mistake][jit is dj.jit] in text
+    assert "test_mistakes.py" in text or "must have the same shape and dtype" in text
     assert any("of dj.simulate" in note or "in dj.simulate" in note for note in error.value.__notes__)
     assert raised
 

@@ -60,14 +60,14 @@ def test_who_is_in_a_program_can_not_raise_so_the_job_ends():
 
 def test_different_calls_are_looked_at_before_anything_is_said_of_them():
     states = {0: IN_CALL, 1: replace(LEFT, calls=calls("fg"))}
-    for names, said in (("fg", True), ("ff", False)):
+    for names, found in (("fg", True), ("ff", False)):
         played = Played(states, all_reduce(0, 1))
         assert played.tick() == ask(1, 0, 1)
         for worker, in_full in ((0, "fff"), (1, names)):
             state = played.states[worker]
             played.states[worker] = replace(state, calls=replace(state.calls, names=tuple(in_full)))
         posts = played.answer(1)
-        assert bool(posts) == said and (not said or "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text)
+        assert bool(posts) == found and (not found or "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text)
 
 
 def test_what_was_agreed_before_is_replayed_where_others_are_past():

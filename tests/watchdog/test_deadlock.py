@@ -64,7 +64,7 @@ def test_what_may_still_go_on(states):
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("states", "sentence"),
     [
         ({0: AGREEING, 1: LEFT}, "Worker 1 has ended its program, after 3 calls, but worker 0 is about"),
         (
@@ -95,11 +95,11 @@ def test_what_may_still_go_on(states):
         ({0: IN_CALL, 1: replace(LEFT, calls=calls("fg"))}, "call 2 is f on worker 0 and g on worker 1"),
     ],
 )
-def test_what_can_never_go_on(states, said):
-    if "call 2 is" in said:
+def test_what_can_never_go_on(states, sentence):
+    if "call 2 is" in sentence:
         called = {0: tuple("fff"), 1: tuple("fgf")}
         states = {w: replace(s, calls=replace(s.calls, names=called[w][: s.calls.number])) for w, s in states.items()}
-    assert said in find_deadlock(View(states, EVERYBODY, in_full="call 2 is" in said)).text
+    assert sentence in find_deadlock(View(states, EVERYBODY, in_full="call 2 is" in sentence)).text
 
 
 def test_a_message_on_its_way_may_release_who_waits():

@@ -26,13 +26,13 @@ PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.name != "parts.py
 STARTS = 12  # how many times as long as a start, which is measured, a program and its fault may take
 
 
-def told(path: Path, word: str) -> list[str]:
+def header(path: Path, word: str) -> list[str]:
     return re.findall(rf"^{word}: (.*)$", path.read_text().split('"""')[1], re.M)
 
 
 def clock(path: Path) -> int:
     """Return the time limit that the program asks for, in seconds; more where even a start takes longer; 0 for none."""
-    asked = int((told(path, "timeout") or ["0"])[0])
+    asked = int((header(path, "timeout") or ["0"])[0])
     return asked and max(asked, ceil(start_up()))
 
 
@@ -46,13 +46,13 @@ def run_alone(path: Path, settings: dict[str, str]) -> tuple[int, str]:
 def play(path: Path) -> tuple[int, str]:
     """Return the program's exit status and output."""
     limit = max(40, STARTS * start_up()) + clock(path)
-    settings = dict(setting.split("=", 1) for setting in told(path, "environment"))
+    settings = dict(setting.split("=", 1) for setting in header(path, "environment"))
     # Without a limit of its own, no program may end by the library's.
     settings["DISTDL_JAX_TIMEOUT"] = str(clock(path) or 4 * ceil(limit))
-    (workers,) = told(path, "workers")
+    (workers,) = header(path, "workers")
     if workers == "none":
         return run_alone(path, settings)
-    by = " ".join(told(path, "by")).split()
+    by = " ".join(header(path, "by")).split()
     words = [word for word in by if word != "python"]
     return finish(start(int(workers), *words, path, settings=settings, flags=FAST_TO_COMPILE, anew=bool(by)), limit)
 
@@ -68,14 +68,14 @@ def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[tuple[in
 
 @pytest.mark.limit(1800)  # the first waits for its program, which has its own limit
 @pytest.mark.parametrize(
-    "path", [path for path in PROGRAMS if long_run() or not told(path, "when")], ids=lambda path: path.stem
+    "path", [path for path in PROGRAMS if long_run() or not header(path, "when")], ids=lambda path: path.stem
 )
 def test_fault(path: Path, played: dict[str, Future[tuple[int, str]]]) -> None:
     status, output = played[path.stem].result()
     assert "ended after its limit" not in output, output
-    assert (status == 0) == (told(path, "status") == ["0"]), (status, output)
+    assert (status == 0) == (header(path, "status") == ["0"]), (status, output)
     words = " ".join(output.split())
-    for sentence in told(path, "says"):
+    for sentence in header(path, "says"):
         sentence = sentence.replace("{timeout}", str(clock(path)))
         assert " ".join(sentence.split()) in words, f"not said: {sentence}\n{output}"
 
@@ -88,4 +88,4 @@ def test_catalogue_is_documented() -> None:
 
 
 def test_programs_say_something() -> None:
-    assert all(told(path, "says") and os.path.getsize(path) for path in PROGRAMS)
+    assert all(header(path, "says") and os.path.getsize(path) for path in PROGRAMS)

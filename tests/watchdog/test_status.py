@@ -67,14 +67,14 @@ def test_a_call_that_counts_nowhere_hides_none_of_another_thread():
 
 def test_calls_in_two_threads_count_each_in_its_world():
     """Of a program that trains in a thread, too, over a communicator of its own."""
-    status, ours, theirs = WorkerStatus(0, 1), CallLog(), CallLog()
+    status, ours, other = WorkerStatus(0, 1), CallLog(), CallLog()
 
     def train():
         with status.call("step in a thread"), status.traced() as agreements:
             status.worlds.append("theirs")
-            status.agreed_on(theirs, 1, "step in a thread")
+            status.agreed_on(other, 1, "step in a thread")
             assert status.agreements is agreements
-        with status.call("step in a thread", theirs):
+        with status.call("step in a thread", other):
             pass
 
     with status.call("step", ours), status.traced() as agreements:
@@ -84,7 +84,7 @@ def test_calls_in_two_threads_count_each_in_its_world():
         thread.join(10)
         assert status.worlds == [] and status.agreements is agreements
         assert ours.inside and ours.tracing and status.call_of(threading.get_ident()).log is ours
-    assert (ours.number, ours.passed, theirs.number, theirs.passed) == (1, 1, 2, 2)
+    assert (ours.number, ours.passed, other.number, other.passed) == (1, 1, 2, 2)
     assert not status.in_call and not status.tracing
 
 

@@ -116,6 +116,6 @@ def test_every_fault_is_found_and_every_rule_is_used() -> None:
         if ended is not None:
             found.setdefault(str(drawn(seed, True).fault), set()).add(ended.text.split(" ", 2)[2][:12])
     assert len(found) >= 11, found
-    said = " ".join(sorted(set.union(*found.values())))
+    texts = " ".join(sorted(set.union(*found.values())))
     for part in ("has ended", "has waited", "traces f", "is about to", "call differ"):
-        assert part in said, f"{part} was never said: {said}"
+        assert part in texts, f"{part} was never said: {texts}"

@@ -140,8 +140,8 @@ class Watch:
                 self.post(message, COORDINATOR)
         wakes = self.reporter.wakes_at(now)
         if self.rank == COORDINATOR:
-            world.coordinator, told = world.coordinator.tick(now)
-            self._post_all(told)
+            world.coordinator, posts = world.coordinator.tick(now)
+            self._post_all(posts)
             wakes = min(wakes, world.coordinator.wakes_at())
         if wakes < FOREVER:
             self._look_at(job.now + max(wakes - now, 0.0) + TURN * job.random.random())

@@ -173,9 +173,9 @@ class Worker:
             if _is_replayed(watch):
                 return
             source = next(worker for worker in silent if _next(watch, worker))
-            theirs, _ = watch.unread[source].pop(0)
-            if theirs != label:
-                text = f"worker {watch.rank} is about to run {label}, but worker {source} {theirs}"
+            other_label, _ = watch.unread[source].pop(0)
+            if other_label != label:
+                text = f"worker {watch.rank} is about to run {label}, but worker {source} {other_label}"
                 watch.post(CannotAgree(0, text, (watch.rank, source)), COORDINATOR)
                 yield lambda: False  # all raise
             silent.remove(source)
@@ -273,7 +273,7 @@ def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
     watch.arrived.clear()
     mine = watch.log.summary()
     for source in sources:
-        watch.unread[source] = [told for told in watch.unread[source] if not mine.has_passed(told[1])]
+        watch.unread[source] = [message for message in watch.unread[source] if not mine.has_passed(message[1])]
     return any(_next(watch, source) for source in sources)
 
 

@@ -22,7 +22,7 @@ from distdl_jax.validation import checked_boolean, checked_integer, is_real
 State = dict[str, Array]
 
 _STATE = "state."
-"""The prefix of a state's entries, where workers exchange their shapes together with those of the parameters."""
+"""The prefix of a state's entries, where workers exchange shapes of parameters and state."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class DistributedBatchNorm(ChannelNorm):
         - `params`: this worker's parameters, from `init`.
         - `x`: this worker's block on P_x, perhaps empty; outside P_x a zero-volume array.
         - `state`: from `init_state`, or the last call. Without it the layer gives y alone, from x's statistics.
-        - `training`: whether x's statistics are used, and go into the state; else those of the state are.
+        - `training`: whether x's statistics are used, and go into the state; else the state's are used.
 
         **Returns:** this worker's block of y, and the new state; outside P_x, `x` and `state`.
 

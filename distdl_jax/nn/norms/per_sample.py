@@ -116,7 +116,7 @@ class DistributedRMSNorm(_OverFeatures):
     **Arguments:**
 
     - `P_x`, `normalized_shape`, `elementwise_affine`: as in `DistributedLayerNorm`. There is no bias.
-    - `eps`: what is added to the mean square. Default: as in flax, 1e-6. (PyTorch's is that of x's dtype.)
+    - `eps`: what is added to the mean square. Default: as in flax, 1e-6. (PyTorch's depends on x's dtype.)
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
@@ -147,7 +147,7 @@ class DistributedGroupNorm(ChannelNorm):
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 2 dimensions or more.
-    - `num_groups`, `num_channels`: the number of groups, which divides that of the channels, n_c.
+    - `num_groups`, `num_channels`: the number of groups, which divides n_c, the number of channels.
     - `eps`: what is added to the variance.
     - `affine`: whether there are weight and bias.
 

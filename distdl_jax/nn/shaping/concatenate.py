@@ -71,6 +71,13 @@ class Concatenate(Static):
         check_partitions(P_x=self.P_x)
         checked_axis("axis", self.axis, self.P_x.shape)
 
+    @property
+    def input_partition(self) -> Partition:
+        """The partition of all tensors and of the output, P_x."""
+        return self.P_x
+
+    output_partition = input_partition
+
     def __call__(self, *xs: Array) -> Array:
         """Return this worker's block of the output, from its blocks of the tensors; outside P_x, the first of them.
 

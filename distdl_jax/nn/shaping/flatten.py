@@ -28,7 +28,7 @@ class _Reshaping(ParameterFreeLayer):
 
     @abstractmethod
     def _shape_from(self, extent: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the output, from that of x."""
+        """Return the shape of the output, from the shape of x."""
 
 
 @dataclass(frozen=True, init=False)
@@ -40,8 +40,8 @@ class Reshape(_Reshaping):
     **Arguments:**
 
     - `P_x`: the partition of x, of as many dimensions; blocks may be of any length.
-    - `P_y`: that of the output.
-    - `shape`: of the output, a length for each dimension of P_y, the batch included; one may be -1, and is worked out.
+    - `P_y`: the partition of the output.
+    - `shape`: of the output, a length for each dimension of P_y, the batch included; one may be -1: computed.
 
     **Raises:** `InvalidArgumentError`, on every worker, where `shape` doesn't fit P_y; `PlanError` where x doesn't.
 
@@ -71,7 +71,7 @@ class Flatten(_Reshaping):
     **Arguments:**
 
     - `P_x`: the partition of x, of as many dimensions, 2 or more; any may be split, and blocks be of any length.
-    - `P_y`: that of the output, P_n x P_f. Default: all of P_x, its dimensions after the first as one.
+    - `P_y`: the partition of the output, P_n x P_f. Default: all of P_x, its dimensions after the first as one.
 
     **Raises:** `InvalidArgumentError`, on every worker, where partitions don't fit; `PlanError` where x doesn't.
 
@@ -105,7 +105,7 @@ class Unflatten(_Reshaping):
     **Arguments:**
 
     - `P_x`: the partition of x, P_n x P_f.
-    - `P_y`: that of the output, of as many dimensions as it has, 2 or more.
+    - `P_y`: the partition of the output, of as many dimensions as it has, 2 or more.
     - `shape`: C and the features of the whole tensor; F is their product.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -17,41 +16,27 @@ from distdl_jax.errors import PlanError
 from distdl_jax.kernels.pooling import least
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.nn.pooling import check_ordered
-from distdl_jax.nn.shaping.resample import check_features
+from distdl_jax.nn.shaping.resample import check_feature_partitions
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 
 @dataclass(frozen=True)
-class GlobalPoolPlan(Plan):
+class GlobalPoolPlan(BlocksPlan):
     """A reduction over the features of all workers; the output, one long there, is a block on the first of them.
 
-    - `grid`: the blocks of x; `dtype`: of the output.
-    - `reduction`: the plan that reduces the workers' own reductions.
+    - `count`: the number of features. - `reduction`: the plan that reduces the workers' own reductions.
     """
 
-    grid: ProductGrid
-    dtype: np.dtype
+    count: int
     reduction: Any
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.grid.ranks))
-
-    def output(self, worker: int) -> ShapeDtype:
-        cell = self.grid.cell_of[worker]
-        n, c = (stop - start for start, stop in self.grid.box(cell)[:2])
-        along = zip(self.grid.index(cell)[2:], self.grid.shape[2:], strict=True)
-        ones = (balanced_ranges(1, p)[i] for i, p in along)
-        return ShapeDtype((n, c, *(stop - start for start, stop in ones)), self.dtype)
 
     def finish(self, world: World, mine: Array) -> Array:
         """Return the output, from what this worker's features reduce to, n x c."""
@@ -73,11 +58,15 @@ class _GlobalPool(ParameterFreeLayer):
             raise PlanError(f"`x` must have features, but is {dtype}{list(grid.extent)}.")
         wide, output = self._dtypes(dtype)
         blocks = {worker: ShapeDtype(block.shape[:2], wide) for worker, block in x.items()}
-        axes = tuple(range(2, self.P_x.dim))
-        return GlobalPoolPlan(grid, output, plan_all_reduce(blocks, self.P_x, self.op, axes))
+        reduction = plan_all_reduce(blocks, self.P_x, self.op, tuple(range(2, self.P_x.dim)))
+        blocks = {
+            worker: ShapeDtype((*x[worker].shape[:2], *(int(i == 0) for i in grid.index(cell)[2:])), output)
+            for worker, cell in grid.cell_of.items()
+        }
+        return GlobalPoolPlan(blocks, math.prod(grid.extent[2:]), reduction)
 
     def _run(self, plan: GlobalPoolPlan, params: object, x: Array) -> Array:
-        block = self._own(x, tuple(range(2, x.ndim)), math.prod(plan.grid.extent[2:]))
+        block = self._own(x, tuple(range(2, x.ndim)), plan.count)
         return plan.finish(self.P_x.world, block)
 
     @abstractmethod
@@ -106,7 +95,7 @@ class DistributedGlobalAvgPool(_GlobalPool):
     P_x: Partition
 
     def __post_init__(self) -> None:
-        check_features(self.P_x)
+        check_feature_partitions(self.P_x)
 
     def _dtypes(self, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
         mean = mean_dtype(dtype)
@@ -133,7 +122,7 @@ class DistributedGlobalMaxPool(_GlobalPool):
     P_x: Partition
 
     def __post_init__(self) -> None:
-        check_features(self.P_x)
+        check_feature_partitions(self.P_x)
 
     def _dtypes(self, dtype: np.dtype) -> tuple[np.dtype, np.dtype]:
         check_ordered(dtype)

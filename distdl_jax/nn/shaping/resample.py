@@ -76,7 +76,7 @@ class DistributedUpsample(Sampling):
 
     **Arguments:**
 
-    - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: that of the output, if another one.
+    - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: the output's, if another one.
     - `size`, `scale_factor`: one of the two: the lengths of the output's features, or by what the input's are
       multiplied (and rounded down); a number, or one for each.
     - `mode`: "nearest", or "linear" ("bilinear", "trilinear"): between two inputs along each feature dimension.
@@ -103,7 +103,7 @@ class DistributedUpsample(Sampling):
     align_corners: bool = False
 
     def __post_init__(self) -> None:
-        check_features(self.P_x, self.P_y)
+        check_feature_partitions(self.P_x, self.P_y)
         if (self.size is None) == (self.scale_factor is None):
             raise InvalidArgumentError(
                 f"Exactly one of `size` (={self.size!r}) and `scale_factor` (={self.scale_factor!r}) must be given."
@@ -183,7 +183,7 @@ class DistributedAdaptiveAvgPool(Sampling):
     output_size: tuple[int | None, ...]
 
     def __init__(self, P_x: Partition, output_size: int | Sequence[int | None]) -> None:
-        check_features(P_x)
+        check_feature_partitions(P_x)
         sizes = output_size if isinstance(output_size, Sequence | np.ndarray) else (output_size,) * (P_x.dim - 2)
         if len(sizes) != P_x.dim - 2 or not all(m is None or is_integer(m, least=1) for m in sizes):
             raise InvalidArgumentError(
@@ -316,7 +316,7 @@ def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
     return tuple((int(low), int(high)) for low, high in pairs)
 
 
-def check_features(P_x: Any, P_y: Any = None) -> None:
+def check_feature_partitions(P_x: Any, P_y: Any = None) -> None:
     """Refuse partitions of fewer than 3 dimensions: batch, channels, and features."""
     given = {"P_x": P_x} if P_y is None else {"P_x": P_x, "P_y": P_y}
     check_partitions(**given)

@@ -16,7 +16,7 @@ import numpy as np
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import collective, expected, fit, sent
-from distdl_jax.transports.threads.deadlock import amounts_text, deadlock_text
+from distdl_jax.transports.threads.deadlock_text import amounts_text, deadlock_text
 from distdl_jax.transports.threads.participant import AGREEMENT, Participant
 from distdl_jax.world import Workers
 

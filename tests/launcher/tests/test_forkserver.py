@@ -70,8 +70,8 @@ def test_an_exception_is_shown(server: forkserver.ForkServer) -> None:
 
 def test_each_has_a_state_of_its_own(server: forkserver.ForkServer) -> None:
     program = "import colorsys, random; print(random.random(), vars(colorsys).get('mark')); colorsys.mark = 1"
-    said = {ended(server.python(), ["-c", program]).stdout for _ in range(2)}
-    assert len(said) == 2 and all(line.endswith(" None\n") for line in said)
+    outputs = {ended(server.python(), ["-c", program]).stdout for _ in range(2)}
+    assert len(outputs) == 2 and all(line.endswith(" None\n") for line in outputs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -66,7 +66,7 @@ class Wrapper(BaseLayer):
         return self.layer.param_specs()
 
     def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """Return the `TensorSpec` of the layer's output, from that of the input; nothing moves."""
+        """Return the `TensorSpec` of the layer's output, from the input's; nothing moves."""
         if not isinstance(self.layer, BaseLayer):
             return super().output_spec(x_spec)
         return self.layer.output_spec(x_spec)
@@ -74,16 +74,15 @@ class Wrapper(BaseLayer):
 
 @dataclass(frozen=True)
 class Remat(Wrapper):
-    """A layer that keeps nothing but its input for the way back, where it is worked out again: `jax.checkpoint`.
+    """A layer that saves nothing but its input for the backward pass, which recomputes the rest: `jax.checkpoint`.
 
-    Movements in it run again, too, on every worker, unless `policy` saves them. Values and gradients are those of the
-    layer, and so are its parameters.
+    Movements in it run again, too, on every worker, unless `policy` saves them. Values, gradients and parameters are
+    the layer's.
 
     **Arguments:**
 
     - `layer`: any layer, `nn.Sequential` too, with a state or random numbers or without.
-    - `policy`: what is saved all the same: one of `jax.checkpoint_policies`, the same on every worker. Default:
-      nothing.
+    - `policy`: one of `jax.checkpoint_policies`, the same on every worker, for values that are saved. Default: none.
 
     **Raises:** `InvalidTypeError` for what is no layer, or a policy that can't be called.
 
@@ -127,15 +126,15 @@ class Remat(Wrapper):
 class Precision(Wrapper):
     """A layer whose arithmetic, and whose movements, are in another precision than its parameters.
 
-    Floating parameters and inputs are rounded to `compute` first, and the output is brought to `output`. So are the
-    gradients on their way back: those of the parameters arrive in the parameters' own dtype. Sums over workers in half
-    precision are made in float32, as everywhere. The layer's state stays as it is.
+    Floating parameters and inputs are rounded to `compute` first, and the output is converted to `output`. So are
+    gradients; the parameters' gradients arrive in the parameters' own dtype. Sums over workers in half precision are
+    made in float32, as everywhere. The layer's state stays as it is.
 
     **Arguments:**
 
     - `layer`: any layer, `nn.Sequential` too.
     - `compute`: the dtype of the arithmetic.
-    - `output`: that of the output. Default: x's.
+    - `output`: the dtype of the output. Default: x's.
 
     **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no layer, or no floating dtype.
 

@@ -1,0 +1,89 @@
+"""A layer of each kind, from all of four workers, all of its arguments by keyword."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
+    "Broadcast": lambda P: nn.Broadcast(P_x=P.grid([1, 2]), P_y=P.grid([2, 2]), transpose_src=False),
+    "SumReduce": lambda P: nn.SumReduce(P_x=P.grid([2, 2]), P_y=P.grid([1, 2]), preserve_batch=True),
+    "AllSumReduce": lambda P: nn.AllSumReduce(P_x=P.grid([2, 2]), axes_reduce=(0,)),
+    "AllReduce": lambda P: nn.AllReduce(P_x=P.grid([2, 2]), op="max", axes_reduce=(0,)),
+    "Repartition": lambda P: nn.Repartition(P_x=P.grid([2, 2]), P_y=P.grid([1, 4]), preserve_batch=False),
+    "HaloExchange": lambda P: nn.HaloExchange(P_x=P.grid([2, 2]), halo=((1, 1), (0, 1)), periodic=(True, False)),
+    "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
+    "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
+    "DistributedLinear": lambda P: nn.DistributedLinear(
+        P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
+    ),
+    **{
+        f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
+        )
+        for d in (1, 2, 3)
+    },
+    **{
+        f"Distributed{kind}Pool{d}d": lambda P, d=d, kind=kind: getattr(nn, f"Distributed{kind}Pool{d}d")(
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), kernel_size=2, stride=1, padding=1
+        )
+        for d in (1, 2, 3)
+        for kind in ("Max", "Avg")
+    },
+    "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=P.grid([2, 2]), num_features=3, momentum=None),
+    "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=P.grid([2, 2]), normalized_shape=[3], bias=False),
+    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3),
+    "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=P.grid([2, 2]), num_groups=2, num_channels=6),
+    "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=P.grid([1, 2, 2]), num_features=3, affine=True),
+    **{
+        f"DistributedConvTranspose{d}d": lambda P, d=d: getattr(nn, f"DistributedConvTranspose{d}d")(
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]),
+            in_channels=2,
+            out_channels=3,
+            kernel_size=3,
+            output_padding=1,
+            stride=2,
+        )
+        for d in (1, 2, 3)
+    },
+    "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
+    "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
+    "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2])),
+    "DistributedPad": lambda P: nn.DistributedPad(P_x=P.grid([2, 2]), padding=[(1, 2)], mode="reflect"),
+    "DistributedCrop": lambda P: nn.DistributedCrop(P_x=P.grid([2, 2]), cropping=[(1, 2)]),
+    "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),
+    "Reshape": lambda P: nn.Reshape(P_x=P.grid([2, 2]), P_y=P.grid([1, 2, 2]), shape=[3, -1, 4]),
+    "Unflatten": lambda P: nn.Unflatten(P_x=P.grid([2, 2]), P_y=P.grid([1, 2, 2]), shape=[3, 4]),
+    "Dropout": lambda P: nn.Dropout(P_x=P.grid([2, 2]), p=0.3),
+    "DistributedEmbedding": lambda P: nn.DistributedEmbedding(
+        P_x=P.grid([1]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), num_embeddings=5, embedding_dim=3, padding_idx=1
+    ),
+    "Remat": lambda P: nn.Remat(
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), policy=jax.checkpoint_policies.dots_saveable
+    ),
+    "Precision": lambda P: nn.Precision(
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), compute="float16", output=jnp.float32
+    ),
+    "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
+        P_x=P.grid([1, 2, 2]), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
+    ),
+    **{
+        f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, out_channels=3, modes=2, P_W=None
+        )
+        for d in (1, 2, 3)
+    },
+    "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
+        P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
+    ),
+    "Residual": lambda P: nn.Residual(
+        body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),
+        shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
+    ),
+    "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
+}
