@@ -12,7 +12,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.kernels.conv_transpose import TransposedProblem
 from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv import DistributedConv
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, balanced_sizes
+from distdl_jax.plans.decomposition import ProductGrid, balanced_range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import PaddingMode
@@ -20,8 +20,6 @@ from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.validation import is_integer
-
-Ranges = tuple[tuple[Range, ...], ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,28 +91,30 @@ class DistributedConvTranspose(DistributedConv):
     def _fetch(self, x: ShapeDtypes) -> RangesPlan:
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
-        _, inputs = self._ranges(owned)
+        inputs, w = [], self._windows
+        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._outputs(owned), strict=True)
+        for d, (k, s, dilation, (low, _), total) in enumerate(along, 2):
+            n, reach = owned.extent[d], dilation * (k - 1)
+            own = balanced_ranges(total, self.P_x.shape[d])
+            read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
+            clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
+            inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
         return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
 
-    def _ranges(self, owned: ProductGrid) -> tuple[Ranges, Ranges]:
-        """Return, per feature dimension and worker along it, the ranges of its outputs and of the inputs they read."""
-        outputs, inputs = [], []
+    def _outputs(self, owned: ProductGrid) -> tuple[int, ...]:
+        """Return the number of outputs along each feature dimension."""
         w = self._windows
+        totals: list[int] = []
         along = zip(w.kernel, w.stride, w.dilation, w.padding, self._extra, strict=True)
         for d, (k, s, dilation, (low, high), extra) in enumerate(along):
-            n, reach = owned.extent[d + 2], dilation * (k - 1)
-            total = (n - 1) * s - low - high + reach + extra + 1
-            if n == 0 or total < 1:
+            n = owned.extent[d + 2]
+            totals.append((n - 1) * s - low - high + dilation * (k - 1) + extra + 1)
+            if n == 0 or totals[d] < 1:
                 raise PlanError(
                     f"In feature dimension {d}: `x` has length {n}, of which stride {s}, `padding` (={(low, high)}) "
                     f"and a kernel of {k} make no output."
                 )
-            own = balanced_ranges(total, self.P_x.shape[d + 2])
-            outputs.append(own)
-            read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
-            clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
-            inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
-        return tuple(outputs), tuple(inputs)
+        return tuple(totals)
 
     def _problem(
         self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
@@ -124,7 +124,7 @@ class DistributedConvTranspose(DistributedConv):
             c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
         else:
             c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
-        outputs, inputs = self._ranges(fetch.halos.owned)
+        outputs = zip(self._outputs(fetch.halos.owned), self.P_x.shape[2:], index, strict=True)
         return TransposedProblem(
             x.shape,
             (c_in, c_out, *w.kernel),
@@ -132,9 +132,9 @@ class DistributedConvTranspose(DistributedConv):
             x.dtype.name,
             w.stride,
             w.dilation,
-            tuple(ranges[at] for ranges, at in zip(inputs, index, strict=True)),
-            tuple(ranges[at] for ranges, at in zip(outputs, index, strict=True)),
-            tuple(low for low, _ in w.padding),
+            inputs=tuple(ranges[at] for ranges, at in zip(fetch.halos.needed[2:], index, strict=True)),
+            outputs=tuple(balanced_range(total, p, at) for total, p, at in outputs),
+            low=tuple(low for low, _ in w.padding),
         )
 
 
