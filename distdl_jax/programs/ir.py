@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from distdl_jax.plans.decomposition import Workers
 
@@ -25,6 +26,13 @@ class Place:
     backward: bool = False
 
 
+class PartOf(NamedTuple):
+    """The movement that an operation is part of, by its number in this worker's program, or its adjoint."""
+
+    number: int
+    is_adjoint: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One blocking MPI operation of one worker.
@@ -38,8 +46,8 @@ class Operation:
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
     - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
     - `op`: what a reduction computes.
-    - `movement`: which of its program's movements it is part of; 0 where that is not known. A number of this worker's
-      own. `is_adjoint`: whether it belongs to the adjoint of that movement. Both are ignored in comparisons.
+    - `movements`: the movement that it is part of, in each of the ways to tell that a reader of programs knows; none
+      where it is no part of one. Ignored in comparisons.
     """
 
     kind: str
@@ -56,8 +64,7 @@ class Operation:
     itemsize: int = 0
     op: str = ""
     from_any: bool = False
-    movement: int = field(default=0, compare=False)
-    is_adjoint: bool = field(default=False, compare=False, repr=False)
+    movements: tuple[PartOf, ...] = field(default=(), compare=False, repr=False)
     place: Place = field(default=Place(), compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ of a conditional, each in turn, on the premise that all take the same.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
@@ -198,7 +198,7 @@ class _Play:
         self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
         self._arrived: Counter[Workers] = Counter()
         self._absent = absent
-        self._pairing = Pairing()
+        self._pairings: defaultdict[int, Pairing] = defaultdict(Pairing)  # one for each way to tell movements apart
         self._seen: dict[object, tuple[tuple[int, ...], ...]] = {}
 
     def run(self) -> Mismatch | None:
@@ -258,13 +258,15 @@ class _Play:
 
     def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
         """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
-        known = [(w, w.operation) for w in workers if w.operation is not None and w.operation.movement]
-        if not all(operation.is_adjoint for _, operation in known):
-            self._pairing.meet([(w.rank, operation.movement) for w, operation in known])
-            return None
-        for (one, first), (other, second) in pairwise(known):
-            if self._pairing.are_apart((one.rank, first.movement), (other.rank, second.movement)):
-                return self._mismatch("adjoints", one, other)
+        known = [(w.rank, w.operation.movements) for w in workers if w.operation is not None and w.operation.movements]
+        for way in range(min((len(movements) for _, movements in known), default=0)):
+            pairing, parts = self._pairings[way], [(rank, movements[way]) for rank, movements in known]
+            if not all(part.is_adjoint for _, part in parts):
+                pairing.meet([(rank, part.number) for rank, part in parts])
+                continue
+            for (one, first), (other, second) in pairwise(parts):
+                if pairing.are_apart((one, first.number), (other, second.number)):
+                    return self._mismatch("adjoints", self._workers[one], self._workers[other])
         return None
 
     def _skip_equal_passes(self, worker: _Worker, loop: _Pass) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from distdl_jax.compat import source_frames
-from distdl_jax.programs.ir import Cond, Loop, Operation, Place, Program
+from distdl_jax.programs.ir import Cond, Loop, Operation, PartOf, Place, Program
 from distdl_jax.source_lines import is_library
 from distdl_jax.tracing.jaxprs import Branches, Scan, While, bodies, is_opaque_call, structure
 from distdl_jax.world import Transport
@@ -43,14 +43,13 @@ class _Reader:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         # Numbered anew, as they come: a program traced again is the same.
-        self._movements: dict[tuple[str, ...], int] = {}
+        self._numbers: dict[str | tuple[str, ...], int] = {}
 
     def read(self, jaxpr: Any, around: tuple[Any, ...]) -> Iterator[Operation | Loop | Cond]:
         for eqn in jaxpr.eqns:
             eqns = (*around, eqn)
             if (operation := self._transport.operation(eqn)) is not None:
-                movement, is_adjoint = self._movement(eqns)
-                yield replace(operation, movement=movement, is_adjoint=is_adjoint, place=_place(eqns))
+                yield replace(operation, movements=self._movements_of(eqns), place=_place(eqns))
                 continue
             match structure(eqn):
                 case Scan(body, length):
@@ -65,16 +64,23 @@ class _Reader:
                     for inner in bodies(eqn):
                         yield from self.read(inner, eqns)
 
-    def _movement(self, eqns: tuple[Any, ...]) -> tuple[int, bool]:
-        """Return the number of the movement that an operation is part of, and whether it is in its adjoint."""
+    def _movements_of(self, eqns: tuple[Any, ...]) -> tuple[PartOf, ...]:
+        """Return the movement that an operation is part of, told in two ways, each of which sees what the other can't.
+
+        By all scopes around it: two uses of a body that JAX traced once differ in the scopes of their calls alone. By
+        the innermost scope: in a derivative that is differentiated again, the adjoints of the first one count as
+        movements by their outer scopes, and as adjoints by their inner ones.
+        """
         scopes = "/".join(str(eqn.source_info.name_stack) for eqn in eqns)
-        first = _NUMBER.search(scopes)
-        if first is None:
-            return 0, False
-        numbers = tuple(dict.fromkeys(_NUMBER.findall(scopes)))
-        # In a derivative that is differentiated again the adjoints of the first have numbers as movements.
-        is_adjoint = "transpose(" in scopes[: first.start()]
-        return self._movements.setdefault(numbers, len(self._movements) + 1), is_adjoint
+        if (first := _NUMBER.search(scopes)) is None:
+            return ()
+        path = tuple(dict.fromkeys(_NUMBER.findall(scopes)))
+        innermost = _NUMBER.findall(scopes)[-1]
+        number_of = self._numbers.setdefault
+        return (
+            PartOf(number_of(path, len(self._numbers) + 1), "transpose(" in scopes[: first.start()]),
+            PartOf(number_of(innermost, len(self._numbers) + 1), "transpose(" in scopes),
+        )
 
     def _body(self, closed: Any, around: tuple[Any, ...]) -> Program:
         return tuple(self.read(closed.jaxpr, around))
