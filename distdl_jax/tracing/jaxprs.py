@@ -76,8 +76,10 @@ def structure(eqn: Any) -> Scan | While | Branches | Call | None:
             return While(params["cond_jaxpr"], params["body_jaxpr"], *counts)
         case "cond":
             return Branches(tuple(params["branches"]))
+    if name not in _CALLS:
+        return None
     body = next((params[key] for key in ("jaxpr", "call_jaxpr", "call") if key in params), None)
-    if name not in _CALLS or body is None:
+    if body is None:
         return None
     return Call(_CALLS[name], body if isinstance(body, ClosedJaxpr) else _closed(body))
 

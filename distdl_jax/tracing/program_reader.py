@@ -49,7 +49,9 @@ class _Reader:
         for eqn in jaxpr.eqns:
             eqns = (*around, eqn)
             if (operation := self._transport.operation(eqn)) is not None:
-                yield replace(operation, movements=self._movements_of(eqns), place=_place(eqns))
+                stacks = _stacks(eqns)
+                place = place_of(_line(eqns), stacks)
+                yield replace(operation, movements=self._movements_of("/".join(stacks)), place=place)
                 continue
             match structure(eqn):
                 case Scan(body, length):
@@ -64,22 +66,21 @@ class _Reader:
                     for inner in bodies(eqn):
                         yield from self.read(inner, eqns)
 
-    def _movements_of(self, eqns: tuple[Any, ...]) -> tuple[PartOf, ...]:
+    def _movements_of(self, scopes: str) -> tuple[PartOf, ...]:
         """Return the movement that an operation is part of, told in two ways, each of which sees what the other can't.
 
         By all scopes around it: two uses of a body that JAX traced once differ in the scopes of their calls alone. By
         the innermost scope: in a derivative that is differentiated again, the adjoints of the first one count as
         movements by their outer scopes, and as adjoints by their inner ones.
         """
-        scopes = "/".join(str(eqn.source_info.name_stack) for eqn in eqns)
-        if (first := _NUMBER.search(scopes)) is None:
+        numbers = _NUMBER.findall(scopes)
+        if not numbers:
             return ()
-        path = tuple(dict.fromkeys(_NUMBER.findall(scopes)))
-        innermost = _NUMBER.findall(scopes)[-1]
+        path, first = tuple(dict.fromkeys(numbers)), scopes.index(f"#{numbers[0]}")
         number_of = self._numbers.setdefault
         return (
-            PartOf(number_of(path, len(self._numbers) + 1), "transpose(" in scopes[: first.start()]),
-            PartOf(number_of(innermost, len(self._numbers) + 1), "transpose(" in scopes),
+            PartOf(number_of(path, len(self._numbers) + 1), "transpose(" in scopes[:first]),
+            PartOf(number_of(numbers[-1], len(self._numbers) + 1), "transpose(" in scopes),
         )
 
     def _body(self, closed: Any, around: tuple[Any, ...]) -> Program:
@@ -93,7 +94,12 @@ def line_of_equation(eqn: Any) -> str:
 
 def _place(eqns: tuple[Any, ...]) -> Place:
     """Return where the innermost of `eqns` comes from."""
-    return place_of(_line(eqns), tuple(str(eqn.source_info.name_stack) for eqn in eqns))
+    return place_of(_line(eqns), _stacks(eqns))
+
+
+def _stacks(eqns: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the scopes of each of `eqns`, the outermost equation first."""
+    return tuple(str(eqn.source_info.name_stack) for eqn in eqns)
 
 
 @lru_cache(maxsize=4096)
