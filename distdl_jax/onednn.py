@@ -13,7 +13,7 @@ from distdl_jax.errors import SetupError
 from distdl_jax.kernels.cpu.convolution import algorithm
 from distdl_jax.kernels.cpu.onednn.build import build
 from distdl_jax.kernels.cpu.onednn.convolution import can_compute
-from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.onednn.shared_library import version
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.problem import DIRECTIONS, Problem
 

@@ -112,7 +112,7 @@ def test_no_other_file_reads_the_environment():
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
     readers += ("transports/threads/workers.py",)
     readers += ("kernels/cpu/timing.py", "kernels/cpu/tuning_cache.py")
-    readers += ("kernels/cpu/onednn/library.py", "kernels/cpu/onednn/build.py")
+    readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 

@@ -5,6 +5,7 @@ Nothing else knows what JAX calls its loops, branches, calls and custom derivati
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -116,7 +117,7 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any], rule: Callable[[Any, lis
     return [value(atom) for atom in jaxpr.outvars]
 
 
-class DataFlow(Generic[T]):
+class DataFlow(ABC, Generic[T]):
     """Facts about the values of a program, from those about its arguments; a subclass has the rule for an equation.
 
     - `of_literals`, `of_constants`, `unknown`: the facts about literals, constants, and values of which nothing is
@@ -127,13 +128,13 @@ class DataFlow(Generic[T]):
     of_constants: T
     unknown: T
 
+    @abstractmethod
     def equation(self, eqn: Any, args: list[T]) -> list[T]:
         """Return the facts about an equation's results."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self, one: T, other: T) -> T:
         """Return the fact about a value that is the one in some passes or branches, and the other in others."""
-        raise NotImplementedError
 
     def run(self, jaxpr: Any, args: Sequence[T]) -> list[T]:
         """Return the facts about a program's results."""

@@ -7,7 +7,7 @@ import pytest
 from jobs import run
 from launcher import mpiexec
 
-from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.onednn.shared_library import version
 
 pytestmark = pytest.mark.primitives  # under each MPI, for their handles are of different kinds
 

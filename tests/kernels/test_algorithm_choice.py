@@ -15,7 +15,7 @@ from distdl_jax.kernels import problem as problems
 from distdl_jax.kernels.convolution import chosen_here, chosen_unseen, convolution
 from distdl_jax.kernels.cpu import choice, timing
 from distdl_jax.kernels.cpu import convolution as algorithms_here
-from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.onednn.shared_library import version
 from distdl_jax.kernels.cpu.timing import Measurement, machine
 from distdl_jax.kernels.cpu.tuning_cache import add, read
 from distdl_jax.kernels.geometry import Placement

@@ -22,7 +22,7 @@ from distdl_jax.kernels import problem as problems
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.cpu import rewritten_2d
 from distdl_jax.kernels.cpu.convolution import available
-from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.onednn.shared_library import version
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.problem import DIRECTIONS, PLAIN, Algorithms, Problem
 from distdl_jax.layer.split_halo import Side, SplitHalo

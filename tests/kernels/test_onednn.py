@@ -9,28 +9,28 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import onednn as command
-from distdl_jax.kernels.cpu.onednn import build, convolution, library
+from distdl_jax.kernels.cpu.onednn import build, convolution, shared_library
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.problem import Problem
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
-needs_it = pytest.mark.skipif(library.version() == "none", reason="oneDNN's convolutions are not compiled here")
+needs_it = pytest.mark.skipif(shared_library.version() == "none", reason="oneDNN's convolutions are not compiled here")
 
 
 def test_without_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "path", lambda: tmp_path / "none.so")
-    assert library.loaded.__wrapped__() is None
+    monkeypatch.setattr(shared_library, "path", lambda: tmp_path / "none.so")
+    assert shared_library.loaded.__wrapped__() is None
 
 
 @needs_it
 def test_one_that_was_compiled_for_something_else_is_left_out_with_a_warning(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "made_for", lambda: "another jaxlib")
+    monkeypatch.setattr(shared_library, "made_for", lambda: "another jaxlib")
     with pytest.warns(RuntimeWarning, match="must have been compiled for another jaxlib, but says .*, jaxlib"):
-        assert library.loaded.__wrapped__() is None
-    monkeypatch.setattr(library, "path", lambda: tmp_path / "broken.so")
+        assert shared_library.loaded.__wrapped__() is None
+    monkeypatch.setattr(shared_library, "path", lambda: tmp_path / "broken.so")
     (tmp_path / "broken.so").write_text("no library")
     with pytest.warns(RuntimeWarning, match="Make it anew: python -m distdl_jax.onednn"):
-        assert library.loaded.__wrapped__() is None
+        assert shared_library.loaded.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_how_many_threads(monkeypatch, environment, count):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert library.threads() == count
+    assert shared_library.threads() == count
 
 
 def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
@@ -71,8 +71,8 @@ def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
     assert command.main() == 0
     new = ctypes.CDLL(str(tmp_path / "new.so"))
     new.convolution_made_for.restype = ctypes.c_char_p
-    assert new.convolution_made_for().decode() == library.made_for()
-    assert f"is ready: oneDNN {library.version()}" in capsys.readouterr().out
+    assert new.convolution_made_for().decode() == shared_library.made_for()
+    assert f"is ready: oneDNN {shared_library.version()}" in capsys.readouterr().out
 
 
 @needs_it

@@ -12,7 +12,7 @@ from matrix.partitions import On
 
 from distdl_jax.kernels import problem
 from distdl_jax.kernels.cpu import choice, convolution
-from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.onednn.shared_library import version
 from distdl_jax.nn import conv_plan
 from distdl_jax.settings import Settings
 

@@ -22,7 +22,7 @@ from jax import Array
 
 from distdl_jax.errors import SetupError
 from distdl_jax.kernels.cpu.convolution import as_program, available
-from distdl_jax.kernels.cpu.onednn.library import version
+from distdl_jax.kernels.cpu.onednn.shared_library import version
 from distdl_jax.kernels.cpu.timing import Budget, Measurement, machine, measure
 from distdl_jax.kernels.cpu.tuning_cache import Measurements, add, default_path, read
 from distdl_jax.kernels.geometry import Placement, row_major

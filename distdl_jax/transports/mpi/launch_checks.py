@@ -58,7 +58,9 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
 
 
 def _onednn_version() -> str:
-    from distdl_jax.kernels.cpu.onednn.library import version  # not without need: nothing else is imported on GPUs
+    from distdl_jax.kernels.cpu.onednn.shared_library import (
+        version,  # not without need: nothing else is imported on GPUs
+    )
 
     return version()
 

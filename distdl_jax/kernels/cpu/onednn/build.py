@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.cpu.onednn.library import SOURCE, made_for, path
+from distdl_jax.kernels.cpu.onednn.shared_library import SOURCE, made_for, path
 
 _HEADER = "include/oneapi/dnnl/dnnl.hpp"
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.kernels.cpu import plain
-from distdl_jax.kernels.cpu.onednn.library import bytes_needed, target
+from distdl_jax.kernels.cpu.onednn.shared_library import bytes_needed, target
 from distdl_jax.kernels.geometry import padded
 from distdl_jax.kernels.problem import DIRECTIONS, Direction, Parts, Problem, Shape
 
