@@ -213,7 +213,8 @@ def test_no_job_that_is_ended_has_status_0(monkeypatch):
 
 def test_where_mpi_cannot_start(tmp_path):
     """As on a login node, with a launcher's environment: the import and `--simulate` start no MPI."""
-    (tmp_path / "program.py").write_text("import distdl_jax as dj\nprint(dj.Partition().size)\n")
+    # One write a line: two threads' prints may mix a line's text and its end.
+    (tmp_path / "program.py").write_text("import distdl_jax as dj\nprint(f'{dj.Partition().size}\\n', end='')\n")
     environment = {**mpiexec.clean(os.environ), "PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}
     for command, expected in (
         (["-c", "import distdl_jax as dj; print(len([getattr(dj, name) for name in dj.__all__]) > 30)"], ["True"]),
