@@ -21,6 +21,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),
+    "DistributedPointwise": lambda P: nn.DistributedPointwise(
+        P_x=P.grid([2, 2]), in_features=5, out_features=3, dim=-1, bias=True
+    ),
     **{
         f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
