@@ -39,7 +39,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     },
     "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=P.grid([2, 2]), num_features=3, momentum=None),
     "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=P.grid([2, 2]), normalized_shape=[3], bias=False),
-    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3),
+    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3, dim=0),
     "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=P.grid([2, 2]), num_groups=2, num_channels=6),
     "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=P.grid([1, 2, 2]), num_features=3, affine=True),
     **{
