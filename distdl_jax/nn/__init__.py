@@ -51,6 +51,7 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -128,6 +129,7 @@ __all__ = [
     "DistributedMaxPool3d",
     "DistributedMultiHeadAttention",
     "DistributedPad",
+    "DistributedPointwise",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedSpectralConv1d",
