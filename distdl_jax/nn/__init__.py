@@ -2,6 +2,7 @@
 
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
+from distdl_jax.losses.dice import DistributedDiceLoss
 from distdl_jax.losses.elementwise import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
@@ -12,6 +13,7 @@ from distdl_jax.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
+from distdl_jax.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
@@ -105,11 +107,13 @@ __all__ = [
     "DistributedConvTranspose3d",
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
+    "DistributedDiceLoss",
     "DistributedEmbedding",
     "DistributedFNOBlock",
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
+    "DistributedFocalLoss",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
