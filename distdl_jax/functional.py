@@ -8,6 +8,7 @@ from distdl_jax.primitives import (
     all_max,
     all_reduce,
     all_sum_reduce,
+    all_to_all,
     argmax,
     broadcast,
     halo_exchange,
@@ -15,6 +16,7 @@ from distdl_jax.primitives import (
     repartition,
     reshape,
     sum_reduce,
+    top_k,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -23,6 +25,7 @@ __all__ = [
     "all_max",
     "all_reduce",
     "all_sum_reduce",
+    "all_to_all",
     "argmax",
     "broadcast",
     "fft",
@@ -38,4 +41,5 @@ __all__ = [
     "rfft",
     "rfftn",
     "sum_reduce",
+    "top_k",
 ]

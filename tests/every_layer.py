@@ -17,6 +17,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Repartition": lambda P: nn.Repartition(P_x=P.grid([2, 2]), P_y=P.grid([1, 4]), preserve_batch=False),
     "HaloExchange": lambda P: nn.HaloExchange(P_x=P.grid([2, 2]), halo=((1, 1), (0, 1)), periodic=(True, False)),
     "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
+    "AllToAll": lambda P: nn.AllToAll(P_x=P.grid([2, 2]), split_axis=0, concat_axis=1),
     "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
