@@ -10,4 +10,5 @@ from distdl_jax.primitives.broadcast import broadcast as broadcast
 from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.reshape import reshape as reshape
+from distdl_jax.primitives.roll import roll as roll
 from distdl_jax.primitives.sum_reduce import sum_reduce as sum_reduce
