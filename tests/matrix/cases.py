@@ -15,7 +15,7 @@ from distdl_jax import nn
 from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.roll import plan_roll
+from distdl_jax.primitives.circular_shift import plan_roll
 from matrix.case import Case
 from matrix.layer_cases import (
     attention_of_two_heads,
