@@ -8,6 +8,7 @@ from distdl_jax.primitives.all_sum_reduce import all_sum_reduce as all_sum_reduc
 from distdl_jax.primitives.all_to_all import all_to_all as all_to_all
 from distdl_jax.primitives.argmax import argmax as argmax
 from distdl_jax.primitives.broadcast import broadcast as broadcast
+from distdl_jax.primitives.circular_shift import roll as roll
 from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.reshape import reshape as reshape

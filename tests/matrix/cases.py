@@ -10,12 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.pixel_shuffle import plan_pixels
+from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.circular_shift import plan_roll
 from matrix.case import Case
 from matrix.layer_cases import (
     attention_of_two_heads,
     enlarged,
+    function,
     hartley,
     largest_of_three,
     layer,
@@ -182,6 +187,31 @@ PRIMITIVES = (
         lambda P: nn.DistributedSpectralConv1d(on(1, 1, 3, ranks=(2, 0, 3)).partition(P), 2, 1, 2),
         lambda p, x: low_frequencies(p["weight"], x),
         linear=False,
+    ),
+    function(
+        "roll",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 4),
+        lambda x, P: F.roll(x, P, (1, -3), (0, 1)),
+        lambda x, P: plan_roll(x, P, (1, -3), (0, 1)),
+        lambda x: np.roll(x, (1, -3), (0, 1)),
+    ),
+    function(
+        "window_partition",
+        on(1, 2, 2),
+        (1, 6, 2),
+        lambda x, P: F.window_partition(x, P, 2),
+        lambda x, P: plan_window_partition(x, P, 2),
+        lambda x: x.reshape(1, 3, 2, 2),
+        on(1, 2, 1, 2),
+    ),
+    function(
+        "pixel_shuffle",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (2, 2, 4),
+        lambda x, P: F.pixel_shuffle(x, P, 2),
+        lambda x, P: plan_pixels("pixel_shuffle", x, P, 2),
+        lambda x: x.transpose(0, 2, 1).reshape(2, 1, 8),
     ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
