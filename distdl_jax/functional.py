@@ -1,4 +1,4 @@
-"""The data-movement primitives, and Fourier transforms, as functions: they take the partitions as arguments.
+"""The data-movement primitives, reductions and Fourier transforms as functions: they take the partitions as arguments.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
@@ -11,10 +11,16 @@ from distdl_jax.primitives import (
     argmax,
     broadcast,
     halo_exchange,
+    max,
+    mean,
+    min,
     reduce_scatter,
     repartition,
     reshape,
+    std,
+    sum,
     sum_reduce,
+    var,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -32,10 +38,16 @@ __all__ = [
     "ifftn",
     "irfft",
     "irfftn",
+    "max",
+    "mean",
+    "min",
     "reduce_scatter",
     "repartition",
     "reshape",
     "rfft",
     "rfftn",
+    "std",
+    "sum",
     "sum_reduce",
+    "var",
 ]
