@@ -1,13 +1,16 @@
-"""The data-movement primitives, reductions and Fourier transforms as functions: they take the partitions as arguments.
+"""The data-movement primitives, reductions, Fourier transforms and array functions, which take the partitions.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
+from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
+from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
     all_max,
     all_reduce,
     all_sum_reduce,
+    all_to_all,
     argmax,
     broadcast,
     halo_exchange,
@@ -17,9 +20,11 @@ from distdl_jax.primitives import (
     reduce_scatter,
     repartition,
     reshape,
+    roll,
     std,
     sum,
     sum_reduce,
+    top_k,
     var,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
@@ -29,8 +34,10 @@ __all__ = [
     "all_max",
     "all_reduce",
     "all_sum_reduce",
+    "all_to_all",
     "argmax",
     "broadcast",
+    "depth_to_space",
     "fft",
     "fftn",
     "halo_exchange",
@@ -41,13 +48,21 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "reduce_scatter",
     "repartition",
     "reshape",
     "rfft",
     "rfftn",
+    "roll",
+    "space_to_depth",
     "std",
     "sum",
     "sum_reduce",
+    "top_k",
     "var",
+    "window_mask",
+    "window_partition",
+    "window_reverse",
 ]

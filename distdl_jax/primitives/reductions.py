@@ -157,13 +157,13 @@ def plan_reduction(
     if op != "sum" and op != "mean" and jnp.issubdtype(dtype, jnp.complexfloating):
         raise PlanError(f"`x` must hold real numbers, but is {dtype}.")
     wide = accumulation_dtype(output)
-    kept = {
+    shapes = {
         worker: tuple(1 if d in axes else length for d, length in enumerate(block.shape)) for worker, block in x.items()
     }
-    blocks = {worker: ShapeDtype(shape, output) for worker, shape in kept.items()}
+    blocks = {worker: ShapeDtype(shape, output) for worker, shape in shapes.items()}
     if op == "var":
         return VariancePlan(blocks, axes, n - ddof if n > ddof else 0, Moments(grid, axes, Along(axes), wide))
-    sums = plan_all_sum_reduce({worker: ShapeDtype(shape, wide) for worker, shape in kept.items()}, P_x, axes)
+    sums = plan_all_sum_reduce({worker: ShapeDtype(shape, wide) for worker, shape in shapes.items()}, P_x, axes)
     if op in ("sum", "mean"):
         return ReductionPlan(blocks, axes, n if op == "mean" else 1, sums)
     if n == 0:
@@ -172,7 +172,7 @@ def plan_reduction(
         )
     if not is_differentiable(dtype):
         return ExtremumAlongPlan(blocks, axes, n, ExtremumPlan(sums.teams, sums.inputs, op == "max"), op == "max")
-    pairs = {worker: ShapeDtype((*shape, 2), wide) for worker, shape in kept.items()}
+    pairs = {worker: ShapeDtype((*shape, 2), wide) for worker, shape in shapes.items()}
     return ExtremumAlongPlan(blocks, axes, n, CountedExtremumPlan(sums.teams, pairs), op == "max")
 
 
