@@ -57,7 +57,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
     "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
     "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),
-    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2])),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2]), copies=True),
     "DistributedPad": lambda P: nn.DistributedPad(P_x=P.grid([2, 2]), padding=[(1, 2)], mode="reflect"),
     "DistributedCrop": lambda P: nn.DistributedCrop(P_x=P.grid([2, 2]), cropping=[(1, 2)]),
     "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),

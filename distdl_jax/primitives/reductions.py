@@ -154,8 +154,9 @@ def plan_reduction(
         output = np.dtype(jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((), dtype)).dtype)
     else:
         output = dtype if op in ("sum", "max", "min") else mean_dtype(dtype)
-    if op != "sum" and op != "mean" and jnp.issubdtype(dtype, jnp.complexfloating):
-        raise PlanError(f"`x` must hold real numbers, but is {dtype}.")
+    if op in ("max", "min", "var") and jnp.issubdtype(dtype, jnp.complexfloating):
+        why = "" if op == "var" else ", of which one is the largest"
+        raise PlanError(f"`x` must hold real numbers{why}, but is {dtype}.")
     wide = accumulation_dtype(output)
     shapes = {
         worker: tuple(1 if d in axes else length for d, length in enumerate(block.shape)) for worker, block in x.items()

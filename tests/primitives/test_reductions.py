@@ -150,7 +150,11 @@ def test_refusals() -> None:
         ("`keepdims` (=2) must be True or False.", called(F.max, 0, 2), dj.InvalidTypeError),
         ("`ddof` (=-1) must be 0 or more.", called(F.std, ddof=-1), dj.InvalidArgumentError),
         ("`x` must hold real numbers, but is complex", called(F.var, x=complex_numbers), dj.PlanError),
-        ("`x` must hold real numbers, but is complex", called(F.min, x=complex_numbers), dj.PlanError),
+        (
+            "`x` must hold real numbers, of which one is the largest, but is complex",
+            called(F.min, x=complex_numbers),
+            dj.PlanError,
+        ),
         ("`x` (2 x 0) must have an entry along dimensions (1,)", called(F.max, 1, x=nothing), dj.PlanError),
         (
             "The blocks of `x` don't form a 1 x 2 grid",
