@@ -89,5 +89,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),
         shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
     ),
+    "Pipeline": lambda P: nn.Pipeline(
+        stages=[nn.DistributedLayerNorm(P.grid([2, 1]), 3), nn.Repartition(P.grid([2, 1], [2, 3]), P.grid([2, 1]))],
+        microbatches=2,
+    ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
 }

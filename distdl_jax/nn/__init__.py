@@ -58,6 +58,7 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
@@ -162,6 +163,7 @@ __all__ = [
     "Flatten",
     "HaloExchange",
     "Layer",
+    "Pipeline",
     "Precision",
     "ReduceScatter",
     "Remat",
