@@ -2,6 +2,7 @@
 
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
+from distdl_jax.losses.dice import DistributedDiceLoss
 from distdl_jax.losses.elementwise import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
@@ -12,6 +13,7 @@ from distdl_jax.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
+from distdl_jax.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
@@ -37,6 +39,7 @@ from distdl_jax.nn.data_movement import (
     AllGather,
     AllReduce,
     AllSumReduce,
+    AllToAll,
     Broadcast,
     DistributedTranspose,
     HaloExchange,
@@ -55,6 +58,7 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -90,6 +94,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllSumReduce",
+    "AllToAll",
     "Broadcast",
     "Concatenate",
     "DistributedAccuracy",
@@ -115,12 +120,14 @@ __all__ = [
     "DistributedConvTranspose4d",
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
+    "DistributedDiceLoss",
     "DistributedEmbedding",
     "DistributedFNOBlock",
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
     "DistributedFeatureConv4d",
+    "DistributedFocalLoss",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
@@ -142,6 +149,7 @@ __all__ = [
     "DistributedMaxPool4d",
     "DistributedMultiHeadAttention",
     "DistributedPad",
+    "DistributedPointwise",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedSpectralConv1d",
