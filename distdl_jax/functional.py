@@ -11,6 +11,7 @@ from distdl_jax.primitives import (
     all_max,
     all_reduce,
     all_sum_reduce,
+    all_to_all,
     argmax,
     broadcast,
     halo_exchange,
@@ -19,6 +20,7 @@ from distdl_jax.primitives import (
     reshape,
     roll,
     sum_reduce,
+    top_k,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -27,6 +29,7 @@ __all__ = [
     "all_max",
     "all_reduce",
     "all_sum_reduce",
+    "all_to_all",
     "argmax",
     "associative_scan",
     "broadcast",
@@ -52,6 +55,7 @@ __all__ = [
     "roll",
     "space_to_depth",
     "sum_reduce",
+    "top_k",
     "window_mask",
     "window_partition",
     "window_reverse",

@@ -34,6 +34,7 @@ from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
     all_gather,
     all_sum_reduce,
+    all_to_all,
     broadcast,
     halo_exchange,
     reduce_scatter,
@@ -42,7 +43,7 @@ from matrix.movement_cases import (
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
-from matrix.team_cases import all_reduce, gather, replicated, scatter
+from matrix.team_cases import all_reduce, gather, replicated, scatter, top_k
 
 _BLOCK = (2, 3)
 
@@ -97,6 +98,10 @@ PRIMITIVES = (
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
     reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), block_shapes(on(3, ranks=(2, 3, 0)), (2,), 4)),
+    all_to_all(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 2, blocks(on(2, 1, 2, ranks=(3, 1, 2, 0)), 2, 3, (1, 2))),
+    all_to_all(on(2, 2), 0, 1, blocks(on(2, 2), 6, 3)),
+    top_k(on(2, 2, ranks=(3, 1, 2, 0)), 2, 1, blocks(on(2, 2, ranks=(3, 1, 2, 0)), 3, (3, 1))),
+    top_k(on(3, 1, ranks=(2, 3, 1)), 2, 0, blocks(on(3, 1, ranks=(2, 3, 1)), (1, 0, 3), 2)),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
@@ -124,6 +129,13 @@ PRIMITIVES = (
         lambda P: nn.DistributedGroupNorm(on(1, 3, ranks=(2, 0, 3)).partition(P), 2, 4, affine=False),
         lambda p, x: normalised(x.reshape(2, 2, 2), (2,)).reshape(2, 4),
         linear=False,
+    ),
+    layer(
+        "pointwise",
+        on(1, 2, 2, ranks=(3, 1, 2, 0)),
+        (2, 3, 3),
+        lambda P: nn.DistributedPointwise(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        lambda p, x: np.moveaxis(np.tensordot(x, p["weight"], (1, 1)), -1, 1),
     ),
     layer(
         "upsample",
@@ -223,6 +235,7 @@ PRIMITIVES = (
     halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
     all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
     reduce_scatter(on(3), (0,), block_shapes(on(3), (2,), 3)),
+    all_to_all(on(1, 3), 0, 1, blocks(on(1, 3), 2, 4, world=3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
     conv(on(1, 1, 3), None, None, (4,), (3,), world=3, padding=(1,)),
@@ -268,6 +281,8 @@ PRIMITIVES = (
     halo_exchange(on(2), blocks(on(2), 3, world=2), (1, 2), periodic=(True,)),
     all_gather(on(2, 1), (0,), blocks(on(2, 1), 1, 3, world=2)),
     reduce_scatter(on(2), (0,), block_shapes(on(2), (3,), 2)),
+    all_to_all(on(2, 1, ranks=(1, 0)), 1, 0, blocks(on(2, 1), 3, 3, world=2)),
+    top_k(on(2), 2, 0, blocks(on(2), 3, world=2)),
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
@@ -306,6 +321,8 @@ PRIMITIVES = (
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
     all_gather(on(1, 1), (0,), ((2, 3),)),
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
+    all_to_all(on(1, 1), 0, 1, ((2, 3),)),
+    top_k(on(1, 1), 2, 1, ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1, of_params=True),
     conv(on(1, 1, 1), None, None, (4,), (3,), world=1, padding=(1,)),
