@@ -164,8 +164,8 @@ class DistributedLinear(WeightedLayer):
         ):
             raise InvalidArgumentError(
                 f"`P_x` ({shape_text(self.P_x.shape)}) and `P_y` ({shape_text(self.P_y.shape)}) must be P_n x 1 x ... "
-                "x P_f, with one number of workers along the batch, P_n, where `P_W` is not given. `DistributedPointwise` "
-                "takes x that is cut in other dimensions."
+                "x P_f, with one number of workers along the batch, P_n, where `P_W` is not given. "
+                "`DistributedPointwise` takes x that is cut in other dimensions."
             )
 
     def _moves(self, name: str) -> bool:
