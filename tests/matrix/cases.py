@@ -108,9 +108,11 @@ PRIMITIVES = (
     linear(on(2, 1, ranks=(1, 0)), on(2, 2), on(2, 2, 1), 2, 3, batch=3),
     linear(on(2, 1), on(2, 1), on(2, 1, 1, ranks=(0, 1)), 3, 2, batch=3, of_params=True),
     linear(on(2, 1), on(2, 2), on(2, 2, 1, ranks=(2, 0, 3, 1)), 3, 3, batch=3, of_params=True, sharded=True),
+    linear(on(1, 3, ranks=(3, 1, 2)), on(1, 3), on(3, 1, ranks=(3, 1, 2)), 4, 5),
     # The general algorithm, the channel one, the feature one with the batch split too, and in two dimensions.
     conv(on(1, 2, 2), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2, ranks=(1, 3, 0, 2)), (5,), (3,), padding=(1,)),
     conv(on(1, 2, 1, ranks=(1, 0)), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), (4,), (2,)),
+    conv(on(1, 2, 2, ranks=(3, 1, 0, 2)), on(1, 2, 2), on(1, 2, 2), (5,), (3,), padding=(1,)),
     conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, stride=(2,), padding=(1,)),
     conv(on(1, 1, 2, 2), None, None, (3, 5), (3, 2), stride=(1, 2), padding=(1, 1)),
     average_pool(on(1, 2, 2), (5,), (4,), (1,), (1,)),
