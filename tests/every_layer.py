@@ -90,7 +90,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
     ),
     "Pipeline": lambda P: nn.Pipeline(
-        stages=[nn.DistributedLayerNorm(P.grid([2, 1]), 3), nn.Repartition(P.grid([2, 1], [2, 3]), P.grid([2, 1]))],
+        stages=[nn.DistributedLayerNorm(P.grid([2, 2]), 3), nn.Repartition(P.grid([2, 2], range(4)), P.grid([2, 2]))],
         microbatches=2,
     ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
