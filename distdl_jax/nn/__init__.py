@@ -15,6 +15,11 @@ from distdl_jax.losses.elementwise import (
 )
 from distdl_jax.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from distdl_jax.nn.conv_lstm import (
+    DistributedConvLSTMCell1d,
+    DistributedConvLSTMCell2d,
+    DistributedConvLSTMCell3d,
+)
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
@@ -73,6 +78,8 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
+from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
 from distdl_jax.spectral.spectral_conv import (
@@ -101,6 +108,9 @@ __all__ = [
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
+    "DistributedConvLSTMCell1d",
+    "DistributedConvLSTMCell2d",
+    "DistributedConvLSTMCell3d",
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
@@ -113,6 +123,8 @@ __all__ = [
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
     "DistributedFocalLoss",
+    "DistributedGRU",
+    "DistributedGRUCell",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
@@ -123,6 +135,8 @@ __all__ = [
     "DistributedInstanceNorm",
     "DistributedKLDivLoss",
     "DistributedL1Loss",
+    "DistributedLSTM",
+    "DistributedLSTMCell",
     "DistributedLayerNorm",
     "DistributedLinear",
     "DistributedLoss",
