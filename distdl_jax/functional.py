@@ -1,20 +1,25 @@
-"""The data-movement primitives, and Fourier transforms, as functions: they take the partitions as arguments.
+"""The data-movement primitives, Fourier transforms and array functions: they take the partitions as arguments.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
+from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
+from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
     all_max,
     all_reduce,
     all_sum_reduce,
+    all_to_all,
     argmax,
     broadcast,
     halo_exchange,
     reduce_scatter,
     repartition,
     reshape,
+    roll,
     sum_reduce,
+    top_k,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -23,8 +28,10 @@ __all__ = [
     "all_max",
     "all_reduce",
     "all_sum_reduce",
+    "all_to_all",
     "argmax",
     "broadcast",
+    "depth_to_space",
     "fft",
     "fftn",
     "halo_exchange",
@@ -32,10 +39,18 @@ __all__ = [
     "ifftn",
     "irfft",
     "irfftn",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "reduce_scatter",
     "repartition",
     "reshape",
     "rfft",
     "rfftn",
+    "roll",
+    "space_to_depth",
     "sum_reduce",
+    "top_k",
+    "window_mask",
+    "window_partition",
+    "window_reverse",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
@@ -247,8 +248,17 @@ def _of_recurrent(layer: RecurrentCell | OverTime, module: str, arrays: Arrays) 
     return {name: x.reshape(gates, -1, *x.shape[1:]) if len(x) % gates == 0 else x for name, x in arrays.items()}
 
 
+def _of_pointwise(layer: DistributedPointwise, module: str, arrays: Arrays) -> Arrays:
+    """Convert the weight of a convolution with a kernel of 1, n_out x n_in x 1 x ... x 1; keep a linear layer's."""
+    weight = arrays.get("weight")
+    if weight is None or weight.ndim < 3 or weight.shape[2:] != (1,) * (weight.ndim - 2):
+        return arrays
+    return arrays | {"weight": weight.reshape(weight.shape[:2])}
+
+
 _CHANGED: dict[type, Callable[[Any, str, Arrays], Arrays]] = {
     DistributedMultiHeadAttention: _of_attention,
+    DistributedPointwise: _of_pointwise,
     OverTime: _of_recurrent,
     RecurrentCell: _of_recurrent,
 }

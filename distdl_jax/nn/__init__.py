@@ -14,7 +14,7 @@ from distdl_jax.losses.elementwise import (
     DistributedPoissonNLLLoss,
 )
 from distdl_jax.losses.focal import DistributedFocalLoss
-from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 from distdl_jax.nn.conv_lstm import (
     DistributedConvLSTMCell1d,
     DistributedConvLSTMCell2d,
@@ -24,22 +24,27 @@ from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
+    DistributedConvTranspose4d,
 )
 from distdl_jax.nn.conv_variants import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
+    DistributedChannelConv4d,
     DistributedFeatureConv1d,
     DistributedFeatureConv2d,
     DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
     DistributedGeneralConv1d,
     DistributedGeneralConv2d,
     DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
     AllReduce,
     AllSumReduce,
+    AllToAll,
     Broadcast,
     DistributedTranspose,
     HaloExchange,
@@ -58,13 +63,16 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
     DistributedAvgPool3d,
+    DistributedAvgPool4d,
     DistributedMaxPool1d,
     DistributedMaxPool2d,
     DistributedMaxPool3d,
+    DistributedMaxPool4d,
 )
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
@@ -86,12 +94,14 @@ from distdl_jax.spectral.spectral_conv import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,
+    DistributedSpectralConv4d,
 )
 
 __all__ = [
     "AllGather",
     "AllReduce",
     "AllSumReduce",
+    "AllToAll",
     "Broadcast",
     "Concatenate",
     "DistributedAccuracy",
@@ -99,21 +109,25 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedAvgPool4d",
     "DistributedBCELoss",
     "DistributedBCEWithLogitsLoss",
     "DistributedBatchNorm",
     "DistributedChannelConv1d",
     "DistributedChannelConv2d",
     "DistributedChannelConv3d",
+    "DistributedChannelConv4d",
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
+    "DistributedConv4d",
     "DistributedConvLSTMCell1d",
     "DistributedConvLSTMCell2d",
     "DistributedConvLSTMCell3d",
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
+    "DistributedConvTranspose4d",
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
     "DistributedDiceLoss",
@@ -122,12 +136,14 @@ __all__ = [
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
+    "DistributedFeatureConv4d",
     "DistributedFocalLoss",
     "DistributedGRU",
     "DistributedGRUCell",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
+    "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
     "DistributedGroupNorm",
@@ -144,13 +160,16 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMaxPool4d",
     "DistributedMultiHeadAttention",
     "DistributedPad",
+    "DistributedPointwise",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedSpectralConv1d",
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
+    "DistributedSpectralConv4d",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",

@@ -33,7 +33,7 @@ from distdl_jax.validation import Padding, Sizes, is_integer
 
 @dataclass(frozen=True)
 class DistributedConv(WeightedLayer):
-    """A convolution whose input, output and weight are split over workers; use the classes for 1, 2 or 3 dimensions.
+    """A convolution whose input, output and weight are split over workers; use the classes for 1 to 4 dimensions.
 
     Forward and gradients equal the sequential layer's block for block, for every argument that is accepted.
 
@@ -247,3 +247,9 @@ class DistributedConv3d(DistributedConv):
     """`DistributedConv` of N x C x n_2 x n_1 x n_0 tensors."""
 
     dims = 3
+
+
+class DistributedConv4d(DistributedConv):
+    """`DistributedConv` of N x C x n_3 x n_2 x n_1 x n_0 tensors, as of space and time."""
+
+    dims = 4

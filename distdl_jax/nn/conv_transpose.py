@@ -154,3 +154,9 @@ class DistributedConvTranspose3d(DistributedConvTranspose):
     """`DistributedConvTranspose` of N x C x n_2 x n_1 x n_0 tensors."""
 
     dims = 3
+
+
+class DistributedConvTranspose4d(DistributedConvTranspose):
+    """`DistributedConvTranspose` of N x C x n_3 x n_2 x n_1 x n_0 tensors."""
+
+    dims = 4

@@ -62,6 +62,7 @@ MOVED = {
     "Broadcast": (2, 2),
     "SumReduce": (1, 2),
     "Repartition": (1, 4),
+    "AllToAll": (4, 1),
     "Flatten": (2, 2),
     "Reshape": (1, 2, 2),
     "Unflatten": (1, 2, 2),

@@ -99,3 +99,11 @@ def random_gather(rng: np.random.Generator) -> Case:
         return cases.all_gather(P_x, axes, shapes)
     sizes = [[int(rng.integers(0, 6))] * p if d in axes else lengths(rng, p, 5) for d, p in enumerate(P_x.shape)]
     return cases.reduce_scatter(P_x, axes, blocks(P_x, *sizes, world=WORKERS))
+
+
+def random_all_to_all(rng: np.random.Generator) -> Case:
+    """From any dimension to any other one, which may be split already."""
+    P_x = partition(rng, grid_shape(rng, int(rng.integers(2, 4))))
+    split_axis, concat_axis = rng.permutation(len(P_x.shape))[:2].tolist()
+    shapes = blocks(P_x, *(lengths(rng, p, int(rng.integers(0, 8))) for p in P_x.shape), world=WORKERS)
+    return cases.all_to_all(P_x, split_axis, concat_axis, shapes)

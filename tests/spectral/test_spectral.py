@@ -81,6 +81,7 @@ CASES = (
     Case("ifft", (2, 5, 7), on(1, 2, 2), (1, 2), "ortho", complex),
     Case("rfft", (6, 5, 7), on(1, 2, 2, ranks=(3, 1, 0, 2)), (1, 2), "forward"),
     Case("rfft", (3, 4, 5, 3), on(1, 2, 1, 2), (0, 3, 1)),
+    Case("rfft", (2, 4, 3, 2, 5), on(1, 2, 1, 1, 2), (1, 2, 3, 4)),
     Case("irfft", (2, 4, 3), on(1, 2, 2), (1, 2), None, complex, 5),
     Case("irfft", (2, 5, 4), on(1, 2, 2), (1, 2), None, complex, 3),
     Case("irfft", (2, 3, 4), on(1, 1, 4), (2, 1), "ortho", complex),
@@ -215,6 +216,8 @@ LAYERS = (
     spectral((2, 2, 4, [0, 5]), on(1, 1, 1, 2), (2, 2), on(1, 1, 3, 1, ranks=(1, 3, 2)), 3),
     spectral((1, 2, 4, 5, 4), on(1, 1, 4, 1, 1), (1, 2, 2), None, 3, True),
     spectral((1, 2, [1, 3], 3), on(1, 1, 2, 1, ranks=(3, 2)), (2, 1)),  # as many frequencies as rows
+    spectral((1, 2, 4, [3, 0], 2, 5), on(1, 1, 1, 2, 1, 2, ranks=(2, 0, 3, 1)), (2, 1, 1, 3)),
+    spectral((2, 2, 2, 2, 3, 4), on(1, 1, 2, 1, 1, 2), (1, 1, 1, 2), on(1, 1, 1, 2, 1, 1, ranks=(3, 0)), 3, True),
 )
 MORE_LAYERS = (
     spectral((1, 2, 4, 4, 4), on(1, 1, 2, 1, 2), (2, 1, 3)),
@@ -223,6 +226,8 @@ MORE_LAYERS = (
     spectral((2, 2, 6, 6), on(1, 1, 4, 1), (1, 4), on(1, 1, 1, 4, ranks=(3, 2, 1, 0))),
     spectral((2, 2, 6, 6), on(2, 1, 2, 1), (2, 2), None, 2, True),
     spectral((2, 3, 9), on(1, 1, 3, ranks=(2, 0, 3)), (2,), None, 1, True),
+    spectral((3, 2, 2, 3, 4, 4), on(2, 1, 1, 1, 2, 1), (1, 1, 2, 3), None, 1, True),
+    spectral((1, 2, 4, 2, 2, 2), on(1, 2, 2, 1, 1, 1), (2, 1, 1, 1), on(1, 1, 3, 1, 1, 1, ranks=(1, 3, 2))),
 )
 
 
@@ -286,7 +291,7 @@ def test_refusals() -> None:
         "`P_x` (1 x 4) must have 4 dimensions: batch, channels, and 2 of": lambda P: nn.DistributedSpectralConv2d(
             on(1, 4).partition(P), **sizes, modes=2
         ),
-        "`P_x` (1 x 2 x 2) must have 3 to 5 dimensions, batch, channels, and features, and one worker along": (
+        "`P_x` (1 x 2 x 2) must have 3 to 6 dimensions, batch, channels, and features, and one worker along": (
             lambda P: nn.DistributedFNOBlock(on(1, 2, 2).partition(P), **sizes, modes=2)
         ),
     }.items():
