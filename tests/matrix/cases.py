@@ -27,6 +27,7 @@ from matrix.layer_cases import (
     layer,
     low_frequencies,
     normalised,
+    one_step,
     past_a_linear_layer,
     spread,
 )
@@ -179,6 +180,15 @@ PRIMITIVES = (
             nn.DistributedLinear(*(on(1, 2, ranks=(3, 1)).partition(P),) * 2, on(2, 2).partition(P), 3, 3, bias=False)
         ),
         past_a_linear_layer,
+    ),
+    layer(
+        "gru_cell",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 3),
+        lambda P: nn.DistributedGRUCell(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        one_step,
+        linear=False,
+        scale=0.1,
     ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
