@@ -4,6 +4,7 @@
 """
 
 from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
+from distdl_jax.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
 from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
@@ -30,7 +31,12 @@ __all__ = [
     "all_sum_reduce",
     "all_to_all",
     "argmax",
+    "associative_scan",
     "broadcast",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
     "depth_to_space",
     "fft",
     "fftn",

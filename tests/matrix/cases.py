@@ -13,6 +13,7 @@ import numpy as np
 from distdl_jax import functional as F
 from distdl_jax import nn
 from distdl_jax.arrays.pixel_shuffle import plan_pixels
+from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.circular_shift import plan_roll
@@ -26,6 +27,7 @@ from matrix.layer_cases import (
     layer,
     low_frequencies,
     normalised,
+    one_step,
     past_a_linear_layer,
     spread,
 )
@@ -179,6 +181,15 @@ PRIMITIVES = (
         ),
         past_a_linear_layer,
     ),
+    layer(
+        "gru_cell",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 3),
+        lambda P: nn.DistributedGRUCell(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        one_step,
+        linear=False,
+        scale=0.1,
+    ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
     hartley(on(2, 2, 1), (3, 4, 2), (1, 2)),
@@ -214,6 +225,15 @@ PRIMITIVES = (
         lambda x, P: F.pixel_shuffle(x, P, 2),
         lambda x, P: plan_pixels("pixel_shuffle", x, P, 2),
         lambda x: x.transpose(0, 2, 1).reshape(2, 1, 8),
+    ),
+    function(
+        "cumsum",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 5),
+        lambda x, P: F.cumsum(x, P, 1),
+        lambda x, P: plan_cumulative("cumsum", x, P, 1),
+        lambda x: np.cumsum(x, 1),
+        exact=False,
     ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
