@@ -14,7 +14,9 @@ from distdl_jax.primitives import (
     reduce_scatter,
     repartition,
     reshape,
+    segment_sum,
     sum_reduce,
+    take,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -37,5 +39,7 @@ __all__ = [
     "reshape",
     "rfft",
     "rfftn",
+    "segment_sum",
     "sum_reduce",
+    "take",
 ]

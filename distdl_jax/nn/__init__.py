@@ -38,7 +38,9 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    SegmentSum,
     SumReduce,
+    Take,
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
@@ -145,8 +147,10 @@ __all__ = [
     "Repartition",
     "Reshape",
     "Residual",
+    "SegmentSum",
     "Sequential",
     "SumReduce",
+    "Take",
     "Transpose",
     "Unflatten",
 ]

@@ -11,3 +11,5 @@ from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.reshape import reshape as reshape
 from distdl_jax.primitives.sum_reduce import sum_reduce as sum_reduce
+from distdl_jax.primitives.take import segment_sum as segment_sum
+from distdl_jax.primitives.take import take as take
