@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         SetupError,
     )
     from distdl_jax.gathering import gather, scatter
-    from distdl_jax.initialization import init_block
+    from distdl_jax.initialization import init, init_block
     from distdl_jax.optimizer_specs import specs_like
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.planning import planning_world
@@ -54,7 +54,7 @@ _MODULES = {
         "SetupError",
     ),
     "gathering": ("gather", "scatter"),
-    "initialization": ("init_block",),
+    "initialization": ("init", "init_block"),
     "optimizer_specs": ("specs_like",),
     "partition": ("CartesianPartition", "Partition"),
     "planning": ("planning_world",),
@@ -89,6 +89,7 @@ __all__ = [
     "gather",
     "grad",
     "hvp",
+    "init",
     "init_block",
     "jit",
     "jvp",

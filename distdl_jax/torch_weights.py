@@ -13,6 +13,7 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.nn.residual import WAYS, Residual
 from distdl_jax.nn.sequential import Sequential
@@ -238,4 +239,15 @@ def _reshaped(module: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         ) from None
 
 
-_CHANGED: dict[type, Callable[[Any, str, Arrays], Arrays]] = {DistributedMultiHeadAttention: _of_attention}
+def _of_pointwise(layer: DistributedPointwise, module: str, arrays: Arrays) -> Arrays:
+    """Convert the weight of a convolution with a kernel of 1, n_out x n_in x 1 x ... x 1; keep a linear layer's."""
+    weight = arrays.get("weight")
+    if weight is None or weight.ndim < 3 or weight.shape[2:] != (1,) * (weight.ndim - 2):
+        return arrays
+    return arrays | {"weight": weight.reshape(weight.shape[:2])}
+
+
+_CHANGED: dict[type, Callable[[Any, str, Arrays], Arrays]] = {
+    DistributedMultiHeadAttention: _of_attention,
+    DistributedPointwise: _of_pointwise,
+}

@@ -23,6 +23,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),
+    "DistributedPointwise": lambda P: nn.DistributedPointwise(
+        P_x=P.grid([2, 2]), in_features=5, out_features=3, dim=-1, bias=True
+    ),
     **{
         f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
@@ -38,7 +41,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     },
     "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=P.grid([2, 2]), num_features=3, momentum=None),
     "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=P.grid([2, 2]), normalized_shape=[3], bias=False),
-    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3),
+    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3, dim=0),
     "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=P.grid([2, 2]), num_groups=2, num_channels=6),
     "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=P.grid([1, 2, 2]), num_features=3, affine=True),
     **{

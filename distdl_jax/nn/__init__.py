@@ -2,6 +2,7 @@
 
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
+from distdl_jax.losses.dice import DistributedDiceLoss
 from distdl_jax.losses.elementwise import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
@@ -12,6 +13,7 @@ from distdl_jax.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
+from distdl_jax.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
@@ -53,6 +55,7 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -106,11 +109,13 @@ __all__ = [
     "DistributedConvTranspose3d",
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
+    "DistributedDiceLoss",
     "DistributedEmbedding",
     "DistributedFNOBlock",
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
+    "DistributedFocalLoss",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
@@ -130,6 +135,7 @@ __all__ = [
     "DistributedMaxPool3d",
     "DistributedMultiHeadAttention",
     "DistributedPad",
+    "DistributedPointwise",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedSpectralConv1d",

@@ -79,6 +79,8 @@ class DistributedLinear(WeightedLayer):
     the same for all workers of P_x at one place along P_n; y's are like x's. P_x, P_y and P_W may be equal, overlap or
     be disjoint. Dimensions of x between the batch and the features, any number of them, are not split.
 
+    `DistributedPointwise` maps features that are not split, with a copy of W on every worker, on one partition.
+
     **Arguments:**
 
     - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension between is 1.

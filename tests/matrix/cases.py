@@ -127,6 +127,13 @@ PRIMITIVES = (
         linear=False,
     ),
     layer(
+        "pointwise",
+        on(1, 2, 2, ranks=(3, 1, 2, 0)),
+        (2, 3, 3),
+        lambda P: nn.DistributedPointwise(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        lambda p, x: np.moveaxis(np.tensordot(x, p["weight"], (1, 1)), -1, 1),
+    ),
+    layer(
         "upsample",
         on(1, 1, 2, 2),
         (1, 2, 3, 1),
