@@ -208,11 +208,14 @@ def checked_rows(name: str, value: Any) -> Rows:
     return Rows(numbers)
 
 
-def checked_segments(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
-    rows, n = checked_rows("segment_ids", segment_ids), checked_integer("num_segments", num_segments, 0)
+def checked_segments(
+    segment_ids: Any, num_segments: int, name: str = "segment_ids", total: str = "num_segments"
+) -> tuple[Rows, int]:
+    """Return the argument `name`, numbers of segments, as a value, and the argument `total`, how many there are."""
+    rows, n = checked_rows(name, segment_ids), checked_integer(total, num_segments, 0)
     if rows.array.size and not (rows.array.min() >= 0 and rows.array.max() < n):
         wrong = rows.array[(rows.array < 0) | (rows.array >= n)].flat[0]
-        raise InvalidArgumentError(f"`segment_ids` holds {wrong}, but must be 0 to {n - 1} (`num_segments` is {n}).")
+        raise InvalidArgumentError(f"`{name}` holds {wrong}, but must be 0 to {n - 1} (`{total}` is {n}).")
     return rows, n
 
 
