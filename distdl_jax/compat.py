@@ -258,8 +258,8 @@ def count_constants_among_residuals() -> None:
 
     A residual that is one of the function's arguments is known by its place among these. Where JAX splits a program
     into what is known and what is not (a second derivative through a scan, say), it puts the function's constants in
-    front of its arguments, but forgets to count them, and `checkify` the errors found before: the backward function gets
-    these, and where shapes agree, gradients are silently wrong. Private: the `recipe` of what
+    front of its arguments, but forgets to count them, and `checkify` the errors found before: the backward function
+    gets these, and where shapes agree, gradients are silently wrong. Private: the `recipe` of what
     `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call` returns; `jax._src.checkify.error_checks`,
     and `Error`. A release of JAX without those mistakes (0.12.0 has them) would replace it.
     """

@@ -17,6 +17,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Repartition": lambda P: nn.Repartition(P_x=P.grid([2, 2]), P_y=P.grid([1, 4]), preserve_batch=False),
     "HaloExchange": lambda P: nn.HaloExchange(P_x=P.grid([2, 2]), halo=((1, 1), (0, 1)), periodic=(True, False)),
     "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
+    "AllToAll": lambda P: nn.AllToAll(P_x=P.grid([2, 2]), split_axis=0, concat_axis=1),
     "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
     "Take": lambda P: nn.Take(P_x=P.grid([2, 2]), indices=[2, 0, 0, 1, 2], axis=-2, P_y=None),
     "SegmentSum": lambda P: nn.SegmentSum(P_x=P.grid([2, 2]), segment_ids=[2, 0, 2], num_segments=4, axis=0),
@@ -30,13 +31,13 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
     },
     **{
         f"Distributed{kind}Pool{d}d": lambda P, d=d, kind=kind: getattr(nn, f"Distributed{kind}Pool{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), kernel_size=2, stride=1, padding=1
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
         for kind in ("Max", "Avg")
     },
     "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=P.grid([2, 2]), num_features=3, momentum=None),
@@ -53,7 +54,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
             output_padding=1,
             stride=2,
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
     },
     "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
     "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
@@ -81,7 +82,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, out_channels=3, modes=2, P_W=None
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
     },
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
         P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
@@ -89,6 +90,10 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Residual": lambda P: nn.Residual(
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),
         shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
+    ),
+    "Pipeline": lambda P: nn.Pipeline(
+        stages=[nn.DistributedLayerNorm(P.grid([2, 1]), 3), nn.Repartition(P.grid([2, 1], [2, 3]), P.grid([2, 1]))],
+        microbatches=2,
     ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
 }

@@ -12,8 +12,8 @@ from jax import lax
 
 from layer_cases import Case, Tensor, Torch, along_channels, on
 
-SHAPES = {1: (16, 32, 4096), 2: (8, 32, 64, 64), 3: (1, 8, 32, 32, 32)}
-POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48)}
+SHAPES = {1: (16, 32, 4096), 2: (8, 32, 64, 64), 3: (1, 8, 32, 32, 32), 4: (1, 8, 12, 12, 12, 12)}
+POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48), 4: (1, 8, 16, 16, 16, 16)}
 
 
 def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], Any]:
@@ -26,15 +26,20 @@ def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], An
     return plain
 
 
-def torch_conv(dims: int, seen: int, made: int, **options: Any) -> Torch:
+def torch(name: str, dims: int, *arguments: Any, **options: Any) -> Torch | None:
+    """Compute the layer on one worker, in PyTorch, which has those of up to three dimensions."""
+    return Torch(f"{name}{dims}d", *arguments, **options) if dims < 4 else None
+
+
+def torch_conv(dims: int, seen: int, made: int, **options: Any) -> Torch | None:
     """Compute the convolution on one worker, in PyTorch."""
-    return Torch(f"Conv{dims}d", seen, made, 3, padding=1, **options)
+    return torch("Conv", dims, seen, made, 3, padding=1, **options)
 
 
 def transposed(p: Any, x: Any) -> Any:
     """In plain JAX, as a product: windows do not overlap. What XLA makes of strides took 30 times as long."""
     dims = x.ndim - 2
-    places, kernel = "hwd"[:dims], "klm"[:dims]
+    places, kernel = "hwdt"[:dims], "klmn"[:dims]
     between = "".join(a + b for a, b in zip(places, kernel, strict=True))
     y = jnp.einsum(f"bi{places},io{kernel}->bo{between}", x, p["weight"])
     y = y.reshape(len(x), -1, *(2 * n for n in x.shape[2:]))
@@ -95,11 +100,11 @@ def cases(n: int) -> Iterator[Case]:
                    torch=torch_conv(dims, c_in // c, c_in // c))  # fmt: skip
         yield Case(f"DistributedConvTranspose{dims}d, rows split", [x],
                    made(f"ConvTranspose{dims}d", rows, **channels, kernel_size=2, stride=2), transposed,
-                   torch=Torch(f"ConvTranspose{dims}d", c_in, c_in, 2, stride=2))  # fmt: skip
+                   torch=torch("ConvTranspose", dims, c_in, c_in, 2, stride=2))  # fmt: skip
     for dims, shape in POOLED.items():
         rows = (1, 1, n, *(1,) * (dims - 1))
         for kind, plain in (("Max", pool(lax.max, -jnp.inf)), ("Avg", pool(lax.add, 0.0, prod((2,) * dims)))):
             layer = getattr(nn, f"Distributed{kind}Pool{dims}d")
             yield Case(f"Distributed{kind}Pool{dims}d, rows split", [Tensor(shape, rows)],
                        lambda layer=layer, rows=rows: layer(on(*rows), 2), plain,
-                       torch=Torch(f"{kind}Pool{dims}d", 2))  # fmt: skip
+                       torch=torch(f"{kind}Pool", dims, 2))  # fmt: skip

@@ -14,7 +14,12 @@ from layer_cases import Case, Tensor, along_channels, on, without_params
 from layer_cases.convolutions import conv, pool
 from layer_cases.dense import linear
 
-SPECTRAL = {1: ((16, 32, 8192), 64), 2: ((8, 32, 64, 64), 12), 3: ((2, 16, 32, 32, 32), 6)}
+SPECTRAL = {
+    1: ((16, 32, 8192), 64),
+    2: ((8, 32, 64, 64), 12),
+    3: ((2, 16, 32, 32, 32), 6),
+    4: ((1, 8, 16, 16, 16, 16), 4),
+}
 
 
 def spectral(p: Any, x: Any) -> Any:

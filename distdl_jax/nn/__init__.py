@@ -14,27 +14,32 @@ from distdl_jax.losses.elementwise import (
     DistributedPoissonNLLLoss,
 )
 from distdl_jax.losses.focal import DistributedFocalLoss
-from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
+    DistributedConvTranspose4d,
 )
 from distdl_jax.nn.conv_variants import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
+    DistributedChannelConv4d,
     DistributedFeatureConv1d,
     DistributedFeatureConv2d,
     DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
     DistributedGeneralConv1d,
     DistributedGeneralConv2d,
     DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
     AllReduce,
     AllSumReduce,
+    AllToAll,
     Broadcast,
     DistributedTranspose,
     HaloExchange,
@@ -56,14 +61,17 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
     DistributedAvgPool3d,
+    DistributedAvgPool4d,
     DistributedMaxPool1d,
     DistributedMaxPool2d,
     DistributedMaxPool3d,
+    DistributedMaxPool4d,
 )
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
@@ -83,12 +91,14 @@ from distdl_jax.spectral.spectral_conv import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,
+    DistributedSpectralConv4d,
 )
 
 __all__ = [
     "AllGather",
     "AllReduce",
     "AllSumReduce",
+    "AllToAll",
     "Broadcast",
     "Concatenate",
     "DistributedAccuracy",
@@ -96,18 +106,22 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedAvgPool4d",
     "DistributedBCELoss",
     "DistributedBCEWithLogitsLoss",
     "DistributedBatchNorm",
     "DistributedChannelConv1d",
     "DistributedChannelConv2d",
     "DistributedChannelConv3d",
+    "DistributedChannelConv4d",
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
+    "DistributedConv4d",
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
+    "DistributedConvTranspose4d",
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
     "DistributedDiceLoss",
@@ -116,10 +130,12 @@ __all__ = [
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
+    "DistributedFeatureConv4d",
     "DistributedFocalLoss",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
+    "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
     "DistributedGraphNetBlock",
@@ -135,6 +151,7 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMaxPool4d",
     "DistributedMultiHeadAttention",
     "DistributedPad",
     "DistributedPointwise",
@@ -143,12 +160,14 @@ __all__ = [
     "DistributedSpectralConv1d",
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
+    "DistributedSpectralConv4d",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",
     "Flatten",
     "HaloExchange",
     "Layer",
+    "Pipeline",
     "Precision",
     "ReduceScatter",
     "Remat",

@@ -18,6 +18,7 @@ from distdl_jax.plans.rows import Rows
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
+from distdl_jax.primitives.all_to_all import all_to_all_partition, plan_all_to_all
 from distdl_jax.primitives.broadcast import broadcast_rule, plan_broadcast
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
@@ -143,6 +144,24 @@ class AllReduce(_Primitive, function=functional.all_reduce, plan=plan_all_reduce
     def _copied(self) -> tuple[int, ...]:
         axes = range(self.P_x.dim) if self.axes_reduce is None else self.axes_reduce
         return reduction_axes(self.P_x.shape, axes, None)
+
+
+@dataclass(frozen=True)
+class AllToAll(_Primitive, function=functional.all_to_all, plan=plan_all_to_all):
+    """`functional.all_to_all` as a layer; `output_partition` is where it leaves its output."""
+
+    P_x: Partition
+    split_axis: int
+    concat_axis: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        all_to_all_partition(**self._arguments)
+
+    @property
+    def output_partition(self) -> Partition:
+        """The workers of P_x, those along `concat_axis` along `split_axis`."""
+        return all_to_all_partition(**self._arguments)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class DistributedGraphNetBlock(Static):
         with jax.named_scope("DistributedGraphNetBlock"):
             team, arrays = tuple(sorted(self.P_x.ranks)), {"nodes": nodes, "edges": edges}
             shapes = exchange_named_shapes(self.P_x.world, team, describe(self), arrays)
-            self._check_blocks(*({worker: held[name] for worker, held in shapes.items()} for name in arrays))
+            self._check_blocks(*({worker: of_worker[name] for worker, of_worker in shapes.items()} for name in arrays))
             ends = take(nodes, self.P_x, self._ends, self._nodes_dim)
             seen = jnp.concatenate([edges, ends.reshape(*edges.shape[:-1], 2 * self.features)], -1)
             messages = self._mlps["edge"](params["edge"], seen)

@@ -122,8 +122,8 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any], rule: Callable[[Any, lis
 
 
 _CHECKED = (
-    "JAX can't differentiate a traced program that checkify has checked, with a function in it that has a derivative of "
-    "its own. Check the derivative: in place of dj.value_and_grad of checkify.checkify(loss), checkify.checkify of "
+    "JAX can't differentiate a traced program that checkify has checked, with a function in it that has a derivative "
+    "of its own. Check the derivative: in place of dj.value_and_grad of checkify.checkify(loss), checkify.checkify of "
     "dj.value_and_grad(loss)."
 )
 

@@ -122,6 +122,7 @@ CASES = (
     group_norm(on(1, 3, 1, ranks=(2, 0, 3)), 2, 2, 6, 3),
     group_norm(on(1, 2, 2), 3, 2, 6, [0, 5], affine=False),
     instance_norm(on(2, 1, 1, 2, ranks=(1, 0, 3, 2)), 2, 3, 3, [4, 1], affine=True),
+    group_norm(on(1, 1, 2, 1, 1, 2), 2, 1, 4, 3, 1, 2, 3),
 )
 MORE = (
     layer_norm(on(2, 2, ranks=(3, 1, 2, 0)), (7,), 5, 7),
@@ -144,6 +145,9 @@ MORE = (
     group_norm(on(1, 4, 1), 2, 3, 8, 3),
     instance_norm(on(4, 1, 1), 3, 2, 5),
     instance_norm(on(1, 1, 4), 3, 2, 5, affine=True),
+    batch_norm(on(1, 1, 1, 2, 2, 1), 2, 2, 2, 3, 2, 2),
+    instance_norm(on(1, 2, 1, 1, 2, 1), 2, 3, 2, 1, 3, 2),
+    layer_norm(on(1, 1, 2, 1, 1, 2), (2, 2, 3, 2, 3), 2, 2, 2, 3, 2, 3),
 )
 
 

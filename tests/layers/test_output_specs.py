@@ -96,6 +96,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "all sum": lambda P: (nn.AllSumReduce(part(P, 2, 2), 0), (4, 3), (2, 3), part(P, 2, 1, 2), (0,)),
     "all max": lambda P: (nn.AllReduce(part(P, 2, 2), "max"), (4, 2), (2, 1), part(P, 2, 1, 2, 1), (0, 2)),
     "all gather": lambda P: (nn.AllGather(part(P, 2, 2), 1), (5, 3), (5, 3), part(P, 2, 2, 1), (1,)),
+    "all to all": lambda P: (nn.AllToAll(part(P, 2, 1, 2), 1, -1), (4, 3, 5), (4, 3, 5), part(P, 2, 2, 1), ()),
     "reduce scatter": lambda P: (nn.ReduceScatter(part(P, 4), 0), (12,), (3,), part(P, 4), ()),
     "network": lambda P: (network(P), (2, 1, 8, 7), (2, 3), part(P, 1, 1), ()),
     "functions": lambda P: (nn.Sequential(jnp.sin), (7, 3), (7, 3), part(P, 3, 1), ()),

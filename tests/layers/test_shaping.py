@@ -165,7 +165,9 @@ CASES = (
     transposed((2, 3, 3), on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), kernel=(2,), stride=(3,), channels=5),
     transposed((2, 4, 5), on(1, 2, 1), on(1, 2, 1), on(2, 1, 1), kernel=(3,), groups=2, stride=(2,), channels=6),
     transposed((1, 2, 5), on(1, 1, 2), kernel=(2,), dilation=(3,), channels=2),
+    transposed((1, 2, 2, 3, 2, 2), on(1, 1, 2, 1, 1, 2), kernel=(2, 1, 2, 3), stride=(2, 1, 1, 2), extra=(1, 0, 0, 1)),
     upsample((2, 3, 5), on(1, 2, 2), on(2, 1, 1, ranks=(3, 0)), size=(7,), mode="linear"),
+    upsample((1, 2, 2, 3, 2, [1, 3]), on(1, 1, 2, 1, 1, 2), size=(3, 3, 4, 5), mode="linear"),
     upsample((2, 2, [1, 0, 4]), on(1, 1, 3), size=(4,), mode="linear", align_corners=True),
     adaptive((2, 3, 7, 4), on(1, 1, 2, 2), 3, None),
     pad((3, 2, 5), on(1, 1, 4), (2, 3), value=1.5),
@@ -202,6 +204,12 @@ MORE = (
     reshape((50, 12), on(1, 4), on(1, 3, ranks=(0, 3, 2)), 40, 15),
     global_pool("Avg", (2, 3, 5), on(1, 1, 4)),
     global_pool("Max", (2, 3, [2, 0, 3]), on(1, 1, 3)),
+    upsample((1, 2, 2, 3, 2, 2), on(1, 1, 2, 1, 2, 1), on(1, 2, 1, 1, 1, 2), scale_factor=2),
+    adaptive((1, 2, 4, 3, 2, 5), on(1, 1, 2, 1, 1, 2), 2, None, 1, 3),
+    pad((2, 1, 2, 3, 3, 2), on(2, 1, 1, 1, 2, 1), (1, 0), (0, 2), (2, 1), (1, 1), mode="circular"),
+    pad((1, 2, 3, 3, 2, 5), on(1, 1, 3, 1, 1, 1), (-1, 0), (0, 0), (0, -1), (-2, -1)),
+    global_pool("Avg", (2, 2, 3, 2, 2, 3), on(1, 1, 2, 1, 1, 2)),
+    global_pool("Max", (1, 3, 2, 2, 1, 3), on(1, 1, 1, 2, 1, 2)),
 )
 
 

@@ -10,12 +10,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.pixel_shuffle import plan_pixels
+from distdl_jax.arrays.scans import plan_cumulative
+from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.circular_shift import plan_roll
 from matrix.case import Case
 from matrix.layer_cases import (
     attention_of_two_heads,
     enlarged,
+    function,
     hartley,
     largest_of_three,
     layer,
@@ -28,6 +34,7 @@ from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
     all_gather,
     all_sum_reduce,
+    all_to_all,
     broadcast,
     halo_exchange,
     reduce_scatter,
@@ -38,7 +45,7 @@ from matrix.movement_cases import (
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
-from matrix.team_cases import all_reduce, gather, replicated, scatter
+from matrix.team_cases import all_reduce, gather, replicated, scatter, top_k
 
 _BLOCK = (2, 3)
 
@@ -98,15 +105,21 @@ PRIMITIVES = (
     take(on(4), on(4), [0, 1, 2, 3], 0, blocks(on(4), 4), silent=True),
     segment_sum(on(1, 3), on(1, 3, ranks=(3, 1, 0)), [4, 0, 2, 0], 5, 1, blocks(on(1, 3), 2, (1, 0, 3))),
     segment_sum(on(2, 1), on(4), [[0, 1], [2, 1], [0, 0]], 3, 0, blocks(on(2, 1), 3, 2)),
+    all_to_all(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 2, blocks(on(2, 1, 2, ranks=(3, 1, 2, 0)), 2, 3, (1, 2))),
+    all_to_all(on(2, 2), 0, 1, blocks(on(2, 2), 6, 3)),
+    top_k(on(2, 2, ranks=(3, 1, 2, 0)), 2, 1, blocks(on(2, 2, ranks=(3, 1, 2, 0)), 3, (3, 1))),
+    top_k(on(3, 1, ranks=(2, 3, 1)), 2, 0, blocks(on(3, 1, ranks=(2, 3, 1)), (1, 0, 3), 2)),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3),
     linear(on(1, 2), on(1, 2, ranks=(2, 3)), on(2, 2), 5, 3, of_params=True),
     linear(on(1, 3, ranks=(3, 1, 2)), on(1, 1), on(1, 3), 4, 2, of_params=True),
     linear(on(2, 1, ranks=(1, 0)), on(2, 2), on(2, 2, 1), 2, 3, batch=3),
     linear(on(2, 1), on(2, 1), on(2, 1, 1, ranks=(0, 1)), 3, 2, batch=3, of_params=True),
     linear(on(2, 1), on(2, 2), on(2, 2, 1, ranks=(2, 0, 3, 1)), 3, 3, batch=3, of_params=True, sharded=True),
+    linear(on(1, 3, ranks=(3, 1, 2)), on(1, 3), on(3, 1, ranks=(3, 1, 2)), 4, 5),
     # The general algorithm, the channel one, the feature one with the batch split too, and in two dimensions.
     conv(on(1, 2, 2), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2, ranks=(1, 3, 0, 2)), (5,), (3,), padding=(1,)),
     conv(on(1, 2, 1, ranks=(1, 0)), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), (4,), (2,)),
+    conv(on(1, 2, 2, ranks=(3, 1, 0, 2)), on(1, 2, 2), on(1, 2, 2), (5,), (3,), padding=(1,)),
     conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, stride=(2,), padding=(1,)),
     conv(on(1, 1, 2, 2), None, None, (3, 5), (3, 2), stride=(1, 2), padding=(1, 1)),
     average_pool(on(1, 2, 2), (5,), (4,), (1,), (1,)),
@@ -185,6 +198,40 @@ PRIMITIVES = (
         lambda p, x: low_frequencies(p["weight"], x),
         linear=False,
     ),
+    function(
+        "roll",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 4),
+        lambda x, P: F.roll(x, P, (1, -3), (0, 1)),
+        lambda x, P: plan_roll(x, P, (1, -3), (0, 1)),
+        lambda x: np.roll(x, (1, -3), (0, 1)),
+    ),
+    function(
+        "window_partition",
+        on(1, 2, 2),
+        (1, 6, 2),
+        lambda x, P: F.window_partition(x, P, 2),
+        lambda x, P: plan_window_partition(x, P, 2),
+        lambda x: x.reshape(1, 3, 2, 2),
+        on(1, 2, 1, 2),
+    ),
+    function(
+        "pixel_shuffle",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (2, 2, 4),
+        lambda x, P: F.pixel_shuffle(x, P, 2),
+        lambda x, P: plan_pixels("pixel_shuffle", x, P, 2),
+        lambda x: x.transpose(0, 2, 1).reshape(2, 1, 8),
+    ),
+    function(
+        "cumsum",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 5),
+        lambda x, P: F.cumsum(x, P, 1),
+        lambda x, P: plan_cumulative("cumsum", x, P, 1),
+        lambda x: np.cumsum(x, 1),
+        exact=False,
+    ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
@@ -199,6 +246,7 @@ PRIMITIVES = (
     reduce_scatter(on(3), (0,), block_shapes(on(3), (2,), 3)),
     take(on(3, 1), on(2, 1, ranks=(2, 0)), [1, 1, 0], 0, blocks(on(3, 1), 2, 2, world=3)),
     segment_sum(on(3, ranks=(2, 0, 1)), on(3), [2, 0, 2, 1], 3, 0, blocks(on(3, ranks=(2, 0, 1)), 4, world=3)),
+    all_to_all(on(1, 3), 0, 1, blocks(on(1, 3), 2, 4, world=3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
     conv(on(1, 1, 3), None, None, (4,), (3,), world=3, padding=(1,)),
@@ -246,6 +294,8 @@ PRIMITIVES = (
     reduce_scatter(on(2), (0,), block_shapes(on(2), (3,), 2)),
     take(on(2, 1), on(2, 1), [2, 0, 0], 0, blocks(on(2, 1), 3, 2, world=2)),
     segment_sum(on(2), on(2, ranks=(1, 0)), [1, 0, 1], 2, 0, blocks(on(2), 3, world=2)),
+    all_to_all(on(2, 1, ranks=(1, 0)), 1, 0, blocks(on(2, 1), 3, 3, world=2)),
+    top_k(on(2), 2, 0, blocks(on(2), 3, world=2)),
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
@@ -286,6 +336,8 @@ PRIMITIVES = (
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
     take(on(1, 1), on(1, 1), [2, 0, 0], 1, ((2, 3),)),
     segment_sum(on(1, 1), on(1), [[2, 0], [0, 0]], 3, 0, ((2, 2),)),
+    all_to_all(on(1, 1), 0, 1, ((2, 3),)),
+    top_k(on(1, 1), 2, 1, ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1, of_params=True),
     conv(on(1, 1, 1), None, None, (4,), (3,), world=1, padding=(1,)),

@@ -119,3 +119,11 @@ def random_rows(rng: np.random.Generator) -> Case:
     sizes[axis : axis + 1] = counts.tolist()
     shapes = blocks(P_entries, *(lengths(rng, p, s) for p, s in zip(around, sizes, strict=True)), world=WORKERS)
     return cases.segment_sum(P_entries, P_table, rng.integers(0, n, counts), n, axis, shapes)
+
+
+def random_all_to_all(rng: np.random.Generator) -> Case:
+    """From any dimension to any other one, which may be split already."""
+    P_x = partition(rng, grid_shape(rng, int(rng.integers(2, 4))))
+    split_axis, concat_axis = rng.permutation(len(P_x.shape))[:2].tolist()
+    shapes = blocks(P_x, *(lengths(rng, p, int(rng.integers(0, 8))) for p in P_x.shape), world=WORKERS)
+    return cases.all_to_all(P_x, split_axis, concat_axis, shapes)

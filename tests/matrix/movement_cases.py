@@ -76,6 +76,21 @@ def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = Fals
     )
 
 
+def all_to_all(P_x: On, split_axis: int, concat_axis: int, shapes: tuple[Shape, ...]) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.AllToAll(P_x.partition(P), split_axis, concat_axis)
+
+    return Case(
+        f"all_to_all {listed(shapes)} {P_x} from {concat_axis} to {split_axis}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.all_to_all(xs, P_x.grid, split_axis, concat_axis),
+        lambda P, x: layer(P).plan(x),
+        silent=P_x.shape[concat_axis] == 1,
+    )
+
+
 def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Sequence[bool] = ()) -> Case:
     """`halos`: per dimension one pair (left, right) for all, or one for each index; or all pairs of each worker."""
     if isinstance(halos[0], Mapping):

@@ -92,6 +92,31 @@ def repartition(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = Tru
     return with_placeholders(blocks, P_x, cut(assembled(blocks, P_x), P_y), preserve_batch)
 
 
+def all_to_all(blocks: Blocks, P_x: Grid, split_axis: int, concat_axis: int) -> Blocks:
+    """Every worker along `concat_axis` gets its balanced block along `split_axis`."""
+    lengths = list(P_x.shape)
+    lengths[split_axis], lengths[concat_axis] = lengths[split_axis] * lengths[concat_axis], 1
+    P_y = np.zeros(lengths, int)
+    for index, worker in np.ndenumerate(P_x):
+        place = list(index)
+        place[split_axis], place[concat_axis] = index[split_axis] * P_x.shape[concat_axis] + index[concat_axis], 0
+        P_y[tuple(place)] = worker
+    return repartition(blocks, P_x, P_y)
+
+
+def top_k(blocks: Blocks, P_x: Grid, k: int, axis: int) -> tuple[Blocks, Blocks]:
+    """Every worker gets JAX's largest values, and their indices, along `axis` of the blocks along it, side by side."""
+
+    def largest(team: Grid) -> Blocks:
+        line = jnp.concatenate([blocks[worker] for worker in team.flat], axis)
+        values, places = jax.lax.top_k(jnp.moveaxis(line, axis, -1), k)
+        return [(jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis))] * team.size
+
+    both = on_teams(blocks, P_x, [axis], largest)
+    pairs = [pair if isinstance(pair, tuple) else (pair, np.zeros(0, np.int32)) for pair in both]
+    return [values for values, _ in pairs], [places for _, places in pairs]
+
+
 def gather(blocks: Blocks, P_x: Grid, copied: Sequence[int], root: int) -> Blocks:
     """The root gets the whole tensor, from the first copy of each block; the others are left with nothing."""
     first = P_x[tuple(0 if d in copied else slice(None) for d in range(P_x.ndim))]

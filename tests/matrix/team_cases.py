@@ -8,8 +8,10 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.gathering import plan_gather, plan_scatter
 from distdl_jax.primitives.replicated import plan_replicated
+from distdl_jax.primitives.top_k import plan_top_k
 from matrix import reference
 from matrix.case import Case, Operator
+from matrix.movement_cases import listed
 from matrix.partitions import On, Shape, block_shapes
 
 
@@ -43,6 +45,22 @@ def all_reduce(P_x: On, op: str, axes: Sequence[int], shapes: Shape | Mapping[in
         any_dtype=ordered,
         any_complex=not ordered,
         silent=all(P_x.shape[axis] == 1 for axis in axes),
+        linear=False,
+    )
+
+
+def top_k(P_x: On, k: int, axis: int, shapes: tuple[Shape, ...]) -> Case:
+    """Of the values; `tests/primitives/test_top_k.py` is about the indices."""
+    return Case(
+        f"top_k of {k} {listed(shapes)} {P_x} along {axis}",
+        len(shapes),
+        shapes,
+        lambda P: lambda x: dj.functional.top_k(x, P_x.partition(P), k, axis)[0],
+        lambda xs: reference.top_k(xs, P_x.grid, k, axis)[0],
+        lambda P, x: plan_top_k(x, P_x.partition(P), k, axis),
+        any_dtype=False,
+        any_complex=False,
+        silent=P_x.shape[axis] == 1,
         linear=False,
     )
 

@@ -146,6 +146,16 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             {"P_x": "partition", "halo": "", "periodic": ""},
         ),
         "all_gather": (dj.functional.all_gather, {"x": x, "P_x": C, "axes": 0}, {"P_x": "partition", "axes": ""}),
+        "all_to_all": (
+            lambda **arguments: dj.functional.all_to_all(x[None], C.grid([1, C.size]), **arguments),
+            {"split_axis": 0, "concat_axis": 1},
+            {"split_axis": "", "concat_axis": ""},
+        ),
+        "top_k": (
+            dj.functional.top_k,
+            {"x": x, "P_x": C, "k": 1, "axis": 0},
+            {"P_x": "partition", "k": "integer", "axis": ""},
+        ),
         "argmax": (dj.functional.argmax, {"x": x, "P_x": C, "axis": 0}, {"P_x": "partition", "axis": ""}),
         "rfft": (
             dj.functional.rfft,

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.world(1)
         (lambda P, x: functional.all_sum_reduce(x, 3, axes_keep=()), "P_x"),
         (lambda P, x: functional.halo_exchange(x, 3, [(1, 1)]), "P_x"),
         (lambda P, x: functional.all_gather(x, 3, 0), "P_x"),
+        (lambda P, x: functional.all_to_all(x, 3, 0, 1), "P_x"),
         (lambda P, x: functional.reduce_scatter(x, 3, 0), "P_x"),
+        (lambda P, x: functional.top_k(x, 3, 1), "P_x"),
         (lambda P, x: nn.Broadcast(P, 3), "P_y"),
         (lambda P, x: nn.SumReduce(3, P), "P_x"),
         (lambda P, x: nn.Repartition(P, 3), "P_y"),
@@ -80,6 +82,7 @@ def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made
     [
         (nn.AllGather, functional.all_gather),
         (nn.AllReduce, functional.all_reduce),
+        (nn.AllToAll, functional.all_to_all),
         (nn.AllSumReduce, functional.all_sum_reduce),
         (nn.Broadcast, functional.broadcast),
         (nn.HaloExchange, functional.halo_exchange),

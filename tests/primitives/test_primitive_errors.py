@@ -96,6 +96,16 @@ BAD_ARGUMENTS = {
         dj.InvalidArgumentError,
         ("`axes` (=(0, 2))", "0 to 1"),
     ),
+    "from a dimension to itself": Mistake(
+        lambda P, r: F.all_to_all(array(2, 2), P(on(2, 2)), 1, -1),
+        dj.InvalidArgumentError,
+        ("`split_axis` (=1) and `concat_axis` (=-1)", "two different dimensions", "2 x 2"),
+    ),
+    "more than there are": Mistake(
+        lambda P, r: F.top_k(array(2, 2), P(on(2, 2)), 5),
+        dj.PlanError,
+        ("`k` (=5)", "(4, 4)", "along dimension 1"),
+    ),
     "scatter along a name": Mistake(
         lambda P, r: F.reduce_scatter(array(2, 2), P(on(2, 2)), "rows"),
         dj.InvalidTypeError,

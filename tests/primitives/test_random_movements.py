@@ -13,6 +13,7 @@ from matrix.adjoints import check_exactly
 from matrix.drawn_cases import (
     WORKERS,
     random_all_sum_reduce,
+    random_all_to_all,
     random_halo_exchange,
     random_repartition,
     random_replication,
@@ -24,6 +25,7 @@ GENERATORS = {
     "broadcast and sum_reduce": random_replication,
     "all_sum_reduce": random_all_sum_reduce,
     "repartition": random_repartition,
+    "all_to_all": random_all_to_all,
     "halo_exchange": random_halo_exchange,
 }
 
