@@ -50,11 +50,14 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    SegmentSum,
     SumReduce,
+    Take,
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.per_sample import (
@@ -147,6 +150,7 @@ __all__ = [
     "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
+    "DistributedGraphNetBlock",
     "DistributedGroupNorm",
     "DistributedHuberLoss",
     "DistributedInstanceNorm",
@@ -184,8 +188,10 @@ __all__ = [
     "Repartition",
     "Reshape",
     "Residual",
+    "SegmentSum",
     "Sequential",
     "SumReduce",
+    "Take",
     "Transpose",
     "Unflatten",
 ]
