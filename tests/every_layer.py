@@ -24,6 +24,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),
+    "DistributedPReLU": lambda P: nn.DistributedPReLU(P_x=P.grid([2, 2]), num_parameters=3, init=0.5),
     "DistributedPointwise": lambda P: nn.DistributedPointwise(
         P_x=P.grid([2, 2]), in_features=5, out_features=3, dim=-1, bias=True
     ),
@@ -96,6 +97,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     },
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
         P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
+    ),
+    "DistributedSqueezeExcitation": lambda P: nn.DistributedSqueezeExcitation(
+        P_x=P.grid([1, 2, 2]), input_channels=5, squeeze_channels=3, activation=jax.nn.silu
     ),
     "Residual": lambda P: nn.Residual(
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),

@@ -78,6 +78,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool3d,
     DistributedMaxPool4d,
 )
+from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
@@ -90,6 +91,7 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -167,6 +169,7 @@ __all__ = [
     "DistributedMaxPool3d",
     "DistributedMaxPool4d",
     "DistributedMultiHeadAttention",
+    "DistributedPReLU",
     "DistributedPad",
     "DistributedPointwise",
     "DistributedPoissonNLLLoss",
@@ -175,6 +178,7 @@ __all__ = [
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
     "DistributedSpectralConv4d",
+    "DistributedSqueezeExcitation",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",
