@@ -86,6 +86,8 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.weight_norm import WeightNorm
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -183,7 +185,9 @@ __all__ = [
     "Reshape",
     "Residual",
     "Sequential",
+    "SpectralNorm",
     "SumReduce",
     "Transpose",
     "Unflatten",
+    "WeightNorm",
 ]
