@@ -50,11 +50,14 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    SegmentSum,
     SumReduce,
+    Take,
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.per_sample import (
@@ -63,6 +66,7 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
@@ -148,6 +152,7 @@ __all__ = [
     "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
+    "DistributedGraphNetBlock",
     "DistributedGroupNorm",
     "DistributedHuberLoss",
     "DistributedInstanceNorm",
@@ -178,15 +183,18 @@ __all__ = [
     "Flatten",
     "HaloExchange",
     "Layer",
+    "Pipeline",
     "Precision",
     "ReduceScatter",
     "Remat",
     "Repartition",
     "Reshape",
     "Residual",
+    "SegmentSum",
     "Sequential",
     "SpectralNorm",
     "SumReduce",
+    "Take",
     "Transpose",
     "Unflatten",
     "WeightNorm",
