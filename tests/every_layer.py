@@ -86,6 +86,12 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Precision": lambda P: nn.Precision(
         layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), compute="float16", output=jnp.float32
     ),
+    "WeightNorm": lambda P: nn.WeightNorm(
+        layer=nn.DistributedLinear(P.grid([1, 1]), P.grid([1, 4]), P.grid([4, 1]), 5, 3), name="weight", dim=-2
+    ),
+    "SpectralNorm": lambda P: nn.SpectralNorm(
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), name="weight", n_power_iterations=2, eps=1e-6
+    ),
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
         P_x=P.grid([1, 2, 2]), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
     ),

@@ -92,6 +92,8 @@ from distdl_jax.nn.shaping.resample import (
     DistributedUpsample,
 )
 from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.weight_norm import WeightNorm
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -194,8 +196,10 @@ __all__ = [
     "Residual",
     "SegmentSum",
     "Sequential",
+    "SpectralNorm",
     "SumReduce",
     "Take",
     "Transpose",
     "Unflatten",
+    "WeightNorm",
 ]
