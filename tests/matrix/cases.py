@@ -313,8 +313,8 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
-    conv(on(1, 1, 2), None, None, (4,), (3,), world=2, padding=(1,)),
-    average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
+    conv(on(1, 1, 1, 1, 1, 2), None, None, (2, 1, 2, 4), (2, 1, 1, 3), world=2, padding=(0, 0, 0, 1)),
+    average_pool(on(1, 1, 2, 1, 1, 1), (3, 1, 2, 2), (2, 1, 1, 2), (1, 1, 1, 1), (0, 0, 0, 0), world=2),
     layer(
         "group_norm",
         on(1, 2, ranks=(1, 0)),
