@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distdl_jax import checkpoint, data, functional, nn, optim, random
+    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
+    from distdl_jax.block_functions import map_blocks
     from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         SetupError,
     )
     from distdl_jax.gathering import gather, scatter
-    from distdl_jax.initialization import init_block
+    from distdl_jax.initialization import init, init_block
     from distdl_jax.optimizer_specs import specs_like
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.planning import planning_world
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "nn", "optim", "random"),
+    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random"),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
+    "block_functions": ("map_blocks",),
     "checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
@@ -54,7 +56,7 @@ _MODULES = {
         "SetupError",
     ),
     "gathering": ("gather", "scatter"),
-    "initialization": ("init_block",),
+    "initialization": ("init", "init_block"),
     "optimizer_specs": ("specs_like",),
     "partition": ("CartesianPartition", "Partition"),
     "planning": ("planning_world",),
@@ -88,12 +90,15 @@ __all__ = [
     "functional",
     "gather",
     "grad",
+    "graphs",
     "hvp",
+    "init",
     "init_block",
     "jit",
     "jvp",
     "linear_transpose",
     "linearize",
+    "map_blocks",
     "nn",
     "optim",
     "planning_world",

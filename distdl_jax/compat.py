@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -132,36 +132,35 @@ def dispatched_by_this_thread() -> Callable[[], list[Any]]:
     return buffers
 
 
-_patched: list[tuple[type, str, Any]] = []
-"""The methods of JAX's classes that are replaced: class, name, and JAX's own."""
+_undo: list[Callable[[], None]] = []
+"""What puts JAX's own parts back, one for each that is replaced."""
 
 _patching = threading.Lock()
 
 
 def install_jax_patches() -> None:
-    """Replace three methods of JAX's classes, if they are JAX's own: each does what it did, but for one mistake.
+    """Replace three methods and a rule of JAX, if they are JAX's own: each does what it did, but for one mistake.
 
     Private: what the three functions below name. It goes where they go.
     """
     with _patching:  # workers of dj.simulate are threads
-        if not _patched:
+        if not _undo:
             hand_tokens_back()
             give_tokens_to_compiled_functions()
             count_constants_among_residuals()
 
 
 def remove_jax_patches() -> None:
-    """Put JAX's own methods back.
+    """Put JAX's own parts back.
 
     Private: as for `install_jax_patches`. It goes where that goes.
     """
-    while _patched:
-        owner, name, own = _patched.pop()
-        setattr(owner, name, own)
+    while _undo:
+        _undo.pop()()
 
 
 def _replace(owner: type, own: Any, replacement: Any) -> None:
-    _patched.append((owner, own.__name__, own))
+    _undo.append(partial(setattr, owner, own.__name__, own))
     setattr(owner, own.__name__, wraps(own)(replacement))
 
 
@@ -255,32 +254,43 @@ def give_tokens_to_compiled_functions() -> None:
 
 
 def count_constants_among_residuals() -> None:
-    """Have derivatives of derivatives hand a `jax.custom_vjp`'s residuals to its backward function, not other arrays.
+    """Have a `jax.custom_vjp`'s backward function get its residuals, not other arrays.
 
     A residual that is one of the function's arguments is known by its place among these. Where JAX splits a program
     into what is known and what is not (a second derivative through a scan, say), it puts the function's constants in
-    front of its arguments, but forgets to count them: the backward function gets constants, and where shapes agree,
-    gradients are silently wrong. Private: `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call`, and
-    the `recipe` of its results. A release of JAX without that mistake (0.12.0 has it) would replace it.
+    front of its arguments, but forgets to count them, and `checkify` the errors found before: the backward function
+    gets these, and where shapes agree, gradients are silently wrong. Private: the `recipe` of what
+    `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call` returns; `jax._src.checkify.error_checks`,
+    and `Error`. A release of JAX without those mistakes (0.12.0 has them) would replace it.
     """
+    from jax._src.checkify import Error, error_checks
+    from jax._src.custom_derivatives import custom_vjp_call_p
     from jax._src.interpreters.partial_eval import JaxprTrace
 
-    miscounted = JaxprTrace.process_custom_vjp_call
+    def behind(out_trees: Callable[[], Any], number: Callable[[], int]) -> Callable[[], Any]:
+        def counted() -> Any:
+            *trees, places = out_trees()
+            return *trees, [None if place is None else place + number() for place in places]
+
+        return counted
 
     def process_custom_vjp_call(self: Any, *args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
         constants = 0
-
-        def counted() -> Any:
-            *trees, places = out_trees()
-            return *trees, [None if place is None else place + constants for place in places]
-
+        counted = behind(out_trees, lambda: constants)
         results = miscounted(self, *args, out_trees=counted, **options)
         params = [getattr(getattr(result, "recipe", None), "params", None) for result in results]
         # Where JAX counts them itself, it passes on a function of its own.
         constants = next((each["num_consts"] for each in params if each and each.get("out_trees") is counted), 0)
         return results
 
+    def checked(*args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
+        errors = len(jax.tree.leaves([arg for arg in args if isinstance(arg, Error)]))
+        return unchecked(*args, out_trees=behind(out_trees, lambda: errors), **options)
+
+    miscounted, unchecked = JaxprTrace.process_custom_vjp_call, error_checks[custom_vjp_call_p]
     _replace(JaxprTrace, miscounted, process_custom_vjp_call)
+    _undo.append(partial(error_checks.__setitem__, custom_vjp_call_p, unchecked))
+    error_checks[custom_vjp_call_p] = checked
 
 
 def activity(innermost: FrameType) -> str | None:

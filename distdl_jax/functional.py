@@ -1,8 +1,11 @@
-"""The data-movement primitives, and Fourier transforms, as functions: they take the partitions as arguments.
+"""The data-movement primitives, reductions, Fourier transforms and array functions, which take the partitions.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
+from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
+from distdl_jax.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
+from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
     all_max,
@@ -12,11 +15,20 @@ from distdl_jax.primitives import (
     argmax,
     broadcast,
     halo_exchange,
+    max,
+    mean,
+    min,
     reduce_scatter,
     repartition,
     reshape,
+    roll,
+    segment_sum,
+    std,
+    sum,
     sum_reduce,
+    take,
     top_k,
+    var,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -27,7 +39,13 @@ __all__ = [
     "all_sum_reduce",
     "all_to_all",
     "argmax",
+    "associative_scan",
     "broadcast",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "depth_to_space",
     "fft",
     "fftn",
     "halo_exchange",
@@ -35,11 +53,26 @@ __all__ = [
     "ifftn",
     "irfft",
     "irfftn",
+    "max",
+    "mean",
+    "min",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "reduce_scatter",
     "repartition",
     "reshape",
     "rfft",
     "rfftn",
+    "roll",
+    "segment_sum",
+    "space_to_depth",
+    "std",
+    "sum",
     "sum_reduce",
+    "take",
     "top_k",
+    "var",
+    "window_mask",
+    "window_partition",
+    "window_reverse",
 ]

@@ -23,6 +23,7 @@ from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes, taking_p
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec, device_array
+from distdl_jax.tracing.one_program import one_program
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.validation import checked_integer
 from distdl_jax.world import Workers, World
@@ -197,7 +198,7 @@ def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
 def _move(
     kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], _LeafPlan], tree: Any, specs: Any, root: int
 ) -> Any:
-    """Return the tree after its leaves have moved, by one agreement for all of them."""
+    """Return the tree after its leaves have moved, by one agreement and eagerly by one program for all of them."""
     given = [spec for spec in specs_by_path(specs).values() if spec is not None]
     if not given:
         return tree
@@ -223,9 +224,14 @@ def _move(
         plan({worker: blocks[n] for worker, (_, blocks) in contributions.items()}, spec, root, name)
         for n, (name, _, spec) in enumerate(moving)
     ]
-    moved = iter([leaf.run(world, _on_device(value)) for leaf, (_, value, _) in zip(plans, moving, strict=True)])
+    moved = iter(_run(world, tuple(plans), [_on_device(value) for _, value, _ in moving]))
     values = [leaf.value if leaf.spec is None else next(moved) for leaf in leaves]
     return jax.tree.unflatten(jax.tree.structure(tree), values)
+
+
+@one_program(static_argnums=(0, 1))
+def _run(world: World, plans: tuple[_LeafPlan, ...], values: list[Array]) -> list[Array]:
+    return [leaf.run(world, value) for leaf, value in zip(plans, values, strict=True)]
 
 
 def _checked_root(root: Any, world: World) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import jax
@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jax.extend.random import threefry_2x32
+from jax.tree_util import keystr
 from jax.typing import DTypeLike
 
 from distdl_jax.agreement.agree import agree
@@ -29,8 +30,10 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.settings import current_settings
+from distdl_jax.spec_trees import is_spec, specs_by_path
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
 from distdl_jax.tracing.jaxprs import Call, evaluate, structure
+from distdl_jax.tracing.one_program import one_program
 from distdl_jax.validation import check_key, checked_dtype
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
@@ -73,7 +76,9 @@ def initialize_block(
         (result,) = evaluate(program, [key], _BlockEvaluation(global_shape, box).rule)
     except _NotElementwiseError:
         result = initializer(key, global_shape, dtype)
-    return result.block if isinstance(result, _Cut) else result[tuple(slice(*bounds) for bounds in box)]
+    if isinstance(result, _Cut):
+        return result.block.reshape(box_shape(box))
+    return result[tuple(slice(*bounds) for bounds in box)]
 
 
 def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Array:
@@ -103,21 +108,87 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     >>> init_block(jax.nn.initializers.he_normal(), jax.random.key(0), TensorSpec((3, 4), P)).shape
     (3, 4)
     """
-    if not callable(initializer):
-        raise InvalidTypeError(f"`initializer` (={initializer!r}) must be a function of (key, shape, dtype).")
     check_key("key", key)
     found = checked_dtype("dtype", dtype)
     check_spec(spec)
-    # On all workers, so that all raise what it raises.
-    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, found), key)
-    if getattr(made, "shape", None) != spec.global_shape:
-        raise InvalidArgumentError(
-            f"`initializer` (={initializer!r}) must return an array of the shape that it is given, "
-            f"{spec.global_shape}, but returns {made}."
-        )
+    check_initializer("initializer", initializer, key, spec, found)
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return initialize_block(initializer, key, spec.global_shape, spec.box, found)
+    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, found),))[0]
+
+
+def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
+    """Return this worker's blocks of the initial values of a tree of parameters of your own, by one program.
+
+    **Arguments:**
+
+    - `initializers`: a function of (key, shape, dtype) like the `jax.nn.initializers` for each leaf of `specs`: a
+      pytree of the same structure, where a function in place of a subtree counts for all its leaves.
+    - `specs`: a pytree of `TensorSpec`; None in it stays None.
+    - `key`: a JAX random key, the same on every worker. Leaf i of n, in JAX's order of leaves, gets
+      `jax.random.split(key, n)[i]`.
+    - `dtype`: of the parameters.
+
+    **Returns:** a pytree like `specs` of this worker's blocks, each as `init_block` makes it: slices of the same
+    global values whatever the partitions, zero-volume where this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
+    collective among the workers of the partitions in `specs`, which compare their keys.
+
+    **Raises:** `InvalidArgumentError` where `initializers` has another structure than `specs`, or an initializer
+    returns another shape than it is given; `InvalidTypeError` as `init_block`.
+
+    >>> import distdl_jax as dj
+    >>> P, normal = dj.Partition().grid([1, 1]), jax.nn.initializers.normal()
+    >>> specs = {"table": TensorSpec((5, 2), P), "gates": [TensorSpec((2, 2), P), TensorSpec((2, 1), P)]}
+    >>> params = init({"table": normal, "gates": jax.nn.initializers.zeros}, specs, jax.random.key(0))
+    >>> params["table"].shape, len(params["gates"])
+    ((5, 2), 2)
+    """
+    named = {keystr(path): spec for path, spec in specs_by_path(specs).items() if spec is not None}
+
+    def broadcast(initializer: Any, below: Any) -> Any:
+        return jax.tree.map(lambda spec: None if spec is None else initializer, below, is_leaf=is_spec)
+
+    try:
+        found = jax.tree.leaves(jax.tree.map(broadcast, initializers, specs, is_leaf=callable), is_leaf=callable)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "`initializers` must be an initializer, or a pytree of initializers with the structure of `specs` or of a "
+            f"prefix of it: {error}"
+        ) from None
+    by_name = dict(zip(named, found, strict=True))
+    params = initialize_params(named, key, dtype, by_name, tuple(named), "initializers{}")
+    values = iter(params.values())
+    return jax.tree.map(lambda spec: None if spec is None else next(values), specs, is_leaf=is_spec)
+
+
+def check_initializer(name: str, initializer: Any, key: Array, spec: TensorSpec, dtype: np.dtype) -> None:
+    """Refuse an initializer that is no function, or returns another shape than it is given, on all workers."""
+    if not callable(initializer):
+        raise InvalidTypeError(f"`{name}` (={initializer!r}) must be a function of (key, shape, dtype).")
+    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, dtype), key)
+    if getattr(made, "shape", None) != spec.global_shape:
+        raise InvalidArgumentError(
+            f"`{name}` (={initializer!r}) must return an array of the shape that it is given, {spec.global_shape}, "
+            f"but returns {made}."
+        )
+
+
+class _Tensor(NamedTuple):
+    """A random tensor, of which this worker makes its block `box`."""
+
+    initializer: Initializer
+    global_shape: tuple[int, ...]
+    box: Box
+    dtype: np.dtype
+
+
+@one_program(static_argnums=(1,))
+def _make_blocks(keys: list[Array], tensors: tuple[_Tensor, ...]) -> list[Array]:
+    """Return this worker's blocks of random tensors, each from a key of its own."""
+    return [
+        initialize_block(tensor.initializer, key, tensor.global_shape, tensor.box, tensor.dtype)
+        for key, tensor in zip(keys, tensors, strict=True)
+    ]
 
 
 class _NotElementwiseError(Exception):
@@ -126,7 +197,7 @@ class _NotElementwiseError(Exception):
 
 @dataclass(frozen=True)
 class _Cut:
-    """The block of a value that has the global shape."""
+    """The block, as one row, of a value that has the global shape. (XLA compiles rows in a fraction of the time.)"""
 
     block: Array
 
@@ -148,14 +219,15 @@ class _BlockEvaluation:
         if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(args[0]):
             return [_Cut(_random_bits(args[0], params["bit_width"], self.global_shape, self.box))]
         if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(args[0]) == 1:
-            return [_Cut(jnp.broadcast_to(jnp.reshape(args[0], ()), box_shape(self.box)))]
+            return [_Cut(jnp.broadcast_to(jnp.reshape(args[0], ()), (math.prod(box_shape(self.box)),)))]
         return bound_again(eqn, args)
 
     def _elementwise(self, eqn: Any, args: list[Any]) -> Array:
         whole = [arg for arg in args if not isinstance(arg, _Cut)]
         if eqn.primitive.name not in _ELEMENTWISE or any(np.size(arg) != 1 for arg in whole):
             raise _NotElementwiseError
-        (result,) = bound_again(eqn, [arg.block if isinstance(arg, _Cut) else arg for arg in args])
+        in_rows = [arg.block if isinstance(arg, _Cut) else jnp.reshape(arg, (1,) * (np.ndim(arg) > 0)) for arg in args]
+        (result,) = bound_again(eqn, in_rows)
         return result
 
 
@@ -164,19 +236,19 @@ def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box:
     counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined, unused-ignore]
     if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
         raise _NotElementwiseError
-    shape = box_shape(box)
-    if 0 in shape:
-        return jnp.zeros(shape, f"uint{bit_width}")
-    high, low = (counts.reshape(-1) for counts in _row_major_numbers(global_shape, box))
-    bits = threefry_2x32(jax.random.key_data(key), jnp.concatenate([high, low]))
-    high, low = bits[: high.size].reshape(shape), bits[high.size :].reshape(shape)
+    size = math.prod(box_shape(box))
+    if size == 0:
+        return jnp.zeros(0, f"uint{bit_width}")
+    bits = threefry_2x32(jax.random.key_data(key), jnp.concatenate(_row_major_numbers(global_shape, box)))
+    high, low = bits[:size], bits[size:]
     if bit_width == 64:
         return (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
     return (high ^ low).astype(f"uint{bit_width}")
 
 
 def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, Array]:
-    """Return the row-major number of each element in the global tensor, as the halves of 64-bit integers."""
+    """Return the row-major number of each element in the global tensor, as the halves of 64-bit integers, in a row."""
+    global_shape, box = _merged(global_shape, box)
     shape = box_shape(box)
     high = low = jnp.zeros(shape, jnp.uint32)
     for axis, (start, stop) in enumerate(box):
@@ -188,26 +260,52 @@ def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, 
         carry = (total < low).astype(jnp.uint32)
         high = high + (numbers >> np.uint64(32)).astype(np.uint32).reshape(along) + carry
         low = total
-    return high, low
+    return high.reshape(-1), low.reshape(-1)
+
+
+def _merged(global_shape: tuple[int, ...], box: Box) -> tuple[tuple[int, ...], Box]:
+    """Return the shape and the box with each axis of which the box has all joined to the one before it."""
+    lengths, ranges = [1], [(0, 1)]
+    for length, (start, stop) in zip(global_shape, box, strict=True):
+        if (start, stop) == (0, length) or ranges[-1] == (0, 1) == (0, lengths[-1]):
+            ranges[-1] = (ranges[-1][0] * length + start, (ranges[-1][1] - 1) * length + stop)
+            lengths[-1] *= length
+        else:
+            lengths.append(length)
+            ranges.append((start, stop))
+    return tuple(lengths), tuple(ranges)
 
 
 def initialize_params(
-    specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
+    specs: Mapping[str, TensorSpec],
+    key: Array,
+    dtype: DTypeLike,
+    initializers: Mapping[str, Initializer],
+    keyed: Sequence[str] = ("weight", "bias"),
+    argument: str = "{}_init",
 ) -> dict[str, Array]:
-    """Return this worker's blocks of the parameters `specs`, each from a key of its own; zero-volume where it has none.
+    """Return this worker's blocks of the parameters `specs`, by one program; zero-volume where it has none.
 
-    With `DISTDL_JAX_DEBUG=1` it is collective among the workers of the parameters' partitions, which compare their
-    keys, but for a key that is traced.
+    Each parameter has a key of its own, the one at its name's place in `keyed`. Errors call its
+    initializer `argument` of its name. With `DISTDL_JAX_DEBUG=1` it is
+    collective among the workers of the parameters' partitions, which compare their keys, but for a key that is traced.
     """
     check_key("key", key)
+    found = checked_dtype("dtype", dtype)
+    for name, spec in specs.items():
+        check_initializer(argument.format(name), initializers[name], key, spec, found)
     if specs and current_settings().debug and not isinstance(key, Tracer):
         _check_same_key(specs, key, dtype, initializers)
-    params = {}
-    for name, own_key in zip(("weight", "bias"), jax.random.split(key), strict=True):
-        if name not in specs:
-            continue
-        params[name] = init_block(initializers[name], own_key, specs[name], dtype)
-    return params
+    # Split here: one program for all layers of two parameters.
+    key_of = dict(zip(keyed, jax.random.split(key, len(keyed)), strict=True))
+    tensors = {
+        name: _Tensor(initializers[name], spec.global_shape, spec.box, found)
+        for name, spec in specs.items()
+        if spec.box is not None
+    }
+    made = _make_blocks([key_of[name] for name in tensors], tuple(tensors.values())) if tensors else []
+    block_of = dict(zip(tensors, made, strict=True))
+    return {name: block_of[name] if name in tensors else zero_volume_tensor(dtype=dtype) for name in specs}
 
 
 def _check_same_key(

@@ -19,25 +19,30 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
     "AllToAll": lambda P: nn.AllToAll(P_x=P.grid([2, 2]), split_axis=0, concat_axis=1),
     "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
+    "Take": lambda P: nn.Take(P_x=P.grid([2, 2]), indices=[2, 0, 0, 1, 2], axis=-2, P_y=None),
+    "SegmentSum": lambda P: nn.SegmentSum(P_x=P.grid([2, 2]), segment_ids=[2, 0, 2], num_segments=4, axis=0),
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
+    ),
+    "DistributedPointwise": lambda P: nn.DistributedPointwise(
+        P_x=P.grid([2, 2]), in_features=5, out_features=3, dim=-1, bias=True
     ),
     **{
         f"DistributedConv{d}d": lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), P_y=None, P_W=None, in_channels=2, out_channels=3, kernel_size=3
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
     },
     **{
         f"Distributed{kind}Pool{d}d": lambda P, d=d, kind=kind: getattr(nn, f"Distributed{kind}Pool{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), kernel_size=2, stride=1, padding=1
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
         for kind in ("Max", "Avg")
     },
     "DistributedBatchNorm": lambda P: nn.DistributedBatchNorm(P_x=P.grid([2, 2]), num_features=3, momentum=None),
     "DistributedLayerNorm": lambda P: nn.DistributedLayerNorm(P_x=P.grid([2, 2]), normalized_shape=[3], bias=False),
-    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3),
+    "DistributedRMSNorm": lambda P: nn.DistributedRMSNorm(P_x=P.grid([2, 2]), normalized_shape=3, dim=0),
     "DistributedGroupNorm": lambda P: nn.DistributedGroupNorm(P_x=P.grid([2, 2]), num_groups=2, num_channels=6),
     "DistributedInstanceNorm": lambda P: nn.DistributedInstanceNorm(P_x=P.grid([1, 2, 2]), num_features=3, affine=True),
     **{
@@ -49,12 +54,22 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
             output_padding=1,
             stride=2,
         )
+        for d in (1, 2, 3, 4)
+    },
+    "DistributedGRUCell": lambda P: nn.DistributedGRUCell(P_x=P.grid([2, 2]), input_size=3, hidden_size=5, bias=False),
+    "DistributedLSTMCell": lambda P: nn.DistributedLSTMCell(P_x=P.grid([2, 2]), input_size=3, hidden_size=5),
+    "DistributedGRU": lambda P: nn.DistributedGRU(P_x=P.grid([2, 1, 2]), input_size=3, hidden_size=5, num_layers=2),
+    "DistributedLSTM": lambda P: nn.DistributedLSTM(P_x=P.grid([2, 1, 2]), input_size=3, hidden_size=5, bias=False),
+    **{
+        f"DistributedConvLSTMCell{d}d": lambda P, d=d: getattr(nn, f"DistributedConvLSTMCell{d}d")(
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, hidden_channels=3, kernel_size=3, dilation=2
+        )
         for d in (1, 2, 3)
     },
     "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
     "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
     "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),
-    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2])),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2]), copies=True),
     "DistributedPad": lambda P: nn.DistributedPad(P_x=P.grid([2, 2]), padding=[(1, 2)], mode="reflect"),
     "DistributedCrop": lambda P: nn.DistributedCrop(P_x=P.grid([2, 2]), cropping=[(1, 2)]),
     "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),
@@ -80,7 +95,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, out_channels=3, modes=2, P_W=None
         )
-        for d in (1, 2, 3)
+        for d in (1, 2, 3, 4)
     },
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
         P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
@@ -88,6 +103,10 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Residual": lambda P: nn.Residual(
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),
         shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
+    ),
+    "Pipeline": lambda P: nn.Pipeline(
+        stages=[nn.DistributedLayerNorm(P.grid([2, 2]), 3), nn.Repartition(P.grid([2, 2], range(4)), P.grid([2, 2]))],
+        microbatches=2,
     ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
 }

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from distdl_jax import nn
 from jax import lax
 
 from layer_cases import Case, Tensor, Torch, along_channels, on
 
-SHAPES = {1: (16, 32, 4096), 2: (8, 32, 64, 64), 3: (1, 8, 32, 32, 32)}
-POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48)}
+SHAPES = {1: (16, 32, 4096), 2: (8, 32, 64, 64), 3: (1, 8, 32, 32, 32), 4: (1, 8, 12, 12, 12, 12)}
+POOLED = {1: (16, 32, 16384), 2: (8, 32, 128, 128), 3: (2, 16, 48, 48, 48), 4: (1, 8, 16, 16, 16, 16)}
 
 
 def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], Any]:
@@ -26,15 +27,32 @@ def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], An
     return plain
 
 
-def torch_conv(dims: int, seen: int, made: int, **options: Any) -> Torch:
+def conv_lstm(dims: int, hidden: int) -> Callable[[Any, Any], Any]:
+    """Compute a step from zeros in plain JAX."""
+    plain = conv(dims)
+
+    def step(p: Any, x: Any) -> Any:
+        zeros = jnp.zeros((len(x), hidden, *x.shape[2:]), x.dtype)
+        i, _, g, o = jnp.split(plain(p, jnp.concatenate([x, zeros], 1)), 4, 1)
+        return jax.nn.sigmoid(o) * jnp.tanh(jax.nn.sigmoid(i) * jnp.tanh(g))
+
+    return step
+
+
+def torch(name: str, dims: int, *arguments: Any, **options: Any) -> Torch | None:
+    """Compute the layer on one worker, in PyTorch, which has those of up to three dimensions."""
+    return Torch(f"{name}{dims}d", *arguments, **options) if dims < 4 else None
+
+
+def torch_conv(dims: int, seen: int, made: int, **options: Any) -> Torch | None:
     """Compute the convolution on one worker, in PyTorch."""
-    return Torch(f"Conv{dims}d", seen, made, 3, padding=1, **options)
+    return torch("Conv", dims, seen, made, 3, padding=1, **options)
 
 
 def transposed(p: Any, x: Any) -> Any:
     """In plain JAX, as a product: windows do not overlap. What XLA makes of strides took 30 times as long."""
     dims = x.ndim - 2
-    places, kernel = "hwd"[:dims], "klm"[:dims]
+    places, kernel = "hwdt"[:dims], "klmn"[:dims]
     between = "".join(a + b for a, b in zip(places, kernel, strict=True))
     y = jnp.einsum(f"bi{places},io{kernel}->bo{between}", x, p["weight"])
     y = y.reshape(len(x), -1, *(2 * n for n in x.shape[2:]))
@@ -95,11 +113,15 @@ def cases(n: int) -> Iterator[Case]:
                    torch=torch_conv(dims, c_in // c, c_in // c))  # fmt: skip
         yield Case(f"DistributedConvTranspose{dims}d, rows split", [x],
                    made(f"ConvTranspose{dims}d", rows, **channels, kernel_size=2, stride=2), transposed,
-                   torch=Torch(f"ConvTranspose{dims}d", c_in, c_in, 2, stride=2))  # fmt: skip
+                   torch=torch("ConvTranspose", dims, c_in, c_in, 2, stride=2))  # fmt: skip
+        if dims < 4:
+            cell = {"in_channels": c_in, "hidden_channels": c_in, "kernel_size": 3}
+            yield Case(f"DistributedConvLSTMCell{dims}d, rows split", [x],
+                       made(f"ConvLSTMCell{dims}d", rows, **cell), conv_lstm(dims, c_in))  # fmt: skip
     for dims, shape in POOLED.items():
         rows = (1, 1, n, *(1,) * (dims - 1))
         for kind, plain in (("Max", pool(lax.max, -jnp.inf)), ("Avg", pool(lax.add, 0.0, prod((2,) * dims)))):
             layer = getattr(nn, f"Distributed{kind}Pool{dims}d")
             yield Case(f"Distributed{kind}Pool{dims}d, rows split", [Tensor(shape, rows)],
                        lambda layer=layer, rows=rows: layer(on(*rows), 2), plain,
-                       torch=Torch(f"{kind}Pool{dims}d", 2))  # fmt: skip
+                       torch=torch(f"{kind}Pool", dims, 2))  # fmt: skip

@@ -40,6 +40,17 @@ def smoothed(p: Any, x: Any, labels: Any) -> Any:
     return jnp.mean(jax.nn.logsumexp(x, 1) - 0.9 * at_label - 0.1 * x.mean(1))
 
 
+def focal(x: Any, t: Any) -> Any:
+    p = jax.nn.sigmoid(x)
+    return (1 - p * t - (1 - p) * (1 - t)) ** 2 * bce_with_logits(x, t)
+
+
+def dice(p: Any, x: Any, labels: Any) -> Any:
+    x, t = jax.nn.softmax(x, 1), jnp.moveaxis(jax.nn.one_hot(labels, x.shape[1]), -1, 1)
+    overlap, sizes = jnp.sum(x * t, (2, 3)), jnp.sum(x + t, (2, 3))
+    return jnp.mean(1 - (2 * overlap + 1e-5) / (sizes + 1e-5))
+
+
 def cases(n: int) -> Iterator[Case]:
     """Yield cases on n workers."""
     shape, grid = (2048, 2048), (1, n)
@@ -73,6 +84,11 @@ def cases(n: int) -> Iterator[Case]:
     yield Case(f"{name}, rows of pixels split",
                [Tensor((4, 32, 128, 128), (1, 1, n, 1)), Tensor((4, 128, 128), (1, n, 1), 32)],
                lambda: nn.DistributedCrossEntropyLoss(on(1, 1, n, 1)), cross_entropy, without_params)  # fmt: skip
+    yield Case("DistributedDiceLoss, rows of pixels split",
+               [Tensor((4, 32, 128, 128), (1, 1, n, 1)), Tensor((4, 128, 128), (1, n, 1), 32)],
+               lambda: nn.DistributedDiceLoss(on(1, 1, n, 1), softmax=True), dice, without_params)  # fmt: skip
+    yield Case("DistributedFocalLoss, columns split", [x, t], lambda: nn.DistributedFocalLoss(on(*grid)),
+               mean_of(focal), without_params)  # fmt: skip
     yield Case("DistributedAccuracy, classes split", [Tensor(logits, (1, n)), labels],
                lambda: nn.DistributedAccuracy(on(1, n)),
                lambda p, x, labels: jnp.mean(jnp.argmax(x, 1) == labels, dtype=x.dtype),

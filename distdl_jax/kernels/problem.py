@@ -76,6 +76,11 @@ class Problem:
     split_input: SplitInput | None = None
 
     @property
+    def dims(self) -> int:
+        """How many feature dimensions there are."""
+        return len(self.x) - 2
+
+    @property
     def y(self) -> Shape:
         """The shape of the result."""
         outputs = self.window.outputs(self.x[2:], self.weight[2:])

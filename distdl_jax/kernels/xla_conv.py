@@ -39,7 +39,7 @@ def conv(
         spread.append(s if in_conv == low else 1)
     if any(map(any, before)):
         x = lax.pad(x, jnp.zeros((), x.dtype), before)
-    features = "DHW"[-len(sizes) :]
+    features = "TDHW"[-len(sizes) :]
     last = (f"N{features}C", f"{features}IO", f"N{features}C")
     return lax.conv_general_dilated(
         x,

@@ -1,4 +1,4 @@
-"""The base of layers that multiply with a weight: linear layers, convolutions, embeddings."""
+"""The bases of layers that multiply with a weight: linear layers, convolutions, embeddings."""
 
 from __future__ import annotations
 
@@ -19,36 +19,13 @@ from distdl_jax.tensors import TensorSpec
 from distdl_jax.world import Workers
 
 
-class WeightedLayer(PartitionedLayer):
-    """A layer with a weight and perhaps a bias, which live on some of the workers that multiply with them.
-
-    - `sharded`: whether they are cut over all workers that use the same block.
-    """
-
-    P_W: Any
-    sharded: bool
-
-    @cached_property
-    def _work(self) -> Partition:
-        """The workers that multiply, P_n x P_out x P_in x features."""
-        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+class AffineLayer(PartitionedLayer):
+    """A layer with a weight and perhaps a bias, whose initial values are random."""
 
     @property
     @abstractmethod
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The global shapes of the parameters, by name: "weight", and "bias" where there is one."""
-
-    @cached_property
-    def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._work, self.sharded)
-
-    @cached_property
-    def _team(self) -> Workers:
-        return tuple(sorted({*self._work.ranks, *self.input_partition.ranks, *self.output_partition.ranks}))
-
-    def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
-        return {name: TensorSpec(shape, getattr(self._parameters, name)) for name, shape in self._shapes.items()}
 
     def init(
         self,
@@ -74,3 +51,30 @@ class WeightedLayer(PartitionedLayer):
         default = UniformFanIn(math.prod(self._shapes["weight"][1:]))
         initializers = {"weight": weight_init or default, "bias": bias_init or default}
         return initialize_params(self.param_specs(), key, dtype, initializers)
+
+
+class WeightedLayer(AffineLayer):
+    """A layer with a weight and perhaps a bias, which live on some of the workers that multiply with them.
+
+    - `sharded`: whether they are cut over all workers that use the same block.
+    """
+
+    P_W: Any
+    sharded: bool
+
+    @cached_property
+    def _work(self) -> Partition:
+        """The workers that multiply, P_n x P_out x P_in x features."""
+        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        return ParameterPartitions(self._work, self.sharded)
+
+    @cached_property
+    def _team(self) -> Workers:
+        return tuple(sorted({*self._work.ranks, *self.input_partition.ranks, *self.output_partition.ranks}))
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
+        return {name: TensorSpec(shape, getattr(self._parameters, name)) for name, shape in self._shapes.items()}

@@ -31,21 +31,30 @@ from distdl_jax.validation import checked_weights, is_integer, is_real
 
 @dataclass(frozen=True)
 class LossOverClasses(Loss):
-    """A loss over classes: its labels, and how they get to all workers along the classes."""
+    """A loss over classes: its labels, how they get to all workers along the classes, and the sums over classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.P_x.dim < 2:
+        if self._over_classes and self.P_x.dim < 2:
             raise InvalidArgumentError(
                 f"`P_x` ({shape_text(self.P_x.shape)}) must have 2 dimensions or more: samples, classes, and features."
             )
 
+    @property
+    def _over_classes(self) -> bool:
+        """Whether dimension 1 is one of classes."""
+        return True
+
     @cached_property
     def _first(self) -> Partition:
         """The workers that hold the first of the classes."""
+        return self._first_along(1)
+
+    def _first_along(self, *axes: int) -> Partition:
+        """Return the workers whose index is 0 along `axes`, where the partition that they form has length 1."""
         P = self.P_x
-        ranks = [rank for rank in range(P.size) if index_of(rank, P.shape)[1] == 0]
-        return P.grid((P.shape[0], 1, *P.shape[2:]), ranks)
+        ranks = [rank for rank in range(P.size) if not any(index_of(rank, P.shape)[d] for d in axes)]
+        return P.grid([1 if d in axes else p for d, p in enumerate(P.shape)], ranks)
 
     @property
     def _rank(self) -> int:
@@ -75,6 +84,36 @@ class LossOverClasses(Loss):
                 "are split, a copy on all workers along them, or on the first alone, and zero-volume on the others."
             )
         return as_indices(plan_broadcast(pair.target, self._first, self.P_x).run(self.P_x.world, target))
+
+    def _log_sum(self, pair: Pair, x: Array) -> Array:
+        """Return the logarithm of the sum of exponentials over all classes, on all workers along them."""
+        lines, world = self._lines(pair, x.dtype), self.P_x.world
+        top = lax.stop_gradient(jnp.max(x, axis=1, initial=-jnp.inf))
+        top = plan_all_reduce(lines, self.P_x, "max", 1).run(world, top)
+        top = jnp.where(jnp.isfinite(top), top, 0)
+        total = jnp.sum(jnp.exp(x - jnp.expand_dims(top, 1)), axis=1)
+        return jnp.log(plan_all_sum_reduce(lines, self.P_x, 1).run(world, total)) + top
+
+    def _surprise(self, pair: Pair, log_sum: Array, x: Array, labels: Array, counts: Array | bool = True) -> Array:
+        """Return -log p of each sample's label where this worker has the label's class, and the sample counts; else 0.
+
+        What does not count is not read, so that an infinity in it does no harm.
+        """
+        start, stop = pair.grid.box(self._rank)[1]
+        is_here = counts & (labels >= start) & (labels < stop)
+        return jnp.where(is_here, log_sum - _picked(x, labels - start, x.shape), 0)
+
+    def _are_wrong(self, pair: Pair, labels: Array) -> Array:
+        """Return which labels are no classes; their losses are NaN, as what JAX reads out of bounds is."""
+        return (labels < 0) | (labels >= pair.grid.extent[1])
+
+    def _reduced(self, pair: Pair, terms: Array, divisor: Array | float, prediction: Array) -> Array:
+        """Return this worker's part of the loss, from its share of each sample's."""
+        if self.reduction == "none":
+            terms = terms.astype(prediction.dtype)
+            to_first = plan_sum_reduce(self._lines(pair, terms.dtype), self.P_x, self._first)
+            return to_first.run(self.P_x.world, terms)
+        return jnp.sum(terms) / divisor if self.reduction == "mean" else jnp.sum(terms)
 
 
 @dataclass(frozen=True)
@@ -142,21 +181,7 @@ class DistributedCrossEntropyLoss(LossOverClasses):
             terms, divisor = self._of_probabilities(pair, log_sum, x, target.astype(pair.wide))
         else:
             terms, divisor = self._of_labels(pair, log_sum, x, self._labels(pair, target))
-        terms = tie(terms, log_sum)
-        if self.reduction == "none":
-            terms = terms.astype(prediction.dtype)
-            to_first = plan_sum_reduce(self._lines(pair, terms.dtype), self.P_x, self._first)
-            return to_first.run(self.P_x.world, terms)
-        return jnp.sum(terms) / divisor if self.reduction == "mean" else jnp.sum(terms)
-
-    def _log_sum(self, pair: Pair, x: Array) -> Array:
-        """Return the logarithm of the sum of exponentials over all classes, on all workers along them."""
-        lines, world = self._lines(pair, x.dtype), self.P_x.world
-        top = lax.stop_gradient(jnp.max(x, axis=1, initial=-jnp.inf))
-        top = plan_all_reduce(lines, self.P_x, "max", 1).run(world, top)
-        top = jnp.where(jnp.isfinite(top), top, 0)
-        total = jnp.sum(jnp.exp(x - jnp.expand_dims(top, 1)), axis=1)
-        return jnp.log(plan_all_sum_reduce(lines, self.P_x, 1).run(world, total)) + top
+        return self._reduced(pair, tie(terms, log_sum), divisor, prediction)
 
     def _of_labels(self, pair: Pair, log_sum: Array, x: Array, labels: Array) -> tuple[Array, Array | float]:
         """Return this worker's share of each sample's loss, and the divisor of their mean."""
@@ -164,18 +189,14 @@ class DistributedCrossEntropyLoss(LossOverClasses):
         counts = jnp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         weights = counts.astype(x.dtype)
         if self.weight is not None:
-            known = jnp.asarray(self.weight, x.dtype)
-            weights = weights * (known[jnp.clip(labels, 0, classes - 1)] if labels.size and classes else weights)
-        # The loss of a label that is no class is NaN, as JAX's out-of-bounds reads are. Samples that don't count are
-        # not read, so that an infinity in them does no harm.
-        weights = weights * jnp.where(counts & ((labels < 0) | (labels >= classes)), jnp.nan, 1).astype(weights.dtype)
-        is_here = counts & (labels >= box[1][0]) & (labels < box[1][1])
-        terms = (1 - smoothing) * weights * jnp.where(is_here, log_sum - _picked(x, labels - box[1][0], x.shape), 0)
+            weights = weights * of_labels(self.weight, labels, x.dtype)
+        weights = jnp.where(counts & self._are_wrong(pair, labels), jnp.nan, weights)
+        terms = (1 - smoothing) * weights * self._surprise(pair, log_sum, x, labels, counts)
         if smoothing:
             spread = jnp.sum((jnp.expand_dims(log_sum, 1) - x) * self._class_weights(box, x.dtype), axis=1)
             terms = terms + smoothing / max(classes, 1) * jnp.where(counts, spread, 0)
         if self.weight is None and self.ignore_index is None:
-            return terms, _samples(pair)
+            return terms, samples(pair)
         if self.reduction != "mean":
             return terms, 1
         own = jnp.sum(weights) * (self._rank_along_classes == 0)
@@ -189,16 +210,28 @@ class DistributedCrossEntropyLoss(LossOverClasses):
         smooth = (1 - self.label_smoothing) * target + self.label_smoothing / classes
         surprise = jnp.expand_dims(log_sum, 1) - x  # -log p of each class of the block
         terms = jnp.sum(smooth * self._class_weights(box, x.dtype) * surprise, axis=1)
-        return terms, _samples(pair)
+        return terms, samples(pair)
 
     def _class_weights(self, box: Box, dtype: Any) -> Any:
         """Return the weights of the classes of a block, in a shape that broadcasts with it."""
         if self.weight is None:
             return np.ones((), dtype)
-        return np.asarray(self.weight, dtype)[slice(*box[1])].reshape(-1, *(1,) * (len(box) - 2))
+        return along_classes(self.weight, box, dtype)
 
 
-def _samples(pair: Pair) -> float:
+def of_labels(numbers: Sequence[float], labels: Array, dtype: Any) -> Array:
+    """Return the number of each label, of one for each class; of a label that is no class any."""
+    if not (labels.size and numbers):
+        return jnp.ones(labels.shape, dtype)
+    return jnp.asarray(numbers, dtype)[jnp.clip(labels, 0, len(numbers) - 1)]
+
+
+def along_classes(numbers: Sequence[float], box: Box, dtype: Any) -> np.ndarray:
+    """Return the numbers of the classes of a block, of one for each class, in a shape that broadcasts with it."""
+    return np.asarray(numbers, dtype)[slice(*box[1])].reshape(-1, *(1,) * (len(box) - 2))
+
+
+def samples(pair: Pair) -> float:
     """Return the number of samples (times features) of the whole, each with one loss; 1 where there is none."""
     classes = max(pair.grid.extent[1], 1)
     return float(max(prod(pair.grid.extent) // classes, 1))
@@ -248,4 +281,4 @@ class DistributedAccuracy(LossOverClasses):
         labels = self._labels(pair, target)
         right = argmax_of(prediction, self.P_x, pair.grid, 1) == labels
         number = jnp.sum(right, dtype=pair.wide) * (self._rank_along_classes == 0)
-        return number / _samples(pair) if self.reduction == "mean" else number
+        return number / samples(pair) if self.reduction == "mean" else number

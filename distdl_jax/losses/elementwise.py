@@ -245,7 +245,7 @@ class DistributedBCEWithLogitsLoss(Loss):
         super().__post_init__()
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
-        soft = _softplus(-prediction)
+        soft = softplus(-prediction)
         if self.pos_weight is None:
             return (1 - target) * prediction + soft
         return (1 - target) * prediction + (1 + (self._weights(pair) - 1) * target) * soft
@@ -341,11 +341,11 @@ def _times_log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
 
 
 @jax.custom_jvp
-def _softplus(x: Array) -> Array:
+def softplus(x: Array) -> Array:
     """Return log(1 + exp x). JAX's own takes three times as long: it checks for infinities, which this handles too."""
     return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 
-@_softplus.defjvp
+@softplus.defjvp
 def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]
+    return softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]

@@ -3,6 +3,7 @@
 from distdl_jax.experts.mixture import DistributedMixtureOfExperts
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
+from distdl_jax.losses.dice import DistributedDiceLoss
 from distdl_jax.losses.elementwise import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
@@ -13,22 +14,32 @@ from distdl_jax.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
-from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from distdl_jax.losses.focal import DistributedFocalLoss
+from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
+from distdl_jax.nn.conv_lstm import (
+    DistributedConvLSTMCell1d,
+    DistributedConvLSTMCell2d,
+    DistributedConvLSTMCell3d,
+)
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
+    DistributedConvTranspose4d,
 )
 from distdl_jax.nn.conv_variants import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
+    DistributedChannelConv4d,
     DistributedFeatureConv1d,
     DistributedFeatureConv2d,
     DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
     DistributedGeneralConv1d,
     DistributedGeneralConv2d,
     DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
@@ -40,11 +51,14 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    SegmentSum,
     SumReduce,
+    Take,
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.per_sample import (
@@ -53,13 +67,17 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pipeline import Pipeline
+from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
     DistributedAvgPool3d,
+    DistributedAvgPool4d,
     DistributedMaxPool1d,
     DistributedMaxPool2d,
     DistributedMaxPool3d,
+    DistributedMaxPool4d,
 )
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
@@ -73,12 +91,15 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
+from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
 from distdl_jax.spectral.spectral_conv import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,
+    DistributedSpectralConv4d,
 )
 
 __all__ = [
@@ -93,35 +114,51 @@ __all__ = [
     "DistributedAvgPool1d",
     "DistributedAvgPool2d",
     "DistributedAvgPool3d",
+    "DistributedAvgPool4d",
     "DistributedBCELoss",
     "DistributedBCEWithLogitsLoss",
     "DistributedBatchNorm",
     "DistributedChannelConv1d",
     "DistributedChannelConv2d",
     "DistributedChannelConv3d",
+    "DistributedChannelConv4d",
     "DistributedConv1d",
     "DistributedConv2d",
     "DistributedConv3d",
+    "DistributedConv4d",
+    "DistributedConvLSTMCell1d",
+    "DistributedConvLSTMCell2d",
+    "DistributedConvLSTMCell3d",
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
+    "DistributedConvTranspose4d",
     "DistributedCrop",
     "DistributedCrossEntropyLoss",
+    "DistributedDiceLoss",
     "DistributedEmbedding",
     "DistributedFNOBlock",
     "DistributedFeatureConv1d",
     "DistributedFeatureConv2d",
     "DistributedFeatureConv3d",
+    "DistributedFeatureConv4d",
+    "DistributedFocalLoss",
+    "DistributedGRU",
+    "DistributedGRUCell",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
+    "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
+    "DistributedGraphNetBlock",
     "DistributedGroupNorm",
     "DistributedHuberLoss",
     "DistributedInstanceNorm",
     "DistributedKLDivLoss",
     "DistributedL1Loss",
+    "DistributedLSTM",
+    "DistributedLSTMCell",
     "DistributedLayerNorm",
     "DistributedLinear",
     "DistributedLoss",
@@ -129,28 +166,34 @@ __all__ = [
     "DistributedMaxPool1d",
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
+    "DistributedMaxPool4d",
     "DistributedMixtureOfExperts",
     "DistributedMultiHeadAttention",
     "DistributedPad",
+    "DistributedPointwise",
     "DistributedPoissonNLLLoss",
     "DistributedRMSNorm",
     "DistributedSpectralConv1d",
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
+    "DistributedSpectralConv4d",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",
     "Flatten",
     "HaloExchange",
     "Layer",
+    "Pipeline",
     "Precision",
     "ReduceScatter",
     "Remat",
     "Repartition",
     "Reshape",
     "Residual",
+    "SegmentSum",
     "Sequential",
     "SumReduce",
+    "Take",
     "Transpose",
     "Unflatten",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
+from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 
 
 class DistributedFeatureConv1d(DistributedConv1d):
@@ -19,6 +19,12 @@ class DistributedFeatureConv2d(DistributedConv2d):
 
 class DistributedFeatureConv3d(DistributedConv3d):
     """`DistributedConv3d` that refuses partitions which ask for another algorithm than the feature one."""
+
+    required_kind = "feature"
+
+
+class DistributedFeatureConv4d(DistributedConv4d):
+    """`DistributedConv4d` that refuses partitions which ask for another algorithm than the feature one."""
 
     required_kind = "feature"
 
@@ -41,6 +47,12 @@ class DistributedChannelConv3d(DistributedConv3d):
     required_kind = "channel"
 
 
+class DistributedChannelConv4d(DistributedConv4d):
+    """`DistributedConv4d` that refuses partitions which ask for another algorithm than the channel one."""
+
+    required_kind = "channel"
+
+
 class DistributedGeneralConv1d(DistributedConv1d):
     """`DistributedConv1d` that refuses partitions which ask for another algorithm than the general one."""
 
@@ -55,5 +67,11 @@ class DistributedGeneralConv2d(DistributedConv2d):
 
 class DistributedGeneralConv3d(DistributedConv3d):
     """`DistributedConv3d` that refuses partitions which ask for another algorithm than the general one."""
+
+    required_kind = "general"
+
+
+class DistributedGeneralConv4d(DistributedConv4d):
+    """`DistributedConv4d` that refuses partitions which ask for another algorithm than the general one."""
 
     required_kind = "general"

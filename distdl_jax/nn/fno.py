@@ -40,7 +40,7 @@ class FNOBlockPlan(BlocksPlan):
 class DistributedFNOBlock(PartitionedLayer):
     """A layer of a Fourier neural operator: activation(spectral convolution of x + linear map of x's channels).
 
-    x is n_b x n_in x features on P_x, 1 to 3 feature dimensions, of which batch and features may be split, in balanced
+    x is n_b x n_in x features on P_x, 1 to 4 feature dimensions, of which batch and features may be split, in balanced
     blocks; y is n_b x n_out x features, on P_x too. The parameters are those of the two layers, `{"spectral":
     DistributedSpectralConv's, "pointwise": those of a convolution with a kernel of 1}`.
 
@@ -77,9 +77,9 @@ class DistributedFNOBlock(PartitionedLayer):
         P_W: Partition | None = None,
     ) -> None:
         check_partitions(P_x=P_x)
-        if not 3 <= P_x.dim <= 5 or P_x.shape[1] != 1:
+        if not 3 <= P_x.dim <= 6 or P_x.shape[1] != 1:
             raise InvalidArgumentError(
-                f"`P_x` ({shape_text(P_x.shape)}) must have 3 to 5 dimensions, batch, channels, and features, and one "
+                f"`P_x` ({shape_text(P_x.shape)}) must have 3 to 6 dimensions, batch, channels, and features, and one "
                 "worker along the channels."
             )
         layer = getattr(spectral_conv, f"DistributedSpectralConv{P_x.dim - 2}d")

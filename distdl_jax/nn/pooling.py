@@ -67,7 +67,7 @@ class DistributedPool(ParameterFreeLayer):
     With P_x of shape P_n x P_c x P_{D-1} x ... x P_0 and x of n_b x n_c x n_{D-1} x ... x n_0, the output has
     floor((n + low + high - dilation * (kernel - 1) - 1) / stride) + 1 entries along each feature dimension, in
     balanced blocks on P_x. Only the feature dimensions need their neighbours' data. Blocks of x may be unbalanced,
-    empty, or smaller than the kernel. Use the classes for 1, 2 or 3 dimensions.
+    empty, or smaller than the kernel. Use the classes for 1 to 4 dimensions.
 
     **Arguments:**
 
@@ -199,6 +199,12 @@ class DistributedMaxPool3d(DistributedMaxPool):
     dims = 3
 
 
+class DistributedMaxPool4d(DistributedMaxPool):
+    """`DistributedMaxPool` of N x C x n_3 x n_2 x n_1 x n_0 tensors."""
+
+    dims = 4
+
+
 class DistributedAvgPool1d(DistributedAvgPool):
     """`DistributedAvgPool` of N x C x n_0 tensors."""
 
@@ -215,3 +221,9 @@ class DistributedAvgPool3d(DistributedAvgPool):
     """`DistributedAvgPool` of N x C x n_2 x n_1 x n_0 tensors."""
 
     dims = 3
+
+
+class DistributedAvgPool4d(DistributedAvgPool):
+    """`DistributedAvgPool` of N x C x n_3 x n_2 x n_1 x n_0 tensors."""
+
+    dims = 4

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.initialization import UniformFanIn, init_block
+from distdl_jax.initialization import UniformFanIn, initialize_params
 from distdl_jax.layer.input_checks import check_probability, checked_key, real_grid
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicated_params, unboxed
@@ -28,7 +28,7 @@ from distdl_jax.sequence.online_softmax import rotated
 from distdl_jax.sequence.ring import Extras, block_of
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
-from distdl_jax.validation import check_key, checked_integer, is_real
+from distdl_jax.validation import checked_integer, is_real
 
 Exchange = Literal["ring", "heads", "gather"]
 
@@ -178,13 +178,9 @@ class DistributedMultiHeadAttention(PartitionedLayer):
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """Return this worker's blocks of the initial parameters: uniform in ±1/sqrt(n_e), and biases of 0."""
-        check_key("key", key)
         specs, weights = self.param_specs(), UniformFanIn(self.embed_dim)
-        keys = dict(zip(specs, jax.random.split(key, len(specs)), strict=True))
-        return {
-            name: init_block(jax.nn.initializers.zeros if name.endswith("bias") else weights, keys[name], spec, dtype)
-            for name, spec in specs.items()
-        }
+        initializers = {name: jax.nn.initializers.zeros if name.endswith("bias") else weights for name in specs}
+        return initialize_params(specs, key, dtype, initializers, tuple(specs))
 
     def cache_specs(self, batch: int, length: int) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of each part of a cache, for `dj.gather`; see `init_cache`."""

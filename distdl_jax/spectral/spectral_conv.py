@@ -231,6 +231,12 @@ class DistributedSpectralConv3d(DistributedSpectralConv):
     dims = 3
 
 
+class DistributedSpectralConv4d(DistributedSpectralConv):
+    """A spectral convolution over four feature dimensions, space and time; see `DistributedSpectralConv`."""
+
+    dims = 4
+
+
 @lru_cache(maxsize=64)
 def _grid_of_modes(shape: tuple[int, ...], channels: int, frequencies: tuple[int, ...]) -> tuple[int, ...]:
     """Return the grid that splits the frequencies: of the most even ones, that with the fewest movements.

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from distdl_jax.compat import scan_counts
+from distdl_jax.errors import InvalidTypeError
 from distdl_jax.source_lines import is_library
 
 T = TypeVar("T")
@@ -113,8 +114,18 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any], rule: Callable[[Any, lis
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in jaxpr.eqns:
-        values.update(zip(eqn.outvars, rule(eqn, [value(atom) for atom in eqn.invars]), strict=True))
+        results = rule(eqn, [value(atom) for atom in eqn.invars])
+        if len(results) != len(eqn.outvars):
+            raise InvalidTypeError(_CHECKED)
+        values.update(zip(eqn.outvars, results, strict=True))
     return [value(atom) for atom in jaxpr.outvars]
+
+
+_CHECKED = (
+    "JAX can't differentiate a traced program that checkify has checked, with a function in it that has a derivative "
+    "of its own. Check the derivative: in place of dj.value_and_grad of checkify.checkify(loss), checkify.checkify of "
+    "dj.value_and_grad(loss)."
+)
 
 
 class DataFlow(ABC, Generic[T]):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distdl_jax.compat import install_jax_patches, remove_jax_patches
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.launch import supervised
+from distdl_jax.tracing.loop_rules import install_loop_rules, remove_loop_rules
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
 from distdl_jax.transports.threads.world import ThreadWorld
 from distdl_jax.watchdog.status import worker_status
@@ -30,6 +31,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     `InvalidArgumentError` for a communicator in `dj.simulate`.
     """
     install_jax_patches()
+    install_loop_rules()
     if (world := _simulated()) is not None:
         if comm is not None:
             raise InvalidArgumentError(
@@ -54,7 +56,7 @@ def close() -> None:
     """Close all worlds of this process, and undo what opening them has done to it.
 
     Collective: all workers call it, as if their programs ended there; each waits until the others have come to it.
-    Afterwards `sys.excepthook`, the methods of JAX's classes and the handlers of `atexit` are as before the first
+    Afterwards `sys.excepthook`, the methods and rules of JAX and the handlers of `atexit` are as before the first
     partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world: a notebook can go on.
     MPI stays up, for it can't be started twice in one process.
 
@@ -75,6 +77,7 @@ def close() -> None:
         close_worlds()
     if not simulations_run():
         remove_jax_patches()
+        remove_loop_rules()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ Sizes = Sequence[int]
 Pairs = Sequence[tuple[int, int]]
 
 NUMPY_MODES = {"zeros": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
-OUTPUT, KERNEL = "xyz", "abc"  # subscripts
+OUTPUT, KERNEL = "wxyz", "abcd"  # subscripts
 
 
 def pad(x: np.ndarray, pairs: Pairs, mode: str = "zeros", value: float = 0) -> np.ndarray:

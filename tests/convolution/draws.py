@@ -135,12 +135,13 @@ class Pool(Drawn):
 class Draw:
     """Draws layers for worlds of `workers` workers, with small integers everywhere."""
 
-    def __init__(self, seed: Sequence[int], workers: int) -> None:
+    def __init__(self, seed: Sequence[int], workers: int, dims: Sequence[int] = (1, 2, 3)) -> None:
         self.rng = np.random.default_rng(seed)
         self.workers = workers
+        self.dims = dims
 
     def conv(self) -> Conv:
-        dims, mode = self._one_of(1, 2, 3), self._one_of("zeros", "zeros", "circular", "reflect", "replicate")
+        dims, mode = self._one_of(*self.dims), self._one_of("zeros", "zeros", "circular", "reflect", "replicate")
         groups = self._one_of(1, 1, 1, 2, 3, 4)
         P_x, P_y, P_W = self._feature_split(dims) if self._chance(0.4) else self._channel_split(dims, groups)
         return Conv(
@@ -155,7 +156,7 @@ class Draw:
         )
 
     def pool(self) -> Pool:
-        dims, kind = self._one_of(1, 2, 3), self._one_of("Max", "Avg")
+        dims, kind = self._one_of(*self.dims), self._one_of("Max", "Avg")
         (P_x,) = self._teams(self._grid(dims + 2))
         return Pool(**self._drawn(P_x, self._upto(4), kind), kind=kind, count_include_pad=self._chance(0.5))
 
@@ -179,7 +180,7 @@ class Draw:
     def _drawn(self, P_x: On, channels: int, kind: str) -> dict[str, Any]:
         """The arguments of `Drawn`; `kind` is the padding mode, or which pooling it is."""
         dims = len(P_x.shape) - 2
-        most = (6, 4, 3)[dims - 1]
+        most = (6, 4, 3, 3)[dims - 1]
         kernel, stride, dilation = (tuple(self._upto(n) for _ in range(dims)) for n in (most, 3, 3))
         if kind == "Avg":
             dilation = (1,) * dims
@@ -195,7 +196,7 @@ class Draw:
         elif self._chance(0.3):
             padding = tuple(low for low, _ in pairs)
             pairs = tuple((low, low) for low in padding)
-        sizes = [self._upto((24, 10, 7)[dims - 1], least=0) for _ in range(dims)]
+        sizes = [self._upto((24, 10, 7, 5)[dims - 1], least=0) for _ in range(dims)]
         for d, (low, high) in enumerate(pairs):
             inside = {"circular": max(low, high), "reflect": max(low, high) + 1, "zeros": 0}.get(kind, 1)
             sizes[d] = max(sizes[d], inside, spans[d] - low - high)

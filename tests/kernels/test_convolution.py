@@ -81,6 +81,8 @@ CASES = {
     "few channels, strided, dilated": ((11, 9), 3, 20, (3, 4), (2, 1), ((2, 1), (0, 3)), (1, 2), 1),
     "padding less than none": ((8, 9), 3, 4, (3, 2), (2, 1), ((-1, 1), (0, -2)), 1, 1),
     "3-D groups": ((5, 4, 6), 4, 6, (2, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 2),
+    "4-D": ((4, 3, 5, 4), 2, 3, (3, 2, 2, 3), 1, ((1, 1), (0, 1), (-1, 2), (3, 1)), 1, 1),
+    "4-D groups, strided, dilated": ((6, 5, 4, 7), 4, 2, (2, 2, 3, 2), (2, 1, 1, 3), ((2, 0), *((1, 1),) * 3), 2, 2),
 }
 
 
@@ -192,7 +194,7 @@ def test_forward_and_gradients(name):
     if HAS_ONEDNN:
         variants.append(("float32", ONEDNN))
     calls = _compare(name, variants, _gradients)
-    assert calls == (3 if HAS_ONEDNN and np.prod(CASES[name][0]) else 0)
+    assert calls == (3 if HAS_ONEDNN and np.prod(CASES[name][0]) and len(CASES[name][0]) < 4 else 0)
 
 
 @cache

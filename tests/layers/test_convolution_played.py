@@ -19,11 +19,12 @@ import distdl_jax as dj
 CONVS, POOLS = (16_000, 8_000) if long_run() else (800, 400)
 BATCHES = 20
 WORLDS = (12, 12, 12, 30, 4)
+DIMS = (*((1, 2, 3),) * 11, (4,))
 
 
 def drawn_conv(case: int) -> tuple[Conv, list[np.ndarray]]:
     """A convolution with x, w, b and dy."""
-    draw = Draw([1, case], WORLDS[case % len(WORLDS)])
+    draw = Draw([1, case], WORLDS[case % len(WORLDS)], DIMS[case % len(DIMS)])
     conv = draw.conv()
     biases = (conv.out_channels,) if conv.bias else (0,)
     return conv, [integers(draw.rng, *shape) for shape in (conv.x_shape, conv.w_shape, biases, conv.y_shape)]
@@ -31,7 +32,7 @@ def drawn_conv(case: int) -> tuple[Conv, list[np.ndarray]]:
 
 def drawn_pool(case: int) -> tuple[Pool, list[np.ndarray]]:
     """A pooling with x and dy."""
-    draw = Draw([2, case], WORLDS[case % len(WORLDS)])
+    draw = Draw([2, case], WORLDS[case % len(WORLDS)], DIMS[case % len(DIMS)])
     pool = draw.pool()
     return pool, [integers(draw.rng, *shape) for shape in (pool.x_shape, pool.y_shape)]
 
@@ -129,6 +130,6 @@ def traits(drawn: Drawn) -> set[str]:
 def test_draws_hold_every_kind_of_case(draw, least: int) -> None:
     """The first cases hold each kind that is to be tested, at least so often."""
     counts = Counter(trait for case in range(16 * least) for trait in traits(draw(case)[0]))
-    expected = 24 if draw is drawn_conv else 16
+    expected = 25 if draw is drawn_conv else 17
     rare = {name: count for name, count in counts.items() if count < least}
     assert len(counts) == expected and not rare, counts

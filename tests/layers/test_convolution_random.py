@@ -35,6 +35,15 @@ def test_random_layers(program: int, world_size: int) -> None:
     check([drawn(case, world_size) for case in range(together * program, together * (program + 1))])
 
 
+@pytest.mark.simulated(4)
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("program", range(2 * LONG - 1))
+def test_random_layers_of_four_dimensions(program: int) -> None:
+    """As above: two convolutions and a pooling."""
+    draws = [Draw([22, program, case], 4, dims=(4,)) for case in range(3)]
+    check([draws[0].conv(), draws[1].conv(), draws[2].pool()])
+
+
 @pytest.mark.skipif(version() == "none", reason="oneDNN's convolutions are not compiled here")
 @pytest.mark.simulated(4)
 @pytest.mark.limit(300)

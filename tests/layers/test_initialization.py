@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -191,12 +192,13 @@ def test_elements_are_numbered_beyond_32_bits():
         for place in (0, 0.37, 1):
             starts = [int((n - min(n, 3)) * place) for n in shape]
             box = tuple((start, start + min(n, 3)) for start, n in zip(starts, shape, strict=True))
-            high, low = (half.astype(object) for half in map(np.asarray, _row_major_numbers(shape, box)))
-            for cell in np.ndindex(high.shape):
+            high, low = (np.asarray(half).astype(object) for half in _row_major_numbers(shape, box))
+            cells = np.ndindex(*(stop - start for start, stop in box))
+            for place_in_row, cell in enumerate(cells):
                 number = 0
                 for start, n, i in zip(starts, shape, cell, strict=True):
                     number = number * n + start + i
-                assert int(high[cell]) * 2**32 + int(low[cell]) == number % 2**64
+                assert int(high[place_in_row]) * 2**32 + int(low[place_in_row]) == number % 2**64
 
 
 def test_default_is_uniform_within_one_over_the_root_of_the_fan_in():
@@ -287,6 +289,39 @@ def test_an_initializer_of_another_shape_is_refused():
         dj.init_block(
             lambda key, shape, dtype: jnp.ones(shape[::-1], dtype), jax.random.key(0), dj.TensorSpec((2, 3), P)
         )
+
+
+@pytest.mark.simulated(2)
+def test_a_tree_of_own_parameters():
+    """Each leaf is the block of its initializer on the global shape, by the key of its place in JAX's order."""
+    P = dj.Partition()
+    split, normal, zeros = P.grid([2, 1]), initializers.normal(), initializers.zeros
+    one = P.grid([1], [1])
+    specs = {"b": [dj.TensorSpec((3, 2), split), None, dj.TensorSpec((4,), one)], "a": dj.TensorSpec((5, 1), split)}
+    key = jax.random.key(4)
+    shapes = [(5, 1), (3, 2), (4,)]
+    a, b, c = (
+        np.asarray(normal(k, shape, jnp.float32)) for k, shape in zip(jax.random.split(key, 3), shapes, strict=True)
+    )
+    mine = [np.array_split(whole, 2)[P.rank or 0] for whole in (a, b)]
+    expected = {"a": mine[0], "b": [mine[1], None, c if P.rank == 1 else np.zeros(0)]}
+    params = dj.init(normal, specs, key)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), params, expected)
+    mixed = dj.init({"a": zeros, "b": normal}, specs, key, jnp.float16)
+    assert not mixed["a"].any() and mixed["b"][0].any() and mixed["a"].dtype == jnp.float16
+    jitted = jax.jit(partial(dj.init, normal, specs))(key)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), jitted, params)
+
+
+@pytest.mark.simulated(1)
+def test_trees_of_initializers_that_do_not_fit():
+    P, key = dj.Partition().grid([1]), jax.random.key(0)
+    specs = {"a": dj.TensorSpec((2,), P), "b": [dj.TensorSpec((3,), P)]}
+    for wrong in ({"a": initializers.zeros}, {"a": initializers.zeros, "b": {"c": initializers.ones}}):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`initializers` must be an initializer, or a pytree"):
+            dj.init(wrong, specs, key)
+    with pytest.raises(dj.InvalidTypeError, match=r"`initializers\['a'\]` \(=3\) must be a function"):
+        dj.init({"a": 3, "b": initializers.zeros}, specs, key)
 
 
 @pytest.mark.simulated(2)

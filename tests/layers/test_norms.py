@@ -41,11 +41,22 @@ def batch_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:
     )
 
 
+def dims_of(shape: tuple[int, ...], options: Any) -> tuple[int, ...]:
+    """The dimensions that a norm of features averages over: those of `dim`, or the last ones."""
+    dim = options.get("dim", range(-len(shape), 0))
+    return (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+def others(x: Any, axes: tuple[int, ...]) -> list[int]:
+    return [d for d in range(x.ndim) if d not in [axis % x.ndim for axis in axes]]
+
+
 def layer_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Beside:
-    axes = tuple(range(-len(shape), 0))
+    axes = dims_of(shape, options)
 
     def whole(params: Any, x: Any) -> Any:
-        return normalised(x, axes) * params.get("weight", 1.0) + params.get("bias", 0.0)
+        wide = {name: jnp.expand_dims(its, others(x, axes)) for name, its in params.items()}
+        return normalised(x, axes) * wide.get("weight", 1.0) + wide.get("bias", 0.0)
 
     return Beside(
         f"layer {sizes} {P_x} {options}",
@@ -58,12 +69,17 @@ def layer_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> 
 
 
 def rms_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Beside:
-    axes = tuple(range(-len(shape), 0))
+    axes = dims_of(shape, options)
+
+    def whole(params: Any, x: Any) -> Any:
+        weight = jnp.expand_dims(params["weight"], others(x, axes)) if params else 1.0
+        return x / jnp.sqrt((x**2).mean(axes, keepdims=True) + 1e-6) * weight
+
     return Beside(
         f"rms {sizes} {P_x} {options}",
         sizes,
         lambda P: nn.DistributedRMSNorm(P_x.partition(P), shape, **options),
-        lambda params, x: x / jnp.sqrt((x**2).mean(axes, keepdims=True) + 1e-6) * params.get("weight", 1.0),
+        whole,
         P_x,
         y_sizes=sizes,
     )
@@ -101,9 +117,12 @@ CASES = (
     batch_norm(on(2, 1, 2), [0, 4], 2, [1, 3], eps=1e-3),
     layer_norm(on(1, 1, 3, ranks=(3, 0, 1)), (3, 2), 2, 3, 2),
     rms_norm(on(2, 2), (5,), 3, 5),
+    layer_norm(on(1, 2, 2, ranks=(3, 1, 2, 0)), (5,), 2, 5, [0, 3], dim=1),
+    rms_norm(on(2, 1, 2), (3, 4), 3, 4, [2, 1], dim=(1, 0), elementwise_affine=True),
     group_norm(on(1, 3, 1, ranks=(2, 0, 3)), 2, 2, 6, 3),
     group_norm(on(1, 2, 2), 3, 2, 6, [0, 5], affine=False),
     instance_norm(on(2, 1, 1, 2, ranks=(1, 0, 3, 2)), 2, 3, 3, [4, 1], affine=True),
+    group_norm(on(1, 1, 2, 1, 1, 2), 2, 1, 4, 3, 1, 2, 3),
 )
 MORE = (
     layer_norm(on(2, 2, ranks=(3, 1, 2, 0)), (7,), 5, 7),
@@ -112,6 +131,8 @@ MORE = (
     group_norm(on(2, 2), 2, 3, 4),
     rms_norm(on(1, 2, 2), (3, 4), 2, 3, 4, elementwise_affine=False),
     layer_norm(on(2, 2, 1), (4,), [3, 0], 3, 4, bias=False),
+    layer_norm(on(1, 1, 2, 2), (2, 4), 2, 2, 3, 4, dim=(-1, 1)),
+    rms_norm(on(1, 4), (3,), 3, 2, dim=[0]),
     batch_norm(on(4, 1, 1), 3, 2, 5),
     batch_norm(on(1, 1, 4), 3, 2, 3, eps=1e-2),
     batch_norm(on(1, 2, 2, 1, 1), 2, 3, 5, 2, 3),
@@ -124,6 +145,9 @@ MORE = (
     group_norm(on(1, 4, 1), 2, 3, 8, 3),
     instance_norm(on(4, 1, 1), 3, 2, 5),
     instance_norm(on(1, 1, 4), 3, 2, 5, affine=True),
+    batch_norm(on(1, 1, 1, 2, 2, 1), 2, 2, 2, 3, 2, 2),
+    instance_norm(on(1, 2, 1, 1, 2, 1), 2, 3, 2, 1, 3, 2),
+    layer_norm(on(1, 1, 2, 1, 1, 2), (2, 2, 3, 2, 3), 2, 2, 2, 3, 2, 3),
 )
 
 
@@ -277,6 +301,12 @@ def test_refusals() -> None:
         "`eps` (=-1) must be a number, 0 or more.": lambda P: nn.DistributedRMSNorm(P_x(P, 2, 2), 4, eps=-1),
         "`normalized_shape` (=(2, 3, 4)) must not have more dimensions than `P_x` (2 x 2).": lambda P: (
             nn.DistributedLayerNorm(P_x(P, 2, 2), (2, 3, 4))
+        ),
+        "`dim` (=2) must name as many dimensions as `normalized_shape` (=(2, 3))": lambda P: nn.DistributedRMSNorm(
+            P_x(P, 2, 1, 2), (2, 3), dim=2
+        ),
+        "`dim` (=(3,)) names dimension 3, but the partition": lambda P: nn.DistributedLayerNorm(
+            P_x(P, 2, 1, 2), 3, dim=3
         ),
         "`normalized_shape` (=0) must be the lengths": lambda P: nn.DistributedLayerNorm(P_x(P, 2, 2), 0),
         "`num_features` (=0) must be 1 or more.": lambda P: nn.DistributedBatchNorm(P_x(P, 2, 2), 0),

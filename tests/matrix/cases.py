@@ -11,18 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.pixel_shuffle import plan_pixels
+from distdl_jax.arrays.scans import plan_cumulative
+from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.circular_shift import plan_roll
 from matrix.case import Case
 from matrix.layer_cases import (
     attention_of_two_heads,
     enlarged,
+    function,
     hartley,
     largest_of_three,
     layer,
     low_frequencies,
     mixture_of_experts,
     normalised,
+    one_step,
     past_a_linear_layer,
     spread,
 )
@@ -35,11 +42,13 @@ from matrix.movement_cases import (
     halo_exchange,
     reduce_scatter,
     repartition,
+    segment_sum,
     sum_reduce,
+    take,
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
-from matrix.team_cases import all_reduce, gather, replicated, scatter, top_k
+from matrix.team_cases import all_reduce, gather, reduction, replicated, scatter, top_k
 
 _BLOCK = (2, 3)
 
@@ -62,6 +71,8 @@ PRIMITIVES = (
     all_reduce(on(2, 2), "min", (1,), _BLOCK),
     all_reduce(on(2, 2), "mean", (0, 1), _BLOCK),
     all_reduce(on(2, 2, ranks=(3, 1, 2, 0)), "prod", (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    reduction(on(2, 2, ranks=(3, 1, 2, 0)), "mean", (1,), 3, [0, 4]),
+    reduction(on(1, 2, 2, ranks=(3, 1, 2, 0)), "max", (0, 2), 2, 3, 3),
     replicated(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     replicated(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
     gather((3, 2), on(2, 2, 1, ranks=(3, 1, 2, 0)), (0,), 2),
@@ -94,6 +105,11 @@ PRIMITIVES = (
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
     reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), block_shapes(on(3, ranks=(2, 3, 0)), (2,), 4)),
+    take(on(2, 2), on(2, 2), [2, 0, 2, 1], 0, blocks(on(2, 2), (1, 2), 3)),
+    take(on(2, ranks=(3, 1)), on(2, 1, ranks=(0, 2)), [[4, -1, 0], [3, 4, 4]], -1, blocks(on(2, ranks=(3, 1)), 5)),
+    take(on(4), on(4), [0, 1, 2, 3], 0, blocks(on(4), 4), silent=True),
+    segment_sum(on(1, 3), on(1, 3, ranks=(3, 1, 0)), [4, 0, 2, 0], 5, 1, blocks(on(1, 3), 2, (1, 0, 3))),
+    segment_sum(on(2, 1), on(4), [[0, 1], [2, 1], [0, 0]], 3, 0, blocks(on(2, 1), 3, 2)),
     all_to_all(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 2, blocks(on(2, 1, 2, ranks=(3, 1, 2, 0)), 2, 3, (1, 2))),
     all_to_all(on(2, 2), 0, 1, blocks(on(2, 2), 6, 3)),
     top_k(on(2, 2, ranks=(3, 1, 2, 0)), 2, 1, blocks(on(2, 2, ranks=(3, 1, 2, 0)), 3, (3, 1))),
@@ -104,9 +120,11 @@ PRIMITIVES = (
     linear(on(2, 1, ranks=(1, 0)), on(2, 2), on(2, 2, 1), 2, 3, batch=3),
     linear(on(2, 1), on(2, 1), on(2, 1, 1, ranks=(0, 1)), 3, 2, batch=3, of_params=True),
     linear(on(2, 1), on(2, 2), on(2, 2, 1, ranks=(2, 0, 3, 1)), 3, 3, batch=3, of_params=True, sharded=True),
+    linear(on(1, 3, ranks=(3, 1, 2)), on(1, 3), on(3, 1, ranks=(3, 1, 2)), 4, 5),
     # The general algorithm, the channel one, the feature one with the batch split too, and in two dimensions.
     conv(on(1, 2, 2), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2, ranks=(1, 3, 0, 2)), (5,), (3,), padding=(1,)),
     conv(on(1, 2, 1, ranks=(1, 0)), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), (4,), (2,)),
+    conv(on(1, 2, 2, ranks=(3, 1, 0, 2)), on(1, 2, 2), on(1, 2, 2), (5,), (3,), padding=(1,)),
     conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, stride=(2,), padding=(1,)),
     conv(on(1, 1, 2, 2), None, None, (3, 5), (3, 2), stride=(1, 2), padding=(1, 1)),
     average_pool(on(1, 2, 2), (5,), (4,), (1,), (1,)),
@@ -125,6 +143,13 @@ PRIMITIVES = (
         lambda P: nn.DistributedGroupNorm(on(1, 3, ranks=(2, 0, 3)).partition(P), 2, 4, affine=False),
         lambda p, x: normalised(x.reshape(2, 2, 2), (2,)).reshape(2, 4),
         linear=False,
+    ),
+    layer(
+        "pointwise",
+        on(1, 2, 2, ranks=(3, 1, 2, 0)),
+        (2, 3, 3),
+        lambda P: nn.DistributedPointwise(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        lambda p, x: np.moveaxis(np.tensordot(x, p["weight"], (1, 1)), -1, 1),
     ),
     layer(
         "upsample",
@@ -184,6 +209,15 @@ PRIMITIVES = (
         ),
         past_a_linear_layer,
     ),
+    layer(
+        "gru_cell",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 3),
+        lambda P: nn.DistributedGRUCell(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        one_step,
+        linear=False,
+        scale=0.1,
+    ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
     hartley(on(2, 2, 1), (3, 4, 2), (1, 2)),
@@ -194,6 +228,40 @@ PRIMITIVES = (
         lambda P: nn.DistributedSpectralConv1d(on(1, 1, 3, ranks=(2, 0, 3)).partition(P), 2, 1, 2),
         lambda p, x: low_frequencies(p["weight"], x),
         linear=False,
+    ),
+    function(
+        "roll",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 4),
+        lambda x, P: F.roll(x, P, (1, -3), (0, 1)),
+        lambda x, P: plan_roll(x, P, (1, -3), (0, 1)),
+        lambda x: np.roll(x, (1, -3), (0, 1)),
+    ),
+    function(
+        "window_partition",
+        on(1, 2, 2),
+        (1, 6, 2),
+        lambda x, P: F.window_partition(x, P, 2),
+        lambda x, P: plan_window_partition(x, P, 2),
+        lambda x: x.reshape(1, 3, 2, 2),
+        on(1, 2, 1, 2),
+    ),
+    function(
+        "pixel_shuffle",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (2, 2, 4),
+        lambda x, P: F.pixel_shuffle(x, P, 2),
+        lambda x, P: plan_pixels("pixel_shuffle", x, P, 2),
+        lambda x: x.transpose(0, 2, 1).reshape(2, 1, 8),
+    ),
+    function(
+        "cumsum",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 5),
+        lambda x, P: F.cumsum(x, P, 1),
+        lambda x, P: plan_cumulative("cumsum", x, P, 1),
+        lambda x: np.cumsum(x, 1),
+        exact=False,
     ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
@@ -207,6 +275,8 @@ PRIMITIVES = (
     halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
     all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
     reduce_scatter(on(3), (0,), block_shapes(on(3), (2,), 3)),
+    take(on(3, 1), on(2, 1, ranks=(2, 0)), [1, 1, 0], 0, blocks(on(3, 1), 2, 2, world=3)),
+    segment_sum(on(3, ranks=(2, 0, 1)), on(3), [2, 0, 2, 1], 3, 0, blocks(on(3, ranks=(2, 0, 1)), 4, world=3)),
     all_to_all(on(1, 3), 0, 1, blocks(on(1, 3), 2, 4, world=3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
@@ -246,6 +316,8 @@ PRIMITIVES = (
     sum_reduce(on(2, 1, ranks=(1, 0)), on(1, 1), _BLOCK, world=2),
     all_sum_reduce(on(2), (0,), _BLOCK, world=2),
     *(all_reduce(on(1, 2), op, (1,), _BLOCK, world=2) for op in ("max", "min", "mean", "prod")),
+    reduction(on(1, 2), "var", (1,), 2, 3, world=2),
+    reduction(on(2, 1), "min", (0, 1), 3, 2, world=2),
     replicated(on(2), (0,), _BLOCK, world=2),
     gather((3,), on(1, 2), (0,), 1, world=2),
     scatter((1, 2), on(2, 1, ranks=(1, 0)), (), 0, world=2),
@@ -253,6 +325,8 @@ PRIMITIVES = (
     halo_exchange(on(2), blocks(on(2), 3, world=2), (1, 2), periodic=(True,)),
     all_gather(on(2, 1), (0,), blocks(on(2, 1), 1, 3, world=2)),
     reduce_scatter(on(2), (0,), block_shapes(on(2), (3,), 2)),
+    take(on(2, 1), on(2, 1), [2, 0, 0], 0, blocks(on(2, 1), 3, 2, world=2)),
+    segment_sum(on(2), on(2, ranks=(1, 0)), [1, 0, 1], 2, 0, blocks(on(2), 3, world=2)),
     all_to_all(on(2, 1, ranks=(1, 0)), 1, 0, blocks(on(2, 1), 3, 3, world=2)),
     top_k(on(2), 2, 0, blocks(on(2), 3, world=2)),
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
@@ -293,6 +367,8 @@ PRIMITIVES = (
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
     all_gather(on(1, 1), (0,), ((2, 3),)),
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
+    take(on(1, 1), on(1, 1), [2, 0, 0], 1, ((2, 3),)),
+    segment_sum(on(1, 1), on(1), [[2, 0], [0, 0]], 3, 0, ((2, 2),)),
     all_to_all(on(1, 1), 0, 1, ((2, 3),)),
     top_k(on(1, 1), 2, 1, ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
@@ -311,6 +387,8 @@ PRIMITIVES = (
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
     reduce_scatter(on(1, 12), (1,), block_shapes(on(1, 12), (1, 14), 12)),
+    take(on(3, 4), on(6, 2), [5, 0, 3, 3, 1, 2, 5], 0, blocks(on(3, 4), 6, 5, world=12)),
+    segment_sum(on(6, 2), on(3, 4), [5, 0, 3, 3, 1, 2, 5], 6, 0, blocks(on(6, 2), 7, 5, world=12)),
     linear(on(1, 4, ranks=(4, 5, 6, 7)), on(1, 3), on(3, 4), 5, 4, world=12),
     conv(on(1, 2, 2), on(1, 3, 2, ranks=range(6, 12)), on(3, 2, 2), (5,), (3,), world=12, padding=(1,)),
 )

@@ -100,6 +100,35 @@ def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4
     )
 
 
+def function(
+    name: str,
+    P_x: On,
+    sizes: Sequence[Any],
+    apply: Callable[[Any, dj.Partition], Any],
+    plan: Callable[[Any, dj.Partition], Plan],
+    whole: Callable[[Any], Any],
+    P_y: On | None = None,
+    world: int = 4,
+    exact: bool = True,
+) -> Case:
+    """A linear function of x and P_x with its plan, and the same of the whole tensor; the output is on `P_y`."""
+
+    def dense(xs: list[Any]) -> list[Any]:
+        results = reference.windowed(xs, P_x.grid, (P_y or P_x).grid, whole)
+        return [y if worker in P_x.ranks else xs[worker] for worker, y in enumerate(results)]
+
+    return Case(
+        f"layer {name} {P_x}",
+        world,
+        blocks(P_x, *sizes, world=world),
+        lambda P: lambda x: apply(x, P_x.partition(P)),
+        dense,
+        lambda P, x: plan(x, P_x.partition(P)),
+        any_dtype=exact,
+        exact=exact,
+    )
+
+
 @dataclass(frozen=True)
 class RealPlan(Plan):
     """The plan of real numbers made of complex ones."""
@@ -160,6 +189,12 @@ def largest_of_three(x: Any) -> Any:
     wide = jnp.pad(x, [(0, 0), (0, 0), (1, 1)], constant_values=-jnp.inf)
     windows = jnp.stack([wide[..., :-2], wide[..., 1:-1], wide[..., 2:]], -1)
     return jnp.take_along_axis(windows, jnp.argmax(windows, -1, keepdims=True), -1)[..., 0]
+
+
+def one_step(params: Any, x: Any) -> Any:
+    """h of a GRU after a step from zeros, without biases."""
+    r, z, n = (x @ params["weight_ih"][gate].T for gate in range(3))
+    return (1 - jax.nn.sigmoid(z)) * jnp.tanh(n) + 0 * r
 
 
 def past_a_linear_layer(params: Any, x: Any) -> Any:

@@ -223,3 +223,32 @@ def test_specs_of_copies() -> None:
 
     on_all(7, check)
     assert "replicated=(0,)" in repr(TensorSpec((3,), dj.planning_world(2), replicated=True))
+
+
+def test_a_tree_moves_in_one_program() -> None:
+    """Eagerly: one compilation for all leaves of a tree, and none the second time."""
+
+    def check(P: dj.Partition) -> None:
+        grid = P.grid([1, P.size])
+        specs = [TensorSpec((3, 4 + k), grid) for k in range(6)]
+        blocks = [jnp.full(spec.local_shape, 1.0 + k) for k, spec in enumerate(specs)]
+        events: list[str] = []
+
+        def listen(event: str, _: float, **__: Any) -> None:
+            if event.endswith("backend_compile_duration"):
+                events.append(event)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            counts = []
+            for _ in range(2):
+                whole = dj.gather(blocks, specs)
+                gathered = len(events)
+                dj.scatter(whole, specs)
+                counts += [gathered, len(events) - gathered]
+                events.clear()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+        assert counts == [1, 1, 0, 0]
+
+    on_all(1, check)

@@ -6,7 +6,8 @@ depth becomes channels of a two-dimensional convolution, one channel becomes a s
 convolutions of their own, strides become channels of the input's gradient; rewritten_2d.py does the rest. Figures:
 docs/benchmarks.md, from benchmarks/local_convolution.py.
 
-The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep.
+The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep;
+in four, as many as its first two sides have taps.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _convolution(x: Array, weight: Array, window: Placement) -> Array:
 
 
 def _as_products(x: Array, weight: Array, window: Placement) -> Array:
-    return _by_planes(x, weight, window) if x.ndim == 5 else planar(x, weight, window)
+    return _by_planes(x, weight, window) if x.ndim > 4 else planar(x, weight, window)
 
 
 def _backward(window: Placement, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
@@ -133,22 +134,25 @@ def _weight_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> A
     # One plane of the kernel after the other: the stack of planes is not needed, and not kept from forward on.
     planes = map(_folded, _planes(x, weight.shape[2], window))
     plane_window, dy = _of_planes(window), _folded(dy)
-    return jnp.stack([planar_weight_gradient(plane, dy, weight.shape[3:], plane_window) for plane in planes], axis=2)
+    return jnp.stack([_weight_gradient(plane, weight[:, :, 0], dy, plane_window) for plane in planes], axis=2)
 
 
 def _by_planes(x: Array, weight: Array, window: Placement) -> Array:
-    """Make channels of the planes that a 3-D window reads, and a batch of the windows along the depth."""
+    """Make channels of the planes that a window reads along its first dimension, the depth, and a batch of windows.
+
+    That leaves a dimension less. Of four there are so two such steps.
+    """
     planes = _planes(x, weight.shape[2], window)
     leading = (x.shape[0], planes[0].shape[2])
     stacked = _folded(jnp.concatenate(planes, axis=1))
     kernel = jnp.concatenate([weight[:, :, i] for i in range(weight.shape[2])], axis=1)
-    y = planar(stacked, kernel, _of_planes(window))
+    y = _as_products(stacked, kernel, _of_planes(window))
     return jnp.swapaxes(y.reshape(*leading, *y.shape[1:]), 1, 2)
 
 
 def _planes(x: Array, kernel: int, window: Placement) -> list[Array]:
     """Return, for each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
-    x = padded(x, (window.padding[0], (0, 0), (0, 0)))
+    x = padded(x, (window.padding[0], *((0, 0),) * (x.ndim - 3)))
     dilation, stride = window.dilation[0], window.stride[0]
     outputs = (x.shape[2] - dilation * (kernel - 1) - 1) // stride + 1
     starts = (dilation * i for i in range(kernel))

@@ -22,12 +22,12 @@ from distdl_jax.layer.parameters import (
     plan_replicated_params,
 )
 from distdl_jax.nn.norms.scaling import scaled
-from distdl_jax.nn.norms.statistics import Along, Entries, Moments
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.replicated import ReplicatedPlan
+from distdl_jax.primitives.statistics import Along, Entries, Moments
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_key, checked_dtype, is_real
@@ -40,13 +40,13 @@ class NormPlan(BlocksPlan):
 
     - `moments`: how the workers compute mean and variance.
     - `of_params`: for each parameter, which workers hold copies of it.
-    - `shape`: the shape in which a parameter's block broadcasts with x, -1 for its own length; None where it does.
+    - `param_dims`: the dimensions of x that parameters have.
     - `dtype`: of the output.
     """
 
     moments: Moments
     of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
-    shape: tuple[int, ...] | None
+    param_dims: tuple[int, ...]
     eps: float
     dtype: np.dtype
 
@@ -61,8 +61,9 @@ class NormPlan(BlocksPlan):
             return tie(jnp.zeros(x.shape, self.dtype), x, mean, variance, *own.values())
         wide = self.moments.dtype
         of_y = {name: p.astype(wide) for name, p in own.items()}
-        if self.shape is not None:
-            of_y = {name: p.reshape(self.shape) for name, p in of_y.items()}
+        if self.param_dims != tuple(range(x.ndim - len(self.param_dims), x.ndim)):  # else they broadcast as they are
+            others = [d for d in range(x.ndim) if d not in self.param_dims]
+            of_y = {name: lax.expand_dims(p, others) for name, p in of_y.items()}
         scale = self.moments.spread(world.rank, lax.rsqrt(variance + np.asarray(self.eps, wide)))
         mean = self.moments.spread(world.rank, mean) if self.moments.centred else jnp.zeros((1,) * x.ndim, wide)
         weight = of_y.get("weight", jnp.ones((1,) * x.ndim, wide))
@@ -104,9 +105,9 @@ class DistributedNorm(PartitionedLayer):
         """The names of the parameters: of "weight" and "bias" those that there are."""
 
     @property
-    def _param_shape(self) -> tuple[int, ...] | None:
-        """The shape in which a parameter's block broadcasts with x, -1 for its own length; None where it does."""
-        return (1, -1, *(1,) * (self.P_x.dim - 2))
+    def _param_dims(self) -> tuple[int, ...]:
+        """The dimensions of x that parameters have."""
+        return (1,)
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of each parameter, of which workers hold copies."""
@@ -126,7 +127,7 @@ class DistributedNorm(PartitionedLayer):
             out = np.dtype(jnp.promote_types(out, plan.inputs[self.P_x.ranks[0]].dtype))
         moments = Moments(grid, self._axes, self._entries, accumulation_dtype(out), self.centred)
         blocks = {worker: ShapeDtype(block.shape, out) for worker, block in x.items()}
-        return NormPlan(blocks, moments, of_params, self._param_shape if of_params else None, self.eps, out)
+        return NormPlan(blocks, moments, of_params, self._param_dims, self.eps, out)
 
 
 class ChannelNorm(DistributedNorm):

@@ -1,56 +1,64 @@
-"""Normalisations of each sample by itself: over the last dimensions, over groups of channels, or channel by channel."""
+"""Normalisations of each sample by itself: over some dimensions, over groups of channels, or channel by channel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.norms.normalization import ChannelNorm, DistributedNorm, check_norm
-from distdl_jax.nn.norms.statistics import Entries, InGroups
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.primitives.statistics import Entries, InGroups
 from distdl_jax.tensors import TensorSpec
-from distdl_jax.validation import checked_integer, checked_integers
+from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
 
 @dataclass(frozen=True)
 class _OverFeatures(DistributedNorm):
-    """The base of both: the last dimensions are averaged over, and parameters are split like them."""
+    """The base of both: some dimensions, or the last ones, are averaged over; parameters are split like them."""
 
     P_x: Partition
     normalized_shape: int | Sequence[int]
     eps: float = 1e-5
     elementwise_affine: bool = True
+    dim: int | Sequence[int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_norm(self.P_x, self.eps, 1)
-        if self.P_x.dim < len(self._shape):
+        shape = self._shape
+        if self.P_x.dim < len(shape):
             raise InvalidArgumentError(
-                f"`normalized_shape` (={self._shape}) must not have more dimensions than `P_x` "
+                f"`normalized_shape` (={shape}) must not have more dimensions than `P_x` "
                 f"({shape_text(self.P_x.shape)})."
             )
-        vars(self).update(normalized_shape=self._shape)  # in the form in which equal ones are equal
+        last = tuple(range(self.P_x.dim - len(shape), self.P_x.dim))
+        dim = last if self.dim is None else checked_axes("dim", self.dim, self.P_x.shape)
+        if len(dim) != len(shape):
+            raise InvalidArgumentError(
+                f"`dim` (={self.dim!r}) must name as many dimensions as `normalized_shape` (={shape}) has lengths."
+            )
+        vars(self).update(normalized_shape=shape, dim=dim)  # in the form in which equal ones are equal
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         shape = checked_integers("normalized_shape", self.normalized_shape, or_one=True)
         if not shape or min(shape) < 1:
             raise InvalidArgumentError(
-                f"`normalized_shape` (={self.normalized_shape!r}) must be the lengths of the last dimensions, 1 or "
-                "more."
+                f"`normalized_shape` (={self.normalized_shape!r}) must be the lengths of the normalised dimensions, "
+                "1 or more."
             )
         return shape
 
     @property
     def _axes(self) -> tuple[int, ...]:
-        return tuple(range(self.P_x.dim - len(self._shape), self.P_x.dim))
+        return cast(tuple[int, ...], self.dim)
 
     @property
     def _spec(self) -> TensorSpec:
-        return TensorSpec(self._shape, self.P_x, tuple(range(self._axes[0])))
+        return TensorSpec(self._shape, self.P_x, [d for d in range(self.P_x.dim) if d not in self._axes])
 
     @property
     def _lengths(self) -> dict[int, int]:
@@ -61,13 +69,13 @@ class _OverFeatures(DistributedNorm):
         return ("weight",) if self.elementwise_affine else ()
 
     @property
-    def _param_shape(self) -> None:
-        return None
+    def _param_dims(self) -> tuple[int, ...]:
+        return self._axes
 
 
 @dataclass(frozen=True)
 class DistributedLayerNorm(_OverFeatures):
-    r"""Normalises each sample over its last dimensions, which may be split like all others.
+    r"""Normalises each sample over its last dimensions, or over those of `dim`; all of x may be split.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over the dimensions of
     `normalized_shape`, n_{k-1} x ... x n_0.
@@ -75,7 +83,10 @@ class DistributedLayerNorm(_OverFeatures):
     | tensor | global shape | partition |
     |---|---|---|
     | x, y | ... x n_{k-1} x ... x n_0 | P_x, of as many dimensions |
-    | weight, bias | n_{k-1} x ... x n_0 | the last dimensions of P_x; copies along the others |
+    | weight, bias | n_{k-1} x ... x n_0 | the last dimensions of P_x, or `dim`; copies along the others |
+
+    With `dim=1` it is the normalisation over the channels of N x C x D..., a mean and a variance for each entry of the
+    other dimensions, as in ConvNeXt.
 
     Where the normalised dimensions are split, two numbers per sample go to the workers along them, in one movement, and
     back for the gradient; else nothing moves. Gradients of weight and bias are summed over the copies. Blocks of x are
@@ -84,9 +95,10 @@ class DistributedLayerNorm(_OverFeatures):
     **Arguments:**
 
     - `P_x`: the partition of input and output.
-    - `normalized_shape`: the lengths of the last dimensions; an integer for one.
+    - `normalized_shape`: the lengths of the normalised dimensions, in x's order; an integer for one.
     - `eps`: what is added to the variance.
     - `elementwise_affine`: whether there are parameters; `bias`: whether there is a bias among them.
+    - `dim`: the normalised dimensions, one or several; negative ones count from the end. Default: the last ones.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
@@ -108,14 +120,14 @@ class DistributedLayerNorm(_OverFeatures):
 
 @dataclass(frozen=True)
 class DistributedRMSNorm(_OverFeatures):
-    r"""Divides each sample by its root mean square over the last dimensions, which may be split like all others.
+    r"""Divides each sample by its root mean square over its last dimensions, or over those of `dim`.
 
     y = x / sqrt(mean(x^2) + eps) * weight. Partitions and blocks are as in `DistributedLayerNorm`; where the normalised
     dimensions are split, one number per sample is summed over the workers along them, forward and backward.
 
     **Arguments:**
 
-    - `P_x`, `normalized_shape`, `elementwise_affine`: as in `DistributedLayerNorm`. There is no bias.
+    - `P_x`, `normalized_shape`, `elementwise_affine`, `dim`: as in `DistributedLayerNorm`. There is no bias.
     - `eps`: what is added to the mean square. Default: as in flax, 1e-6. (PyTorch's depends on x's dtype.)
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.

@@ -24,6 +24,9 @@ from distdl_jax.kernels.problem import DIRECTIONS, Direction, Parts, Problem, Sh
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
 """In which order activations are in memory while oneDNN computes; as convolution.cc numbers them."""
 
+MOST_DIMS = 3
+"""Of so many feature dimensions, at most, oneDNN has convolutions."""
+
 
 def can_compute(problem: Problem, direction: Direction) -> bool:
     """Tell whether oneDNN is here, and has something fast for it."""
@@ -52,14 +55,14 @@ def weight_gradient(problem: Problem, parts: Parts, weight: Array, dy: Array) ->
 
 def order(problem: Problem, direction: Direction) -> int:
     """Return the order to compute in: the fastest for 43 shapes on an AMD EPYC, by up to seven times."""
-    (c_out, c_in), dims = problem.weight[:2], len(problem.x) - 2
+    c_out, c_in = problem.weight[:2]
     if problem.groups > 1:
         return CHOSEN
     if math.prod(problem.weight[2:]) == 1:
         return AS_THEY_ARE  # a product of matrices, which takes less time than another order
     # In oneDNN's own order there are blocks of 16 channels, of which few fill a part.
     match direction:
-        case "input_gradient" if c_in == 1 or (c_in <= 3 and dims < 3):
+        case "input_gradient" if c_in == 1 or (c_in <= 3 and problem.dims < 3):
             return AS_THEY_ARE
         case "input_gradient" if c_out < 16:
             return CHANNELS_LAST
@@ -71,6 +74,8 @@ def order(problem: Problem, direction: Direction) -> int:
 @cache
 def memory(problem: Problem, direction: Direction) -> int | None:
     """Return how many bytes it needs beside operands and result; None where oneDNN can't compute it, or slowly."""
+    if problem.dims > MOST_DIMS:
+        return None
     low, high = zip(*problem.window.padding, strict=True)
     window = problem.window.stride, problem.window.dilation, low, high
     shapes, sides = (problem.x, problem.weight, problem.y), _sides(problem)

@@ -1,0 +1,122 @@
+"""Layers that mix channels, or work on each of them, beside the sequential ones, however the tensor is split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from all_workers import refusal
+from launcher.examples import LONG
+from matrix.partitions import On, on
+from sequential import Beside, check_beside
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def pointwise(P_x: On, dim: int, features: int, *sizes: Any, **options: Any) -> Beside:
+    def whole(params: Any, x: Any) -> Any:
+        y = jnp.moveaxis(jnp.tensordot(x, params["weight"], (dim, 1)) + params.get("bias", 0.0), -1, dim)
+        return y
+
+    length = sizes[dim] if isinstance(sizes[dim], int) else sum(sizes[dim])
+    y_sizes = list(sizes)
+    y_sizes[dim] = features
+    return Beside(
+        f"pointwise {dim} {features} {sizes} {P_x} {options}",
+        sizes,
+        lambda P: nn.DistributedPointwise(P_x.partition(P), length, features, dim, **options),
+        whole,
+        P_x,
+        y_sizes=y_sizes,
+    )
+
+
+CASES = (
+    pointwise(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 5, 3, 4, 3),
+    pointwise(on(1, 3, 1, ranks=(2, 0, 3)), -1, 3, 2, [0, 4, 1], 5, bias=False),
+    pointwise(on(1, 3, ranks=(3, 0, 1)), 1, 2, 2, [0, 1, 4]),
+)
+MORE = (
+    pointwise(on(2, 2), 0, 3, 4, 5),
+    pointwise(on(1, 1, 4), 1, 70, 2, 3, 2),
+    pointwise(on(2, 2, 1), -1, 2, [3, 0], 3, 4),
+    pointwise(on(1,), 0, 2, 3),
+    pointwise(on(1, 2, 2), 1, 3, 2, 5, [4, 0]),
+)  # fmt: skip
+
+
+@pytest.mark.simulated(4)
+def test_beside_the_sequential_ones() -> None:
+    """Output and all gradients: batch, channels and features split, evenly or not, with empty blocks, on any teams."""
+    check_beside(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.world(4)
+def test_over_mpi() -> None:
+    check_beside(CASES[:1] if LONG == 1 else CASES)
+
+
+@pytest.mark.simulated(2)
+def test_initial_weights_are_those_of_a_linear_layer() -> None:
+    """For one key, with copies of all of them, or of the rows of this worker's outputs."""
+    P = dj.Partition()
+    one, two = P.grid([1, 1]), P.grid([1, 2])
+    linear = dj.gather(
+        (whole := nn.DistributedLinear(one, one, one, 3, 5)).init(jax.random.key(7)), whole.param_specs()
+    )
+    for P_x in (P.grid([2, 1]), two):
+        layer = nn.DistributedPointwise(P_x, 3, 5)
+        params, specs = layer.init(jax.random.key(7)), layer.param_specs()
+        assert {name: its.shape for name, its in params.items()} == {
+            "weight": (5, 3) if P_x != two else (3 - P.rank, 3),
+            "bias": (5,) if P_x != two else (3 - P.rank,),
+        }
+        mine = dj.gather(params, specs)
+        if P.rank == 0:
+            jax.tree.map(np.testing.assert_array_equal, mine, linear)
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precisions_are_summed_in_float32(dtype: str) -> None:
+    """3,008 products of 1: their sum is beyond the digits of both, before another number and the bias come to it."""
+    P = dj.Partition()
+    layer = nn.DistributedPointwise(P.grid([2, 1, 1]), 3009, 1)
+    x = jnp.ones((1, 3009, 2), dtype).at[:, 0].set(-3008.0)
+    params = {"weight": jnp.ones((1, 3009), dtype), "bias": jnp.ones(1, dtype)}
+
+    def loss(params: Any) -> Any:
+        y = layer(params, x)
+        return jnp.sum(y.astype("float32")), y
+
+    (value, y), gradient = jax.jit(dj.value_and_grad(loss, has_aux=True))(params)
+    assert y.dtype == gradient["bias"].dtype == jnp.dtype(dtype) and float(value) == 4
+    np.testing.assert_array_equal(y, np.full((1, 1, 2), 1, dtype))
+    assert float(gradient["bias"][0]) == 4
+
+
+def test_refusals() -> None:
+    """When the layer is made, or planned, in one sentence on every worker."""
+
+    def planned(P: dj.Partition) -> Any:
+        x = dict.fromkeys((0, 1), dj.ShapeDtype((2, 3, 4), np.dtype("float32")))
+        return nn.DistributedPointwise(P.grid([2, 1, 1]), 4, 3).plan(x)
+
+    for sentence, work, error in (
+        (
+            "`dim` (=(3,)) names dimension 3, but the partition (shape 2 x 1)",
+            lambda P: nn.DistributedPointwise(P.grid([2, 1]), 4, 3, dim=3),
+            dj.InvalidArgumentError,
+        ),
+        (
+            "`in_features` (=0) must be 1 or more.",
+            lambda P: nn.DistributedPointwise(P.grid([2, 1]), 0, 3),
+            dj.InvalidArgumentError,
+        ),
+        ("`x` (4 x 3 x 4) must have length 4, `in_features`, in dimension 1, `dim`.", planned, dj.PlanError),
+    ):
+        assert sentence in refusal(2, work, error)
