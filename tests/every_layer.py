@@ -95,6 +95,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
         P_x=P.grid([1, 2, 2]), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
     ),
+    "DistributedMixtureOfExperts": lambda P: nn.DistributedMixtureOfExperts(
+        P_x=P.grid([2, 2, 1]), embed_dim=3, num_experts=5, hidden_dim=2, capacity_factor=None, P_W=P.grid([3])
+    ),
     **{
         f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
             P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, out_channels=3, modes=2, P_W=None

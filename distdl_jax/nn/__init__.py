@@ -1,5 +1,6 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
+from distdl_jax.experts.mixture import DistributedMixtureOfExperts
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
 from distdl_jax.losses.dice import DistributedDiceLoss
@@ -170,6 +171,7 @@ __all__ = [
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
     "DistributedMaxPool4d",
+    "DistributedMixtureOfExperts",
     "DistributedMultiHeadAttention",
     "DistributedPReLU",
     "DistributedPad",

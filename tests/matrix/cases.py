@@ -8,6 +8,7 @@ new kind takes a `Case` of its own.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax import functional as F
@@ -26,6 +27,7 @@ from matrix.layer_cases import (
     largest_of_three,
     layer,
     low_frequencies,
+    mixture_of_experts,
     normalised,
     one_step,
     past_a_linear_layer,
@@ -180,6 +182,23 @@ PRIMITIVES = (
         attention_of_two_heads,
         linear=False,
         scale=0.1,
+    ),
+    layer(
+        "mixture_of_experts",
+        on(1, 2, 1, ranks=(3, 1)),
+        (2, 3, 2),
+        lambda P: nn.DistributedMixtureOfExperts(
+            on(1, 2, 1, ranks=(3, 1)).partition(P),
+            2,
+            3,
+            2,
+            capacity_factor=0.5,
+            activation=jnp.tanh,
+            P_W=on(2, ranks=(1, 2)).partition(P),
+        ),
+        lambda p, x: mixture_of_experts(p, x, 2, 0.5)[0],
+        linear=False,
+        scale=0.125,
     ),
     layer(
         "residual",
