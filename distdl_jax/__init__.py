@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distdl_jax import checkpoint, data, functional, nn, optim, random
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
+    from distdl_jax.block_functions import map_blocks
     from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
@@ -44,6 +45,7 @@ _MODULES = {
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
+    "block_functions": ("map_blocks",),
     "checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
@@ -95,6 +97,7 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "map_blocks",
     "nn",
     "optim",
     "planning_world",

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, NamedTuple, Protocol, TypeGuard, overload, runtime_checkable
 
 import jax
@@ -27,7 +28,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.output_specs import spec_of_blocks
 from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partition import Partition
@@ -133,7 +134,20 @@ def ends_of(layer: Any) -> Ends:
 
 
 class BaseLayer(Static):
-    """The base of all layers and networks of this library."""
+    """The base of all layers and networks of this library.
+
+    One that has no parameters, by its class or by its arguments, may be called with the input alone: `layer(x)`.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("__call__", "apply"):
+            if name in vars(cls):
+                setattr(cls, name, _with_optional_params(vars(cls)[name]))
+
+    @abstractmethod
+    def param_specs(self) -> Any:
+        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
 
     @property
     @abstractmethod
@@ -186,6 +200,24 @@ class BaseLayer(Static):
         return None
 
 
+def _with_optional_params(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's `__call__`, which takes x alone where there are no parameters."""
+
+    @wraps(call)
+    def completed(self: BaseLayer, *args: Any, **options: Any) -> Any:
+        if len(args) == 1 and not {"params", "x"} & options.keys():
+            nothing = self.param_specs()  # a tree without leaves: so are the parameters
+            if jax.tree.leaves(nothing):
+                raise InvalidTypeError(
+                    f"{type(self).__name__} has parameters: call it with them and the input, `layer(params, x)`; "
+                    "`layer.init(key)` makes them."
+                )
+            args = (nothing, *args)
+        return call(self, *args, **options)
+
+    return completed
+
+
 class PartitionedLayer(BaseLayer):
     """The base of layers of one movement, one local computation and one movement, from P_x to P_y (default: P_x)."""
 
@@ -214,10 +246,6 @@ class PartitionedLayer(BaseLayer):
     def _team(self) -> Workers:
         """The world ranks of the workers that take part, ascending."""
         return tuple(sorted({*self.P_x.ranks, *self.output_partition.ranks}))
-
-    @abstractmethod
-    def param_specs(self) -> Any:
-        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Plan:
         """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.

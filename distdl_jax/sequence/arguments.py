@@ -10,7 +10,7 @@ import numpy as np
 from distdl_jax.errors import PlanError
 from distdl_jax.layer.parameters import ParamShapeDtypes
 from distdl_jax.plans.decomposition import Range
-from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import ShapeDtypes
 
 MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
@@ -40,8 +40,8 @@ def is_padded(arguments: ParamShapeDtypes, keys: ShapeDtypes) -> bool:
         shape = keys[worker].shape[:2]
         if mask.shape != shape or mask.dtype != np.bool_:
             raise PlanError(
-                f"On worker {worker}: `{PADDING}` must be an array of bool, {shape_text(shape)}, on all workers where "
-                f"it is on one, but is {mask}."
+                f"On worker {worker}: `{PADDING}` (={mask}) must be {ShapeDtype(shape, np.dtype(bool))}: True or False "
+                "for each of this worker's samples, and each element of its part of the sequence that keys are made of."
             )
     return bool(masks)
 

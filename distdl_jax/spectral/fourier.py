@@ -16,7 +16,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
-from distdl_jax.spectral.local_fft import Forward, Inverse
+from distdl_jax.spectral.local_fft import Forward, Inverse, Resized
 from distdl_jax.spectral.staged_fft import StagesPlan, Step, plan_stages
 from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
@@ -25,8 +25,16 @@ Kind = Literal["fft", "ifft", "rfft", "irfft"]
 NORMS = (None, "backward", "ortho", "forward")
 
 
-def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
-    """Compute the discrete Fourier transform of a tensor on `P_x` along `axes`, which may be split: `jnp.fft.fftn`.
+def fft(
+    x: Array,
+    P_x: Partition,
+    axes: Axes = -1,
+    norm: str | None = None,
+    *,
+    axis: int | None = None,
+    n: int | None = None,
+) -> Array:
+    """Compute the discrete Fourier transform of a tensor on `P_x` along `axes`, which may be split: `jnp.fft.fft`.
 
     With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
     group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
@@ -37,40 +45,67 @@ def fft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> A
 
     - `x`: this worker's block on P_x, of any length, also 0; real or complex. Elsewhere a zero-volume array.
     - `P_x`: the partition of x and of the result, of as many dimensions as the tensor.
-    - `axes`: the dimensions of the tensor; negative ones count from the end.
+    - `axes`: the dimensions of the tensor; negative ones count from the end. `axis` is one, in its place.
     - `norm`: "backward" (None is the same), "ortho" or "forward", as in `jnp.fft`.
+    - `n`: the length of the result along the last of `axes`, as in `jnp.fft`: x is cut off, or filled up with zeros, at
+      the end. Default: x's.
 
-    **Returns:** this worker's block, of x's shape: complex64, or complex128 of double precision. (Half precisions,
-    integers and booleans are transformed as jnp's floats.) Outside P_x, `x`.
+    **Returns:** this worker's block, of x's shape; where `n` is another length, balanced along it. It is complex64, or
+    complex128 of double precision. (Half precisions, integers and booleans are transformed as jnp's floats.) Outside
+    P_x, `x`.
 
     Its derivative is JAX's: the transform is linear, and its transpose is itself, by the same movements backwards.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where `axes` or `norm` doesn't fit; `PlanError`, on every
+    **Raises:** `InvalidArgumentError`, on every worker, where `axes`, `norm` or `n` doesn't fit; `PlanError`, on every
     worker of P_x, where blocks don't form a grid, or the tensor has no elements along one of `axes`.
 
     Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils.
     """
-    return _transform("fft", x, P_x, axes, norm)
+    return _transform("fft", x, P_x, _one_of(axes, axis), norm, n)
 
 
-def ifft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
-    """Compute the inverse of `fft`, by the same rules: `jnp.fft.ifftn`."""
-    return _transform("ifft", x, P_x, axes, norm)
+def ifft(
+    x: Array,
+    P_x: Partition,
+    axes: Axes = -1,
+    norm: str | None = None,
+    *,
+    axis: int | None = None,
+    n: int | None = None,
+) -> Array:
+    """Compute the inverse of `fft`, by the same rules: `jnp.fft.ifft`."""
+    return _transform("ifft", x, P_x, _one_of(axes, axis), norm, n)
 
 
-def rfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None) -> Array:
+def rfft(
+    x: Array,
+    P_x: Partition,
+    axes: Axes = -1,
+    norm: str | None = None,
+    *,
+    axis: int | None = None,
+    n: int | None = None,
+) -> Array:
     """Compute `fft` of real numbers; only the frequencies from 0 on are kept along the last of `axes`.
 
-    As `jnp.fft.rfftn`: of a length n, n // 2 + 1 are left, in balanced blocks; along all other dimensions the blocks
-    are those of x.
+    As `jnp.fft.rfft`: of a length n, n // 2 + 1 are left, in balanced blocks; along all other dimensions the blocks
+    are those of x. Here `n` is the length of what is transformed.
 
     **Raises:** as `fft`; `PlanError` also where x is complex.
     """
-    return _transform("rfft", x, P_x, axes, norm)
+    return _transform("rfft", x, P_x, _one_of(axes, axis), norm, n)
 
 
-def irfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, n: int | None = None) -> Array:
-    """Compute the inverse of `rfft`, real: `jnp.fft.irfftn`.
+def irfft(
+    x: Array,
+    P_x: Partition,
+    axes: Axes = -1,
+    norm: str | None = None,
+    *,
+    axis: int | None = None,
+    n: int | None = None,
+) -> Array:
+    """Compute the inverse of `rfft`, real: `jnp.fft.irfft`.
 
     `n` is the length of the result along the last of `axes`, any: of the frequencies there the n // 2 + 1 lowest count,
     and those that are missing are 0, as in `jnp.fft`. Default: 2 (m - 1), where x has m. Blocks are balanced along it;
@@ -78,29 +113,63 @@ def irfft(x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *,
 
     **Raises:** as `fft`.
     """
-    return _transform("irfft", x, P_x, axes, norm, n)
+    return _transform("irfft", x, P_x, _one_of(axes, axis), norm, n)
 
 
-def fftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
-    """Compute `fft` along all dimensions, or along `axes`."""
-    return _transform("fft", x, P_x, axes, norm)
+def fftn(
+    x: Array,
+    P_x: Partition,
+    axes: Axes | None = None,
+    norm: str | None = None,
+    *,
+    s: Sequence[int] | None = None,
+) -> Array:
+    """Compute `fft` along all dimensions, or along `axes`: `jnp.fft.fftn`.
+
+    `s` has the length of the result along each of `axes`, as `n` is the length along one; without `axes` along the last
+    dimensions.
+    """
+    return _transform("fft", x, P_x, axes, norm, s=s)
 
 
-def ifftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
-    """Compute `ifft` along all dimensions, or along `axes`."""
-    return _transform("ifft", x, P_x, axes, norm)
+def ifftn(
+    x: Array,
+    P_x: Partition,
+    axes: Axes | None = None,
+    norm: str | None = None,
+    *,
+    s: Sequence[int] | None = None,
+) -> Array:
+    """Compute `ifft` along all dimensions, or along `axes`, with lengths `s`: `jnp.fft.ifftn`."""
+    return _transform("ifft", x, P_x, axes, norm, s=s)
 
 
-def rfftn(x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None) -> Array:
-    """Compute `rfft` along all dimensions, or along `axes`; the last one is halved."""
-    return _transform("rfft", x, P_x, axes, norm)
+def rfftn(
+    x: Array,
+    P_x: Partition,
+    axes: Axes | None = None,
+    norm: str | None = None,
+    *,
+    s: Sequence[int] | None = None,
+) -> Array:
+    """Compute `rfft` along all dimensions, or along `axes`, with lengths `s`; the last one is halved."""
+    return _transform("rfft", x, P_x, axes, norm, s=s)
 
 
 def irfftn(
-    x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, n: int | None = None
+    x: Array,
+    P_x: Partition,
+    axes: Axes | None = None,
+    norm: str | None = None,
+    *,
+    n: int | None = None,
+    s: Sequence[int] | None = None,
 ) -> Array:
-    """Compute `irfft` along all dimensions, or along `axes`; the last one has been halved."""
-    return _transform("irfft", x, P_x, axes, norm, n)
+    """Compute `irfft` along all dimensions, or along `axes`, with lengths `s`; the last one has been halved.
+
+    `n` is the length of the result along the last one alone.
+    """
+    return _transform("irfft", x, P_x, axes, norm, n, s)
 
 
 def plan_fourier(
@@ -110,18 +179,20 @@ def plan_fourier(
     axes: Axes | None = -1,
     norm: str | None = None,
     n: int | None = None,
+    s: Sequence[int] | None = None,
 ) -> StagesPlan:
     """Plan the transform `kind`, from the shapes and dtypes of the workers of P_x (and perhaps more)."""
-    along, halved = _checked(kind, P_x, axes, norm, n)
+    along, halved, wanted = _checked(kind, P_x, axes, norm, n, s)
     blocks = taking_part(shape_dtypes, P_x.ranks)
     dtype, grid = common_dtype("x", blocks, P_x.ranks), owned_grid("x", P_x, blocks)
-    before = {a: grid.extent[a] for a in along}
-    if nothing := [a for a, length in before.items() if length == 0]:
+    if nothing := [a for a in along if grid.extent[a] == 0]:
         raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {nothing[0]}.")
     real = not jnp.issubdtype(dtype, jnp.complexfloating)
+    # The lengths of what is transformed, and of the result.
+    before = {a: grid.extent[a] if kind == "irfft" and a == halved else wanted.get(a, grid.extent[a]) for a in along}
     after = dict(before)
     if halved is not None:
-        after[halved] = _halved_length(kind, before[halved], n, real, dtype)
+        after[halved] = _halved_length(kind, before[halved], wanted.get(halved), real, dtype)
     forward, reals = kind in ("fft", "rfft"), Reals(before=real, after=kind == "irfft")
     path = pencils(grid.extent, P_x.shape, tuple(after.items()), P_x.shape, reals=reals)
     done: set[int] = set()
@@ -130,7 +201,9 @@ def plan_fourier(
         done.update(stage.axes)
         sizes = tuple((a, after[a]) for a in stage.axes)
         step = Forward(sizes, halved, norm) if forward else Inverse(sizes, halved, done == set(along), norm)
-        steps.append((on_grid(P_x, stage.shape), step if sizes else None))
+        resized = tuple((a, before[a]) for a in stage.axes if before[a] != grid.extent[a])
+        whole: Step = Resized(resized, step) if resized else step
+        steps.append((on_grid(P_x, stage.shape), whole if sizes else None))
     return plan_stages(blocks, grid, dtype, steps, grid, () if halved is None else (halved,))
 
 
@@ -154,30 +227,59 @@ def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np
     return max(2 * (length - 1), 1) if n is None else n
 
 
+def _one_of(axes: Axes, axis: int | None) -> Axes:
+    """Return the dimensions, which are given as `axes` or as `axis`."""
+    if axis is None:
+        return axes
+    if axes != -1:
+        raise InvalidArgumentError(
+            f"`axis` (={axis!r}) must not be given beside `axes` (={axes!r}): it is one of them."
+        )
+    return checked_integer("axis", axis)
+
+
 def _checked(
-    kind: Kind, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None
-) -> tuple[tuple[int, ...], int | None]:
-    """Return the dimensions, ascending, and the one of which half of the frequencies are kept."""
+    kind: Kind, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None, s: Sequence[int] | None
+) -> tuple[tuple[int, ...], int | None, dict[int, int]]:
+    """Return the dimensions, ascending, the one of which half of the frequencies are kept, and lengths that are given.
+
+    By dimension, they are those of the result; with `rfft`, of what is transformed.
+    """
     check_partitions(P_x=P_x)
-    given = tuple(range(P_x.dim)) if axes is None else checked_integers("axes", axes, or_one=True)
+    lengths = None if s is None else checked_integers("s", s)
+    count = P_x.dim if lengths is None else min(len(lengths), P_x.dim)
+    given = tuple(range(P_x.dim))[P_x.dim - count :] if axes is None else checked_integers("axes", axes, or_one=True)
     along = checked_axes("axes", given, P_x.shape)
     if not along:
         raise InvalidArgumentError("`axes` (=()) must name a dimension or more.")
     if norm not in NORMS:
         raise InvalidArgumentError(f"`norm` (={norm!r}) must be None, 'backward', 'ortho' or 'forward'.")
-    if n is not None:
-        checked_integer("n", n, 1)
-    return along, given[-1] % P_x.dim if kind in ("rfft", "irfft") else None
+    named = [a % P_x.dim for a in given]
+    halved = named[-1] if kind in ("rfft", "irfft") else None
+    if lengths is None:
+        return along, halved, {} if n is None else {named[-1]: checked_integer("n", n, 1)}
+    if n is not None or len(lengths) != len(named) or min(lengths) < 1:
+        raise InvalidArgumentError(
+            f"`s` (={s!r}) must have a length of 1 or more for each of the {len(named)} dimensions that are "
+            "transformed, and go without `n`."
+        )
+    return along, halved, dict(zip(named, lengths, strict=True))
 
 
 def _transform(
-    kind: Kind, x: Array, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None = None
+    kind: Kind,
+    x: Array,
+    P_x: Partition,
+    axes: Axes | None,
+    norm: str | None,
+    n: int | None = None,
+    s: Sequence[int] | None = None,
 ) -> Array:
-    _checked(kind, P_x, axes, norm, n)
+    _checked(kind, P_x, axes, norm, n, s)
     if not P_x.active:
         return x
     with jax.named_scope(kind):
         team = tuple(sorted(P_x.ranks))
-        purpose = f"{kind} along {axes}, norm {norm}, n {n}, on {P_x.describe()}"
-        blocks = exchange_shapes(P_x.world, team, purpose, x)
-        return plan_fourier(kind, blocks, P_x, axes, norm, n).run(P_x.world, x)
+        label = f"{kind} along {axes}, norm {norm}, n {n}, s {s}, on {P_x.describe()}"
+        blocks = exchange_shapes(P_x.world, team, label, x)
+        return plan_fourier(kind, blocks, P_x, axes, norm, n, s).run(P_x.world, x)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.packing import joined_slices
@@ -111,6 +111,29 @@ class Inverse:
             x, axes = jnp.pad(x, widths), [*axes, self.halved]
         x = _at_once(jnp.fft.ifftn, x, axes, self.norm)
         return x.real if self.last and self.halved is not None else x
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A transform of data that is cut off, or filled up with zeros, at the end: jnp's `n` and `s`.
+
+    - `before`: pairs of a dimension, and its length before the transform.
+    """
+
+    before: tuple[tuple[int, int], ...]
+    step: Forward | Inverse
+
+    def lengths(self) -> dict[int, int]:
+        return self.step.lengths()
+
+    def dtype(self, dtype: np.dtype) -> np.dtype:
+        return self.step.dtype(dtype)
+
+    def __call__(self, x: Array) -> Array:
+        for axis, n in self.before:
+            x = lax.slice_in_dim(x, 0, min(n, x.shape[axis]), axis=axis)
+            x = jnp.pad(x, [(0, n - m if a == axis else 0) for a, m in enumerate(x.shape)])
+        return self.step(x)
 
 
 def _at_once(transform: Callable[..., Array], x: Array, axes: list[int], norm: str | None) -> Array:

@@ -57,6 +57,46 @@ def test_a_layer_satisfies_the_contract(name: str) -> None:
             layer({}, jnp.zeros(3), 1)
 
 
+def without_parameters(P: dj.Partition) -> dict[str, Any]:
+    """Layers of which the arguments say that they have no parameters, and networks of such."""
+    norm = nn.DistributedInstanceNorm(P, 2, affine=False)
+    return {
+        "InstanceNorm": norm,
+        "GroupNorm": nn.DistributedGroupNorm(P, 2, 2, affine=False),
+        "BatchNorm": nn.DistributedBatchNorm(P, 2, affine=False),
+        "LayerNorm": nn.DistributedLayerNorm(P, 5, elementwise_affine=False),
+        "RMSNorm": nn.DistributedRMSNorm(P, 5, elementwise_affine=False),
+        "Sequential": nn.Sequential(jnp.tanh, norm, nn.Repartition(P, P)),
+        "Residual": nn.Residual(nn.Sequential(jnp.tanh)),
+        "Remat": nn.Remat(norm),
+        "Precision": nn.Precision(nn.Sequential(norm, jnp.tanh), jnp.float32),
+    }
+
+
+@pytest.mark.simulated(2)
+def test_layers_without_parameters_are_called_with_x_alone() -> None:
+    P = dj.Partition().grid([1, 1, 2])
+    x = jnp.arange(2.0 * 2 * (3 - P.rank)).reshape(2, 2, -1) ** 1.5
+    layers = without_parameters(P)
+
+    @dj.jit
+    def program(x: Any) -> Any:
+        return {
+            name: (layer(layer.init(jax.random.key(0)), x), layer(x), layer.apply(x)) for name, layer in layers.items()
+        }
+
+    for name, (with_params, *alone) in program(x).items():
+        for y in alone:
+            np.testing.assert_array_equal(y, with_params, err_msg=name)
+    batch = layers["BatchNorm"]
+    y, state = batch(x, state=batch.init_state())
+    np.testing.assert_allclose(y, batch(x), 1e-12)
+    assert state.keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    for layer in (nn.DistributedLayerNorm(P, 5), nn.Sequential(nn.DistributedLayerNorm(P, 5))):
+        with pytest.raises(dj.InvalidTypeError, match=rf"{type(layer).__name__} has parameters: call it with them"):
+            layer(x)
+
+
 # Of those that leave their output elsewhere, where it is.
 MOVED = {
     "Broadcast": (2, 2),

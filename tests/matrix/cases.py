@@ -28,6 +28,7 @@ from matrix.layer_cases import (
     layer,
     low_frequencies,
     normalised,
+    one_step,
     past_a_linear_layer,
     spread,
 )
@@ -44,7 +45,7 @@ from matrix.movement_cases import (
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
-from matrix.team_cases import all_reduce, gather, replicated, scatter, top_k
+from matrix.team_cases import all_reduce, gather, reduction, replicated, scatter, top_k
 
 _BLOCK = (2, 3)
 
@@ -67,6 +68,8 @@ PRIMITIVES = (
     all_reduce(on(2, 2), "min", (1,), _BLOCK),
     all_reduce(on(2, 2), "mean", (0, 1), _BLOCK),
     all_reduce(on(2, 2, ranks=(3, 1, 2, 0)), "prod", (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    reduction(on(2, 2, ranks=(3, 1, 2, 0)), "mean", (1,), 3, [0, 4]),
+    reduction(on(1, 2, 2, ranks=(3, 1, 2, 0)), "max", (0, 2), 2, 3, 3),
     replicated(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     replicated(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
     gather((3, 2), on(2, 2, 1, ranks=(3, 1, 2, 0)), (0,), 2),
@@ -109,9 +112,11 @@ PRIMITIVES = (
     linear(on(2, 1, ranks=(1, 0)), on(2, 2), on(2, 2, 1), 2, 3, batch=3),
     linear(on(2, 1), on(2, 1), on(2, 1, 1, ranks=(0, 1)), 3, 2, batch=3, of_params=True),
     linear(on(2, 1), on(2, 2), on(2, 2, 1, ranks=(2, 0, 3, 1)), 3, 3, batch=3, of_params=True, sharded=True),
+    linear(on(1, 3, ranks=(3, 1, 2)), on(1, 3), on(3, 1, ranks=(3, 1, 2)), 4, 5),
     # The general algorithm, the channel one, the feature one with the batch split too, and in two dimensions.
     conv(on(1, 2, 2), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2, ranks=(1, 3, 0, 2)), (5,), (3,), padding=(1,)),
     conv(on(1, 2, 1, ranks=(1, 0)), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), (4,), (2,)),
+    conv(on(1, 2, 2, ranks=(3, 1, 0, 2)), on(1, 2, 2), on(1, 2, 2), (5,), (3,), padding=(1,)),
     conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, stride=(2,), padding=(1,)),
     conv(on(1, 1, 2, 2), None, None, (3, 5), (3, 2), stride=(1, 2), padding=(1, 1)),
     average_pool(on(1, 2, 2), (5,), (4,), (1,), (1,)),
@@ -178,6 +183,15 @@ PRIMITIVES = (
             nn.DistributedLinear(*(on(1, 2, ranks=(3, 1)).partition(P),) * 2, on(2, 2).partition(P), 3, 3, bias=False)
         ),
         past_a_linear_layer,
+    ),
+    layer(
+        "gru_cell",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 3),
+        lambda P: nn.DistributedGRUCell(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        one_step,
+        linear=False,
+        scale=0.1,
     ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
@@ -290,6 +304,8 @@ PRIMITIVES = (
     sum_reduce(on(2, 1, ranks=(1, 0)), on(1, 1), _BLOCK, world=2),
     all_sum_reduce(on(2), (0,), _BLOCK, world=2),
     *(all_reduce(on(1, 2), op, (1,), _BLOCK, world=2) for op in ("max", "min", "mean", "prod")),
+    reduction(on(1, 2), "var", (1,), 2, 3, world=2),
+    reduction(on(2, 1), "min", (0, 1), 3, 2, world=2),
     replicated(on(2), (0,), _BLOCK, world=2),
     gather((3,), on(1, 2), (0,), 1, world=2),
     scatter((1, 2), on(2, 1, ranks=(1, 0)), (), 0, world=2),

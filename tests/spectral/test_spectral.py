@@ -176,6 +176,58 @@ def check(cases: tuple[Case, ...]) -> None:
                 np.testing.assert_allclose(mine, its, rtol=0, atol=TOLERANCE * 10, err_msg=str(case))
 
 
+RESIZED = (
+    ("fft", (2, 5, 6), on(1, 2, 2, ranks=(3, 1, 0, 2)), complex, {"axis": -1, "n": 9, "norm": "ortho"}),
+    ("rfft", ([0, 5], 3), on(2, 1, ranks=(2, 0)), float, {"axis": 0, "n": 2}),
+    ("fftn", (3, 4, 5), on(2, 2, 1), complex, {"s": (5, 3), "norm": "forward"}),
+    ("ifftn", (3, 4), on(4, 1), complex, {"s": (1, 6), "axes": (1, 0)}),
+    ("rfftn", (3, 4, 5), on(1, 2, 2), float, {"s": (6, 8), "axes": (2, 1), "norm": "ortho"}),
+    ("irfftn", (3, 4, 5), on(1, 2, 2), complex, {"s": (2, 9), "axes": (1, 2)}),
+)
+"""Transforms of another length than the tensor's: name, sizes, partition, dtype, options as `jnp.fft` takes them."""
+
+
+@pytest.mark.simulated(4)
+def test_transforms_of_other_lengths_beside_plain_jax() -> None:
+    P, values = dj.Partition(), np.random.default_rng(5)
+
+    def both(transform: Any, x: Any) -> Any:
+        y, pullback = jax.vjp(transform, x)
+        return y, pullback(jnp.cos(y))[0]
+
+    whole = []
+    for _, sizes, _, dtype, _ in RESIZED:
+        parts = values.standard_normal((2, *(np.sum(n) for n in sizes)))
+        whole.append(parts[0] + 1j * parts[1] if dtype is complex else parts[0])
+
+    def in_one_place(xs: Any) -> Any:
+        return [
+            both(lambda x, case=case: getattr(jnp.fft, case[0])(x, **case[4]), x)
+            for case, x in zip(RESIZED, xs, strict=True)
+        ]
+
+    xs, wants = [], []
+    plain = P.broadcast_data(jax.device_get(jax.jit(in_one_place)(whole)) if P.rank == 0 else None, root=0)
+    for (_, sizes, P_x, dtype, _), x, (y, dx) in zip(RESIZED, whole, plain, strict=True):
+        y_sizes = [n if m == np.sum(n) else m for n, m in zip(sizes, y.shape, strict=True)]
+        parts = (cut(x, P_x, P.rank, sizes), cut(y, P_x, P.rank, y_sizes), cut(dx, P_x, P.rank, sizes))
+        x, y, dx = (np.zeros(0, dtype) if part is None else part for part in parts)
+        xs.append(x)
+        wants.append((y, dx))
+
+    @dj.jit
+    def program(xs: Any) -> Any:
+        return [
+            both(lambda x, case=case: getattr(dj.functional, case[0])(x, case[2].partition(P), **case[4]), x)
+            for case, x in zip(RESIZED, xs, strict=True)
+        ]
+
+    for case, got, want in zip(RESIZED, program(xs), wants, strict=True):
+        for mine, its in zip(got, want, strict=True):
+            assert mine.shape == its.shape, case
+            np.testing.assert_allclose(mine, its, rtol=0, atol=TOLERANCE, err_msg=str(case))
+
+
 def spectral(
     sizes: Any, P_x: On, modes: tuple[int, ...], P_W: On | None = None, out: int = 2, block: bool = False
 ) -> Beside:
@@ -278,6 +330,10 @@ def test_refusals() -> None:
         "`axes` (=(2,)) names dimension 2, but the partition": transform("ifft", axes=2),
         "`axes` (=()) must name a dimension or more.": transform("rfft", axes=()),
         "`n` (=0) must be 1 or more.": transform("irfft", n=0),
+        "`axis` (=0) must not be given beside `axes` (=1): it is one of them.": transform("fft", axes=1, axis=0),
+        "`s` (=(3,)) must have a length of 1 or more for each of the 2 dimensions": transform(
+            "fftn", s=(3,), axes=(0, 1)
+        ),
     }.items():
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
     sizes = {"in_channels": 2, "out_channels": 2}
