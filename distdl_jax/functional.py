@@ -3,6 +3,7 @@
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
+from distdl_jax.arrays.grid_sample import affine_grid, grid_sample
 from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
 from distdl_jax.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
 from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
@@ -33,6 +34,7 @@ from distdl_jax.primitives import (
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
 __all__ = [
+    "affine_grid",
     "all_gather",
     "all_max",
     "all_reduce",
@@ -48,6 +50,7 @@ __all__ = [
     "depth_to_space",
     "fft",
     "fftn",
+    "grid_sample",
     "halo_exchange",
     "ifft",
     "ifftn",

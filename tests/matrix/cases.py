@@ -13,6 +13,7 @@ import numpy as np
 
 from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.grid_sample import plan_grid_sample
 from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
@@ -261,6 +262,21 @@ PRIMITIVES = (
         lambda x, P: F.cumsum(x, P, 1),
         lambda x, P: plan_cumulative("cumsum", x, P, 1),
         lambda x: np.cumsum(x, 1),
+        exact=False,
+    ),
+    function(
+        "grid_sample",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (1, 2, 4),
+        lambda x, P: F.grid_sample(
+            x, F.affine_grid(np.array([[[0.5, 0.25]]]), P, (1, 2, 4), True), P, "bilinear", "zeros", True
+        ),
+        lambda x, P: plan_grid_sample(
+            x, {worker: ShapeDtype((1, x[worker].shape[2], 1), np.dtype(float)) for worker in P.ranks}, P
+        ),
+        lambda x: np.stack(
+            [(1 - t) * x[..., i] + t * x[..., i + 1] for i, t in ((1, 0.125), (1, 0.625), (2, 0.125), (2, 0.625))], -1
+        ),
         exact=False,
     ),
     # Three workers, nothing divisible.
