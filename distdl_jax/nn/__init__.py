@@ -92,8 +92,8 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
-from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
 from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
 from distdl_jax.nn.weight_norm import WeightNorm
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
