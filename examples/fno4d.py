@@ -123,7 +123,9 @@ def draw(truth: np.ndarray, said: np.ndarray, losses: list[float], out: Path) ->
     for row, (name, u) in enumerate({"solution": truth, "network": said, "difference": said - truth}.items()):
         for column, time in enumerate(shown):
             panel = figure.add_subplot(panels[row, column])
-            image = panel.imshow(u[:, :, truth.shape[2] // 2, time].T, cmap="RdBu", vmin=-most, vmax=most, origin="lower")
+            image = panel.imshow(
+                u[:, :, truth.shape[2] // 2, time].T, cmap="RdBu", vmin=-most, vmax=most, origin="lower"
+            )
             panel.set(xticks=[], yticks=[], ylabel=name if column == 0 else "")
             panel.set_title(f"t = {UNTIL * time / (truth.shape[-1] - 1):.2f}" if row == 0 else "")
         figure.colorbar(image, ax=figure.axes[-len(shown) :], label="x-velocity", shrink=0.9)
