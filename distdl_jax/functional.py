@@ -1,4 +1,4 @@
-"""The data-movement primitives, Fourier transforms and array functions: they take the partitions as arguments.
+"""The data-movement primitives, reductions, Fourier transforms and array functions, which take the partitions.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
@@ -16,14 +16,20 @@ from distdl_jax.primitives import (
     argmax,
     broadcast,
     halo_exchange,
+    max,
+    mean,
+    min,
     reduce_scatter,
     repartition,
     reshape,
     roll,
     segment_sum,
+    std,
+    sum,
     sum_reduce,
     take,
     top_k,
+    var,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
@@ -48,6 +54,9 @@ __all__ = [
     "ifftn",
     "irfft",
     "irfftn",
+    "max",
+    "mean",
+    "min",
     "pixel_shuffle",
     "pixel_unshuffle",
     "reduce_scatter",
@@ -62,9 +71,12 @@ __all__ = [
     "segment_softmax",
     "segment_sum",
     "space_to_depth",
+    "std",
+    "sum",
     "sum_reduce",
     "take",
     "top_k",
+    "var",
     "window_mask",
     "window_partition",
     "window_reverse",

@@ -13,7 +13,8 @@ sees the three components of u at time 0, drawn at random, and has to tell those
     three FNO blocks                            in frequencies of space and time
     two linear maps                             of the channels                  n_b x 3 x n x n x n x times
 
-Sources: Grady et al. (2023), arXiv:2204.01205, the network in space and time; Cole (1951) and Hopf (1950), the solution.
+Sources: Grady et al. (2023), arXiv:2204.01205, the network in space and time; Cole (1951) and Hopf (1950), the
+solution.
 """
 
 import os

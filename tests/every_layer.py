@@ -56,10 +56,20 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         )
         for d in (1, 2, 3, 4)
     },
+    "DistributedGRUCell": lambda P: nn.DistributedGRUCell(P_x=P.grid([2, 2]), input_size=3, hidden_size=5, bias=False),
+    "DistributedLSTMCell": lambda P: nn.DistributedLSTMCell(P_x=P.grid([2, 2]), input_size=3, hidden_size=5),
+    "DistributedGRU": lambda P: nn.DistributedGRU(P_x=P.grid([2, 1, 2]), input_size=3, hidden_size=5, num_layers=2),
+    "DistributedLSTM": lambda P: nn.DistributedLSTM(P_x=P.grid([2, 1, 2]), input_size=3, hidden_size=5, bias=False),
+    **{
+        f"DistributedConvLSTMCell{d}d": lambda P, d=d: getattr(nn, f"DistributedConvLSTMCell{d}d")(
+            P_x=P.grid([1, 1, 4, *(1,) * (d - 1)]), in_channels=2, hidden_channels=3, kernel_size=3, dilation=2
+        )
+        for d in (1, 2, 3)
+    },
     "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
     "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
     "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),
-    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2])),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2]), copies=True),
     "DistributedPad": lambda P: nn.DistributedPad(P_x=P.grid([2, 2]), padding=[(1, 2)], mode="reflect"),
     "DistributedCrop": lambda P: nn.DistributedCrop(P_x=P.grid([2, 2]), cropping=[(1, 2)]),
     "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),
@@ -92,7 +102,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
     ),
     "Pipeline": lambda P: nn.Pipeline(
-        stages=[nn.DistributedLayerNorm(P.grid([2, 1]), 3), nn.Repartition(P.grid([2, 1], [2, 3]), P.grid([2, 1]))],
+        stages=[nn.DistributedLayerNorm(P.grid([2, 2]), 3), nn.Repartition(P.grid([2, 2], range(4)), P.grid([2, 2]))],
         microbatches=2,
     ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),

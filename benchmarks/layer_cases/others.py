@@ -83,3 +83,15 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("Precision, linear in bfloat16, batch split", [Tensor((512, 1024), (n, 1))],
                lambda: nn.Precision(nn.DistributedLinear(on(n, 1), on(n, 1), on(n, 1, 1), 1024, 1024)), rounded,
                tolerance=0.02)  # fmt: skip
+
+    def stage(worker: int) -> Any:
+        P = dj.Partition().grid([1, 1], [worker])
+        return nn.Sequential(nn.DistributedLinear(P, in_features=1024, out_features=1024), jnp.tanh)
+
+    def stages(p: Any, x: Any) -> Any:
+        for each, _ in p:
+            x = jnp.tanh(linear(each, x))
+        return x
+
+    yield Case("Pipeline, a linear layer on each worker", [Tensor((2048, 1024), (1, 1))],
+               lambda: nn.Pipeline([stage(worker) for worker in range(n)], 8), stages)  # fmt: skip

@@ -15,6 +15,11 @@ from distdl_jax.losses.elementwise import (
 )
 from distdl_jax.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
+from distdl_jax.nn.conv_lstm import (
+    DistributedConvLSTMCell1d,
+    DistributedConvLSTMCell2d,
+    DistributedConvLSTMCell3d,
+)
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
@@ -85,6 +90,8 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
+from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
 from distdl_jax.spectral.spectral_conv import (
@@ -118,6 +125,9 @@ __all__ = [
     "DistributedConv2d",
     "DistributedConv3d",
     "DistributedConv4d",
+    "DistributedConvLSTMCell1d",
+    "DistributedConvLSTMCell2d",
+    "DistributedConvLSTMCell3d",
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
@@ -132,6 +142,8 @@ __all__ = [
     "DistributedFeatureConv3d",
     "DistributedFeatureConv4d",
     "DistributedFocalLoss",
+    "DistributedGRU",
+    "DistributedGRUCell",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
@@ -144,6 +156,8 @@ __all__ = [
     "DistributedInstanceNorm",
     "DistributedKLDivLoss",
     "DistributedL1Loss",
+    "DistributedLSTM",
+    "DistributedLSTMCell",
     "DistributedLayerNorm",
     "DistributedLinear",
     "DistributedLoss",

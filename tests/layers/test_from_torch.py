@@ -168,7 +168,7 @@ def test_names() -> None:
         ("`state_dict` holds '1.weight', for which `layer` has no place.", arrays | {"1.weight": np.ones(2)}, linear),
         ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
         ("`state_dict['weight']` must be 2 x 3, for DistributedPo", {"weight": np.ones((2, 3, 2))}, pointwise),
-        ("`state_dict` holds 'weight_ih_l0', which is no parameter", {"weight_ih_l0": np.ones(2)}, linear),
+        ("`state_dict` holds 'weight_hr_l0', which is no parameter", {"weight_hr_l0": np.ones(2)}, linear),
         ("`state_dict` must hold 'a.b.1.bias', for", {"a.b.1.weight": arrays["weight"]}, {"a": {"b": linear}}),
         ("`state_dict` must hold 'weight' of a module, for DistributedLinear(3", {}, nn.Sequential(linear)),
         (
@@ -187,7 +187,7 @@ def test_names() -> None:
             {"a": no_bias, "b": {"c": linear}},
         ),
         ("`state_dict['a.weight']` must be 2 x 3, for", {"a.weight": np.ones((3, 2))}, {"a": no_bias}),
-        ("`state_dict` holds 'a..weight_ih_l0', which is no", {"a..weight_ih_l0": np.ones(2)}, {"a": linear}),
+        ("`state_dict` holds 'a..weight_hr_l0', which is no", {"a..weight_hr_l0": np.ones(2)}, {"a": linear}),
         (
             "`state_dict` holds 'third.bias', for which",
             {"first.weight": arrays["weight"], "third.bias": np.ones(1)},

@@ -27,6 +27,7 @@ from matrix.layer_cases import (
     layer,
     low_frequencies,
     normalised,
+    one_step,
     past_a_linear_layer,
     spread,
 )
@@ -45,7 +46,7 @@ from matrix.movement_cases import (
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
-from matrix.team_cases import all_reduce, gather, replicated, scatter, top_k
+from matrix.team_cases import all_reduce, gather, reduction, replicated, scatter, top_k
 
 _BLOCK = (2, 3)
 
@@ -68,6 +69,8 @@ PRIMITIVES = (
     all_reduce(on(2, 2), "min", (1,), _BLOCK),
     all_reduce(on(2, 2), "mean", (0, 1), _BLOCK),
     all_reduce(on(2, 2, ranks=(3, 1, 2, 0)), "prod", (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    reduction(on(2, 2, ranks=(3, 1, 2, 0)), "mean", (1,), 3, [0, 4]),
+    reduction(on(1, 2, 2, ranks=(3, 1, 2, 0)), "max", (0, 2), 2, 3, 3),
     replicated(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     replicated(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
     gather((3, 2), on(2, 2, 1, ranks=(3, 1, 2, 0)), (0,), 2),
@@ -187,6 +190,15 @@ PRIMITIVES = (
         ),
         past_a_linear_layer,
     ),
+    layer(
+        "gru_cell",
+        on(2, 2, ranks=(3, 1, 2, 0)),
+        (3, 3),
+        lambda P: nn.DistributedGRUCell(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        one_step,
+        linear=False,
+        scale=0.1,
+    ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
     hartley(on(2, 2, 1), (3, 4, 2), (1, 2)),
@@ -285,6 +297,8 @@ PRIMITIVES = (
     sum_reduce(on(2, 1, ranks=(1, 0)), on(1, 1), _BLOCK, world=2),
     all_sum_reduce(on(2), (0,), _BLOCK, world=2),
     *(all_reduce(on(1, 2), op, (1,), _BLOCK, world=2) for op in ("max", "min", "mean", "prod")),
+    reduction(on(1, 2), "var", (1,), 2, 3, world=2),
+    reduction(on(2, 1), "min", (0, 1), 3, 2, world=2),
     replicated(on(2), (0,), _BLOCK, world=2),
     gather((3,), on(1, 2), (0,), 1, world=2),
     scatter((1, 2), on(2, 1, ranks=(1, 0)), (), 0, world=2),

@@ -73,8 +73,13 @@ def replicated(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
 
 def all_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int], op: str) -> Blocks:
     """Every worker gets jnp's reduction over those that agree with it outside `axes`, and shares JAX's derivative."""
-    reduced = getattr(jnp, op) if op not in ("max", "min") else partial(_extremum, getattr(jnp, op))
-    return on_teams(blocks, P_x, axes, lambda team: [reduced(jnp.stack([blocks[w] for w in team.flat]), 0)] * team.size)
+    of = reduced(op)
+    return on_teams(blocks, P_x, axes, lambda team: [of(jnp.stack([blocks[w] for w in team.flat]), 0)] * team.size)
+
+
+def reduced(op: str) -> Callable[[Any, int], Any]:
+    """jnp's reduction along an axis."""
+    return getattr(jnp, op) if op not in ("max", "min") else partial(_extremum, getattr(jnp, op))
 
 
 def _extremum(of: Callable[[Any, int], Any], x: Any, axis: int) -> Any:
