@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distdl_jax import checkpoint, data, functional, nn, optim, random, solvers
+    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
+    from distdl_jax.block_functions import map_blocks
     from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "nn", "optim", "random", "solvers"),
+    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
+    "block_functions": ("map_blocks",),
     "checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
@@ -88,6 +90,7 @@ __all__ = [
     "functional",
     "gather",
     "grad",
+    "graphs",
     "hvp",
     "init",
     "init_block",
@@ -95,6 +98,7 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "map_blocks",
     "nn",
     "optim",
     "planning_world",

@@ -10,24 +10,24 @@ import math
 import pickle
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
-from distdl_jax.static import Static
 from distdl_jax.transports.open_world import open_world
-from distdl_jax.validation import checked_boolean, checked_booleans, checked_integer, checked_integers
+from distdl_jax.validation import checked_axes, checked_boolean, checked_booleans, checked_integer, checked_integers
 from distdl_jax.watchdog.status import worker_status
+from distdl_jax.worker_team import WorkerTeam
 from distdl_jax.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Partition(Static):
+class Partition(WorkerTeam):
     """A team of workers in a given order, with no topology (it counts as one-dimensional where one is needed).
 
     Two partitions are equal where they mean the same team, in the same order, in the same shape; a partition can be
@@ -51,28 +51,11 @@ class Partition(Static):
     Partition(1 worker: 0; index=0)
     """
 
-    __slots__ = ("_rank", "_ranks", "_shape", "_world")
-
-    _ranks: tuple[int, ...]
-    _shape: tuple[int, ...]
-    _world: World
-    _rank: int | None
+    __slots__ = ()
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         world = open_world(comm)
         self._set(world, tuple(range(world.size)), (world.size,))
-
-    def _set(self, world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        object.__setattr__(self, "_world", world)
-        object.__setattr__(self, "_ranks", ranks)
-        object.__setattr__(self, "_shape", shape)
-        object.__setattr__(self, "_rank", broadcasting.place_of(world.rank, ranks))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be deleted.")
 
     @staticmethod
     def of_workers(world: World, ranks: Iterable[int]) -> Partition:
@@ -83,69 +66,9 @@ class Partition(Static):
         return partition
 
     @property
-    def world(self) -> World:
-        """The world that the partition's ranks refer to."""
-        return self._world
-
-    @property
-    def active(self) -> bool:
-        """Whether this worker is in the team."""
-        return self._rank is not None
-
-    @property
-    def size(self) -> int:
-        """The number of workers in the team."""
-        return len(self._ranks)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of workers per dimension; `(size,)` without a topology."""
-        return self._shape
-
-    @property
-    def dim(self) -> int:
-        """The number of dimensions."""
-        return len(self._shape)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The team's world ranks, in order."""
-        return self._ranks
-
-    @property
-    def rank(self) -> int | None:
-        """This worker's place in the team; None outside it."""
-        return self._rank
-
-    @property
     def index(self) -> Any:
         """This worker's `rank`, where there is no topology; None outside the team."""
         return self._rank
-
-    def __copy__(self) -> Partition:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Partition:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise InvalidTypeError(
-            f"{self!r} can't be pickled: it belongs to the workers that are running. Save its `shape` and `ranks`, of "
-            "which another one is made."
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Partition):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[object, ...]:
-        # With and without a topology differ, though their shapes may agree: `index` is a tuple in one, a number in
-        # the other, and a program traced for one must not serve the other.
-        return type(self), id(self._world), self._ranks, self._shape
 
     def __repr__(self) -> str:
         noun = "worker" if self.size == 1 else "workers"
@@ -311,10 +234,6 @@ class Partition(Static):
     def _check_partner(self, name: str, other: object) -> None:
         check_partitions(**{"this partition": self, name: other})
 
-    def describe(self) -> str:
-        """Return the team and its shape in words, the same on every worker."""
-        return f"{shape_text(self._shape)} ({ranks_text(self._ranks)})"
-
     def _summary(self) -> str:
         """Return the partition in words, the same on every worker."""
         kind = "the partition" if type(self) is Partition else f"the {shape_text(self._shape)} partition"
@@ -358,6 +277,50 @@ class CartesianPartition(Partition):
             stride = math.prod(self._shape[axis + 1 :])
             neighbors.append((rank - stride if place else None, rank + stride if place + 1 < size else None))
         return neighbors
+
+    def slice(
+        self, dim: int | Sequence[int] | None = None, index: int | Sequence[int] = 0, *, keepdims: bool = True
+    ) -> CartesianPartition:
+        """Return the workers whose index along `dim` is `index`: of a grid its first column, say, or its first row.
+
+        Of P with shape p_0 x ... x p_{D-1} it is the partition with 1 in place of p_d for each d of `dim`, and the same
+        on all workers. `P.slice(dim=1)` is where a tensor is whole along dimension 1 and cut along the others as on P;
+        `P.slice()` is P's first worker, with P's number of dimensions, for a tensor that is not cut.
+
+        **Arguments:**
+
+        - `dim`: the dimension that is fixed, or several; negative ones count from the end. Default: all.
+        - `index`: where it is fixed, or one index for each of `dim`; negative ones count from the end.
+        - `keepdims`: whether `dim` stays, with one worker; else it is left out. So where P is the P_W of a layer,
+          P_n x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
+
+        **Raises:** `InvalidArgumentError`, on every worker, for a dimension or an index that P doesn't have;
+        `InvalidTypeError` for what is no integer.
+
+        >>> import distdl_jax as dj
+        >>> P = dj.planning_world(6).grid([3, 2])
+        >>> P.slice(dim=1), P.slice(dim=0, index=-1, keepdims=False)
+        (CartesianPartition(3 x 1, workers 0, 2, 4; index=(0, 0)), CartesianPartition(2, workers 4, 5; index=None))
+        """
+        named = checked_integers("dim", range(self.dim) if dim is None else dim, or_one=True)
+        checked_axes("dim", named, self._shape)
+        places = checked_integers("index", index, or_one=True)
+        places = places * len(named) if len(places) == 1 and not isinstance(index, Iterable) else places
+        if len(places) != len(named):
+            raise InvalidArgumentError(f"`index` (={index!r}) must be one index, or one for each `dim` (={named}).")
+        fixed: dict[int, int] = {}
+        for axis, place in zip(named, places, strict=True):
+            size = self._shape[axis]
+            if not -size <= place < size:
+                raise InvalidArgumentError(
+                    f"`index` (={index!r}) must be {-size} to {size - 1} along dimension {axis}: {self._summary()} has "
+                    f"{size} there."
+                )
+            fixed[axis % self.dim] = place % size
+        shape = (1 if axis in fixed else size for axis, size in enumerate(self._shape) if keepdims or axis not in fixed)
+        indices = enumerate(index_of(rank, self._shape) for rank in range(self.size))
+        ranks = [rank for rank, cell in indices if all(cell[axis] == place for axis, place in fixed.items())]
+        return self.grid(shape, ranks)
 
     def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> CartesianPartition | Partition:
         """Return this worker's slice of the grid: dimensions marked true remain, the others are fixed at its own index.

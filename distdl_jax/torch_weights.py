@@ -13,11 +13,12 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
+from distdl_jax.nn.network import Network
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.remat_precision import Wrapper
-from distdl_jax.nn.residual import WAYS, Residual
-from distdl_jax.nn.sequential import Sequential
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.recurrent.cells import RecurrentCell
+from distdl_jax.recurrent.over_time import OverTime
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.tensors import TensorSpec, device_array
 from distdl_jax.validation import checked_boolean
@@ -26,7 +27,8 @@ Arrays = dict[str, np.ndarray]
 
 # A module's own names; what is in front of them, with a dot, is the module's.
 _OWN = re.compile(
-    r"^(?:(.*?)\.)??((?:in|q|k|v)_proj_(?:weight|bias)|(?:out|q|k|v|o)_proj\.(?:weight|bias)|weight|bias|"
+    r"^(?:(.*?)\.)??((?:in|q|k|v)_proj_(?:weight|bias)|(?:out|q|k|v|o)_proj\.(?:weight|bias)|"
+    r"(?:weight|bias)_(?:ih|hh)(?:_l\d+)?|weight|bias|"
     r"running_mean|running_var|num_batches_tracked)$"
 )
 
@@ -34,7 +36,7 @@ _OWN = re.compile(
 def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False) -> Any:
     """Return a layer's parameters, from the `state_dict` of the PyTorch module that it is like.
 
-    Layouts and names are changed where they differ (attention); what they are is in `docs/from-torch.md`. A
+    Layouts and names are changed where they differ (attention, gates); what they are is in `docs/from-torch.md`. A
     `Sequential` takes the modules of a `state_dict` in their order, one for each of its layers that has parameters or a
     state; plain functions, pools and movements have none in PyTorch either, so numbers in names need not agree. A
     dictionary of layers takes what is below each name.
@@ -157,13 +159,9 @@ def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
     """Take the parameters and the state of a layer from the next of the modules."""
-    if isinstance(layer, Sequential):
-        pairs = [_taken(each, modules) if isinstance(each, Layer) else ({}, {}) for each in layer.layers]
-        return tuple(params for params, _ in pairs), tuple(state for _, state in pairs)
-    if isinstance(layer, Residual):
-        pairs = [({}, {}) if each is None else _taken(each, modules) for each in (layer.body, layer.shortcut)]
-        params, states = (dict(zip(WAYS, trees, strict=True)) for trees in zip(*pairs, strict=True))
-        return params, states
+    if isinstance(layer, Network):
+        pairs = [_taken(part, modules) if isinstance(part, Layer) else ({}, {}) for _, part in layer._parts]
+        return layer._pack(params for params, _ in pairs), layer._pack(state for _, state in pairs)
     if isinstance(layer, Wrapper):
         return _taken(layer.layer, modules)
     if not isinstance(layer, Layer):
@@ -239,6 +237,12 @@ def _reshaped(module: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         ) from None
 
 
+def _of_recurrent(layer: RecurrentCell | OverTime, module: str, arrays: Arrays) -> Arrays:
+    """Convert PyTorch's rows of gates, one gate after the other, to gates x rows."""
+    gates = (layer.kind if isinstance(layer, OverTime) else layer).gates
+    return {name: x.reshape(gates, -1, *x.shape[1:]) if len(x) % gates == 0 else x for name, x in arrays.items()}
+
+
 def _of_pointwise(layer: DistributedPointwise, module: str, arrays: Arrays) -> Arrays:
     """Convert the weight of a convolution with a kernel of 1, n_out x n_in x 1 x ... x 1; keep a linear layer's."""
     weight = arrays.get("weight")
@@ -250,4 +254,6 @@ def _of_pointwise(layer: DistributedPointwise, module: str, arrays: Arrays) -> A
 _CHANGED: dict[type, Callable[[Any, str, Arrays], Arrays]] = {
     DistributedMultiHeadAttention: _of_attention,
     DistributedPointwise: _of_pointwise,
+    OverTime: _of_recurrent,
+    RecurrentCell: _of_recurrent,
 }

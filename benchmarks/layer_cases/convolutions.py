@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from distdl_jax import nn
 from jax import lax
@@ -24,6 +25,18 @@ def conv(dims: int, stride: int = 1, groups: int = 1) -> Callable[[Any, Any], An
         return y + along_channels(p["bias"], dims)
 
     return plain
+
+
+def conv_lstm(dims: int, hidden: int) -> Callable[[Any, Any], Any]:
+    """Compute a step from zeros in plain JAX."""
+    plain = conv(dims)
+
+    def step(p: Any, x: Any) -> Any:
+        zeros = jnp.zeros((len(x), hidden, *x.shape[2:]), x.dtype)
+        i, _, g, o = jnp.split(plain(p, jnp.concatenate([x, zeros], 1)), 4, 1)
+        return jax.nn.sigmoid(o) * jnp.tanh(jax.nn.sigmoid(i) * jnp.tanh(g))
+
+    return step
 
 
 def torch(name: str, dims: int, *arguments: Any, **options: Any) -> Torch | None:
@@ -101,6 +114,10 @@ def cases(n: int) -> Iterator[Case]:
         yield Case(f"DistributedConvTranspose{dims}d, rows split", [x],
                    made(f"ConvTranspose{dims}d", rows, **channels, kernel_size=2, stride=2), transposed,
                    torch=torch("ConvTranspose", dims, c_in, c_in, 2, stride=2))  # fmt: skip
+        if dims < 4:
+            cell = {"in_channels": c_in, "hidden_channels": c_in, "kernel_size": 3}
+            yield Case(f"DistributedConvLSTMCell{dims}d, rows split", [x],
+                       made(f"ConvLSTMCell{dims}d", rows, **cell), conv_lstm(dims, c_in))  # fmt: skip
     for dims, shape in POOLED.items():
         rows = (1, 1, n, *(1,) * (dims - 1))
         for kind, plain in (("Max", pool(lax.max, -jnp.inf)), ("Avg", pool(lax.add, 0.0, prod((2,) * dims)))):

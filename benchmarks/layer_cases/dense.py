@@ -55,6 +55,8 @@ def cases(n: int) -> Iterator[Case]:
     def looked_up(p: Any, x: Any) -> Any:
         return p["weight"][x]
 
+    yield Case("DistributedPointwise, rows split", [x], lambda: nn.DistributedPointwise(on(*rows), 32, 32),
+               lambda p, x: jnp.einsum("nc...,oc->no...", x, p["weight"]) + along_channels(p["bias"], 2))  # fmt: skip
     yield Case("DistributedEmbedding, vocabulary split", [words], embedding(one, (1, 1, 1), (n, 1)), looked_up,
                torch=Torch("Embedding", table[0] // n, table[1], below=table[0] // n))  # fmt: skip
     yield Case("DistributedEmbedding, features split", [words], embedding(one, (1, 1, n), (1, n)), looked_up,

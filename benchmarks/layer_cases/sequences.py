@@ -1,4 +1,4 @@
-"""Attention in all its kinds."""
+"""Attention in all its kinds, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -73,6 +73,55 @@ def continued_alone(p: Any, x: Any) -> Any:
     return jnp.einsum("nhst,nthd,ehd->nse", jax.nn.softmax(scores), v, p["out"]) + p["out_bias"]
 
 
+def lstm_steps(p: Any, x: Any, h: Any, c: Any, end: str = "") -> Any:
+    """Compute all steps of an LSTM in plain JAX, of samples x steps x features."""
+    (_, n_h, n_in), bias = p[f"weight_ih{end}"].shape, (p[f"bias_ih{end}"] + p[f"bias_hh{end}"]).reshape(-1)
+    w_x, w_h = p[f"weight_ih{end}"].reshape(-1, n_in), p[f"weight_hh{end}"].reshape(-1, n_h)
+
+    def step(both: Any, of_x: Any) -> Any:
+        h, c = both
+        i, f, g, o = jnp.split(of_x + h @ w_h.T, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    _, ys = jax.lax.scan(step, (h, c), jnp.moveaxis(x @ w_x.T + bias, 1, 0))
+    return jnp.moveaxis(ys, 0, 1)
+
+
+def gru_steps(p: Any, x: Any, end: str = "") -> Any:
+    """Compute all steps of a GRU in plain JAX, from zeros."""
+    of_x = jnp.einsum("nsi,ghi->sngh", x, p[f"weight_ih{end}"]) + p[f"bias_ih{end}"]
+
+    def step(h: Any, of_x: Any) -> Any:
+        of_h = jnp.einsum("ni,ghi->ngh", h, p[f"weight_hh{end}"]) + p[f"bias_hh{end}"]
+        r, z = jnp.moveaxis(jax.nn.sigmoid(of_x + of_h)[:, :2], 1, 0)
+        h = (1 - z) * jnp.tanh(of_x[:, 2] + r * of_h[:, 2]) + z * h
+        return h, h
+
+    return jnp.moveaxis(jax.lax.scan(step, jnp.zeros((len(x), of_x.shape[-1])), of_x)[1], 0, 1)
+
+
+def recurrent(n: int) -> Iterator[Case]:
+    """Yield cases of recurrent layers on n workers: a step of a cell, and all steps of a layer."""
+    step, steps, size = (256, 512), (64, 32, 512), {"input_size": 512, "hidden_size": 512}
+    zeros = np.zeros(step, np.float32)
+    for what, grid in (("features", (1, n)), ("batch", (n, 1))):
+        over = (grid[0], 1, grid[1])
+        yield Case(f"DistributedGRUCell, {what} split", [Tensor(step, grid)],
+                   lambda grid=grid: nn.DistributedGRUCell(on(*grid), **size),
+                   lambda p, x: gru_steps(p, x[:, None])[:, 0])  # fmt: skip
+        yield Case(f"DistributedLSTMCell, {what} split", [Tensor(step, grid)],
+                   lambda grid=grid: nn.DistributedLSTMCell(on(*grid), **size),
+                   lambda p, x: lstm_steps(p, x[:, None], zeros, zeros)[:, 0])  # fmt: skip
+        yield Case(f"DistributedGRU, {what} split", [Tensor(steps, over)],
+                   lambda over=over: nn.DistributedGRU(on(*over), **size),
+                   lambda p, x: gru_steps(p, x, "_l0"))  # fmt: skip
+        yield Case(f"DistributedLSTM, {what} split", [Tensor(steps, over)],
+                   lambda over=over: nn.DistributedLSTM(on(*over), **size),
+                   lambda p, x: lstm_steps(p, x, zeros[:64], zeros[:64], "_l0"))  # fmt: skip
+
+
 def cases(n: int) -> Iterator[Case]:
     """Yield cases on n workers."""
     shape, heads, sequence = (BATCH, LENGTH, FEATURES), (1, 1, n), (1, n, 1)
@@ -111,5 +160,6 @@ def cases(n: int) -> Iterator[Case]:
     for what, given, grid in (("heads split", x, heads), ("ring", cut, sequence)):
         yield Case(f"{name}, {what}, with dropout", [given], made(grid, dropout=DROPPED), attention(dropout=True),
                    lambda layer, params, x: layer(params, x, key=jax.random.key(KEY)))  # fmt: skip
+    yield from recurrent(n)
     yield Case(f"{name}, heads split, one element behind a cache", [Tensor((BATCH, 1, FEATURES), heads)],
                made(heads, causal=True), continued_alone, continued, backward=False)  # fmt: skip

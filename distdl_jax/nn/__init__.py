@@ -1,5 +1,6 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
+from distdl_jax.experts.mixture import DistributedMixtureOfExperts
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
 from distdl_jax.losses.dice import DistributedDiceLoss
@@ -15,6 +16,11 @@ from distdl_jax.losses.elementwise import (
 )
 from distdl_jax.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
+from distdl_jax.nn.conv_lstm import (
+    DistributedConvLSTMCell1d,
+    DistributedConvLSTMCell2d,
+    DistributedConvLSTMCell3d,
+)
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
     DistributedConvTranspose2d,
@@ -45,11 +51,14 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    SegmentSum,
     SumReduce,
+    Take,
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.per_sample import (
@@ -58,6 +67,7 @@ from distdl_jax.nn.norms.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.pooling import (
     DistributedAvgPool1d,
@@ -69,6 +79,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool3d,
     DistributedMaxPool4d,
 )
+from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
@@ -81,6 +92,11 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.weight_norm import WeightNorm
+from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
+from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
 from distdl_jax.spectral.spectral_conv import (
@@ -114,6 +130,9 @@ __all__ = [
     "DistributedConv2d",
     "DistributedConv3d",
     "DistributedConv4d",
+    "DistributedConvLSTMCell1d",
+    "DistributedConvLSTMCell2d",
+    "DistributedConvLSTMCell3d",
     "DistributedConvTranspose1d",
     "DistributedConvTranspose2d",
     "DistributedConvTranspose3d",
@@ -128,17 +147,22 @@ __all__ = [
     "DistributedFeatureConv3d",
     "DistributedFeatureConv4d",
     "DistributedFocalLoss",
+    "DistributedGRU",
+    "DistributedGRUCell",
     "DistributedGeneralConv1d",
     "DistributedGeneralConv2d",
     "DistributedGeneralConv3d",
     "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
+    "DistributedGraphNetBlock",
     "DistributedGroupNorm",
     "DistributedHuberLoss",
     "DistributedInstanceNorm",
     "DistributedKLDivLoss",
     "DistributedL1Loss",
+    "DistributedLSTM",
+    "DistributedLSTMCell",
     "DistributedLayerNorm",
     "DistributedLinear",
     "DistributedLoss",
@@ -147,7 +171,9 @@ __all__ = [
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
     "DistributedMaxPool4d",
+    "DistributedMixtureOfExperts",
     "DistributedMultiHeadAttention",
+    "DistributedPReLU",
     "DistributedPad",
     "DistributedPointwise",
     "DistributedPoissonNLLLoss",
@@ -156,20 +182,26 @@ __all__ = [
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
     "DistributedSpectralConv4d",
+    "DistributedSqueezeExcitation",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",
     "Flatten",
     "HaloExchange",
     "Layer",
+    "Pipeline",
     "Precision",
     "ReduceScatter",
     "Remat",
     "Repartition",
     "Reshape",
     "Residual",
+    "SegmentSum",
     "Sequential",
+    "SpectralNorm",
     "SumReduce",
+    "Take",
     "Transpose",
     "Unflatten",
+    "WeightNorm",
 ]

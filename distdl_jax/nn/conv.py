@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jax import Array
 
@@ -18,15 +18,16 @@ from distdl_jax.layer.matmul_plan import product_dtype, products
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.layer.weighted_layer import WeightedLayer
-from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions
+from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions, given_or_derived
 from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, with_split_halo
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
+from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.validation import Padding, Sizes, is_integer
 
@@ -52,13 +53,21 @@ class DistributedConv(WeightedLayer):
       are fewest messages where P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2.
     - *general*: both at once.
 
+    *Without P_W* one side of w is cut over the workers along dimension 1, that of x or y which is cut. Where both are,
+    on the same workers, `split` says which: with "out_channels" x is gathered along its channels, and each worker
+    multiplies with its rows of w; with "in_channels" each multiplies with its columns, and the sums are scattered along
+    y's channels. So one partition P serves for everything: `DistributedConv2d(P, in_channels=..., out_channels=...)`.
+
     Blocks of x may be unbalanced along the features and the batch; blocks of y are balanced along the features.
     Blocks may be empty, or smaller than the kernel.
 
     **Arguments:**
 
-    - `P_x`, `P_y`, `P_W`: the partitions; teams may be equal, overlap or be disjoint.
+    - `P_x`, `P_y`, `P_W`: the partitions; teams may be equal, overlap or be disjoint. Default of P_y: P_x; of P_W:
+      as above.
     - `in_channels`, `out_channels`: n_ci and n_co.
+    - `split`: "in_channels" or "out_channels", the side of w that is cut where P_x and P_y both cut channels and P_W
+      is not given. Default: the one for which less moves, the output channels where they are no fewer.
     - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
     - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" or "valid".
     - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_W
@@ -91,8 +100,9 @@ class DistributedConv(WeightedLayer):
     bias: bool = True
     padding_mode: PaddingMode = "zeros"
     sharded: bool = False
+    split: InitVar[Literal["in_channels", "out_channels"] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, split: str | None) -> None:
         w = self._windows
         # The fields, in the form in which equal ones are equal.
         vars(self).update(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
@@ -102,6 +112,9 @@ class DistributedConv(WeightedLayer):
                 raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
             if number % self.groups:
                 raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
+        channels = {"in_channels": self.in_channels, "out_channels": self.out_channels}
+        P_y, P_W = given_or_derived(self.dims, self.P_x, self.P_y, self.P_W, split, channels, self.groups)
+        vars(self).update(P_y=P_y, P_W=P_W)
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
@@ -160,7 +173,11 @@ class DistributedConv(WeightedLayer):
         parts = self._partitions
         fetch = self._fetch(x)
         fetched = fetch.after(x)
-        to_work = plan_broadcast(fetched, parts.x, parts.work)
+        to_work: MovementPlan
+        if parts.x is None:
+            to_work = plan_all_gather(fetched, self.P_x, 1)
+        else:
+            to_work = plan_broadcast(fetched, parts.x, parts.work)
         copies = to_work.after(fetched)
         of_params = self._parameters.plan(params, self.bias)
         local: Mapping[int, LocalConvolution] = {
@@ -168,7 +185,11 @@ class DistributedConv(WeightedLayer):
             for rank, worker in enumerate(parts.work.ranks)
         }
         parts_of_y = products(copies, of_params, local)
-        to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
+        to_y: MovementPlan
+        if parts.y is None:
+            to_y = plan_reduce_scatter(parts_of_y, self.output_partition, 1)
+        else:
+            to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
         split_halo = None
         if isinstance(fetch, WindowsPlan):
             local, split_halo = with_split_halo(local, fetch, to_work, copies)
@@ -208,9 +229,9 @@ class DistributedConv(WeightedLayer):
 
     def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
         """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
-        p_co, p_x = self._partitions.channels[0], self.P_x.shape[1]
+        (p_co, p_ci), p_x = self._partitions.channels, self.P_x.shape[1]
         if self.groups == 1:
-            return (0, balanced_sizes(self.in_channels, p_x)[j]), 1
+            return (0, balanced_sizes(self.in_channels, p_ci)[j]), 1
         groups, share = self.groups // p_co, self.in_channels // p_co
         if p_x > 1:  # its copy is the channels of its groups
             return (0, share), groups

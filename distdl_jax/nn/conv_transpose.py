@@ -41,8 +41,8 @@ class DistributedConvTranspose(DistributedConv):
 
     **Arguments:**
 
-    - `P_x`, `P_y`, `P_W`, `in_channels`, `out_channels`, `kernel_size`, `stride`, `dilation`, `groups`, `bias`: as in
-      the convolutions.
+    - `P_x`, `P_y`, `P_W`, `split`, `in_channels`, `out_channels`, `kernel_size`, `stride`, `dilation`, `groups`,
+      `bias`: as in the convolutions.
     - `sharded`: whether the parameters are cut, W along n_ci and b along n_co, as in the convolutions.
     - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
       out at the ends.
@@ -57,10 +57,10 @@ class DistributedConvTranspose(DistributedConv):
     padding_mode: PaddingMode = field(default="zeros", init=False)
     output_padding: int | Sequence[int] = field(default=0, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, split: str | None) -> None:
         if isinstance(self.padding, str):
             raise InvalidArgumentError(f"`padding` (={self.padding!r}) must be numbers in a transposed convolution.")
-        super().__post_init__()
+        super().__post_init__(split)
         vars(self).update(output_padding=self._extra)
 
     @cached_property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,8 +14,9 @@ from distdl_jax.layer.matmul_plan import ProductPlan, products
 from distdl_jax.layer.parameters import (
     ParamShapeDtypes,
 )
+from distdl_jax.layer.weight_partition import check_not_split, moves_features, weight_partition
 from distdl_jax.layer.weighted_layer import WeightedLayer
-from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
@@ -75,6 +77,12 @@ class DistributedLinear(WeightedLayer):
     With `replicated` the workers along P_fo hold copies of x in place of parts, from which nothing moves, and those
     along P_fi get copies of the sum. A gradient of copies is in shares, one on each worker, that add up.
 
+    *Without P_W* one side of W is cut over the workers along the last dimension, that of x or y which is cut. Where
+    both are, on the same workers, `split` says which: with "out_features" (P_W p x 1) x is gathered along its features,
+    and each worker multiplies with its rows of W; with "in_features" (P_W 1 x p) each multiplies with its columns, and
+    the sums are scattered along y's features. So one partition P serves for everything:
+    `DistributedLinear(P, in_features=..., out_features=...)`.
+
     Blocks are balanced along the features, which need not divide. Along the batch they may be of any length, also 0,
     the same for all workers of P_x at one place along P_n; y's are like x's. P_x, P_y and P_W may be equal, overlap or
     be disjoint. Dimensions of x between the batch and the features, any number of them, are not split.
@@ -83,11 +91,14 @@ class DistributedLinear(WeightedLayer):
 
     **Arguments:**
 
-    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension between is 1.
+    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension between is 1. Default of P_y:
+      P_x; of P_W: as above.
     - `in_features`, `out_features`: n_in and n_out.
     - `bias`: whether there is a b.
     - `replicated`: whether workers that P_x and P_y have in front of the features hold copies, not parts.
     - `sharded`: whether the parameters are cut over P_n, not on its first workers alone.
+    - `split`: "in_features" or "out_features", the side of W that is cut where P_x and P_y both cut features and P_W is
+      not given. Default: the one for which less moves, the output features where they are no fewer.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
     partitions don't fit each other.
@@ -104,18 +115,25 @@ class DistributedLinear(WeightedLayer):
     """
 
     P_x: Partition
-    P_y: Partition
-    P_W: Partition
-    in_features: int
-    out_features: int
+    P_y: Any = None  # a partition, from __post_init__ on
+    P_W: Any = None
+    in_features: int = None  # type: ignore[assignment]  # which is refused
+    out_features: int = None  # type: ignore[assignment]
     bias: bool = True
     replicated: bool = False
     sharded: bool = False
+    split: InitVar[Literal["in_features", "out_features"] | None] = None
 
-    def __post_init__(self) -> None:
-        check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
-        for name in ("in_features", "out_features"):
-            checked_integer(name, getattr(self, name), 1)
+    def __post_init__(self, split: str | None) -> None:
+        features = {name: checked_integer(name, getattr(self, name), 1) for name in ("in_features", "out_features")}
+        vars(self).update(P_y=self.P_x if self.P_y is None else self.P_y)
+        if self.P_W is None:
+            check_partitions(P_x=self.P_x, P_y=self.P_y)
+            self._check_no_others_are_cut()
+            vars(self).update(P_W=weight_partition(self.P_x, self.P_y, -1, split, features))
+        else:
+            check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
+            check_not_split(split)
         if self.P_W.dim not in (2, 3):
             raise InvalidArgumentError(
                 f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "
@@ -123,11 +141,13 @@ class DistributedLinear(WeightedLayer):
             )
         p_n, p_fo, p_fi = self._work.shape
         given = f"where `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' if self.P_W.dim == 3 else ''}P_fo x P_fi"
-        for name, P, workers, features in (("P_x", self.P_x, p_fi, "P_fi"), ("P_y", self.P_y, p_fo, "P_fo")):
-            if P.dim < 2 or (P.shape != (p_n, *(1,) * (P.dim - 2), workers) and P.ranks != self._together(name)):
+        for name, P, workers, along in (("P_x", self.P_x, p_fi, "P_fi"), ("P_y", self.P_y, p_fo, "P_fo")):
+            if P.dim < 2 or not (
+                P.shape == (p_n, *(1,) * (P.dim - 2), workers) or P.ranks == self._together(name) or self._moves(name)
+            ):
                 across = p_fo if name == "P_x" else p_fi
                 raise InvalidArgumentError(
-                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {workers}, P_n x {features}, {given}; "
+                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {workers}, P_n x {along}, {given}; "
                     f"or {p_n} x {across} x {workers} on P_W's workers, to split the sequence. To split the batch, "
                     "give P_W three dimensions, P_n x P_fo x P_fi; with two, P_n is 1."
                 )
@@ -136,6 +156,28 @@ class DistributedLinear(WeightedLayer):
                 f"`replicated` (=True) takes workers that hold copies: `P_x` of {p_n} x {p_fo} x {p_fi}, {given}, or "
                 f"`P_y` of {p_n} x {p_fi} x {p_fo}."
             )
+
+    def _check_no_others_are_cut(self) -> None:
+        """Refuse partitions from which P_W does not follow: they cut more than the batch and the features."""
+        if any(P.dim < 2 or set(P.shape[1:-1]) - {1} for P in (self.P_x, self.P_y)) or (
+            self.P_x.shape[0] != self.P_y.shape[0]
+        ):
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(self.P_x.shape)}) and `P_y` ({shape_text(self.P_y.shape)}) must be P_n x 1 x ... "
+                "x P_f, with one number of workers along the batch, P_n, where `P_W` is not given. "
+                "`DistributedPointwise` takes x that is cut in other dimensions."
+            )
+
+    def _moves(self, name: str) -> bool:
+        """Say whether x is gathered, or y scattered, along its features, on the workers that multiply."""
+        P, side = (self.P_x, 2) if name == "P_x" else (self.P_y, 1)
+        is_cut = P.shape == (self._work.shape[0], *(1,) * (P.dim - 2), P.shape[-1])
+        return is_cut and moves_features(P, -1, self._work, side)
+
+    def _along_features(self, P: Partition, blocks: ShapeDtypes) -> CartesianPartition:
+        """Return P with as many dimensions as the blocks have."""
+        dims = len(blocks[P.ranks[0]].shape)
+        return P.create_cartesian_topology_partition([P.shape[0], *(1,) * (dims - 2), P.shape[-1]])
 
     def _together(self, name: str) -> Workers:
         """Return the workers that P_x or P_y must have, in this order, if as many as multiply; else none."""
@@ -155,7 +197,10 @@ class DistributedLinear(WeightedLayer):
         work = self._work
         p_n, p_fo, p_fi = work.shape
         to_work: MovementPlan
-        if not self._together("P_x"):
+        if self._moves("P_x"):
+            P_x = self._along_features(self.P_x, x)
+            to_work = plan_all_gather(x, P_x, P_x.dim - 1)
+        elif not self._together("P_x"):
             to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), work)
         elif self.replicated:
             to_work = Unmoved(x)
@@ -164,7 +209,10 @@ class DistributedLinear(WeightedLayer):
         of_params, local = self._parameters.plan(params, self.bias), self._local()
         parts_of_y = products(to_work.after(x), of_params, local)
         to_y: MovementPlan
-        if not self._together("P_y"):
+        if self._moves("P_y"):
+            P_y = self._along_features(self.P_y, parts_of_y)
+            to_y = plan_reduce_scatter(parts_of_y, P_y, P_y.dim - 1)
+        elif not self._together("P_y"):
             to_y = plan_sum_reduce(parts_of_y, work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
         elif self.replicated:
             to_y = plan_all_sum_reduce(parts_of_y, work, 2)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.block_functions import BlockFunction
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Ends, Layer
 from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
@@ -32,6 +33,8 @@ class SequentialPlan(BlocksPlan):
 
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:
     """Plan a plain function on every worker's block; it is traced once for each shape and dtype."""
+    if isinstance(function, BlockFunction):
+        return function.plan(x)
     outputs = {}
     for block in set(x.values()):
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
@@ -46,7 +49,8 @@ class Sequential(Network):
     **Arguments:**
 
     - `layers`: layers (all that satisfy `nn.Layer`, another `Sequential` too) and plain functions of an array, like
-      `jax.nn.relu`. A function is applied to every worker's block by itself, also to the zero-volume ones.
+      `jax.nn.relu`. A function is applied to every worker's block by itself, also to the zero-volume ones, unless it is
+      one of `dj.map_blocks`.
 
     The parameters are a tuple with an entry for each layer, `{}` for what has none. The partitions of neighbours have
     to fit: where one layer leaves its output on other workers, or in other blocks, than the next one takes its input

@@ -58,8 +58,31 @@ def test_arguments_of_a_convolution(name: str) -> None:
 
 PARTITIONS = {
     "P_x of 3 dimensions": ([(1, 2, 2)], {}, "`P_x` (1 x 2 x 2) must have 4 dimensions: batch, channels, and 2"),
-    "channels alone": ([(1, 2, 1, 1)], {}, "`P_x` (1 x 2 x 1 x 1) splits the channels over 2 workers, so `P_y` and"),
-    "no P_W": ([(1, 2, 1, 1), (1, 2, 1, 1)], {}, "`P_y` is given, but `P_W` is None: give both, or neither"),
+    "channels over other workers": (
+        [(1, 2, 1, 1), (1, 4, 1, 1)],
+        {},
+        "`P_W` is not given, and does not follow from `P_x`, 1 x 2 x 1 x 1 (0, 1), and `P_y`, 1 x 4 x 1 x 1 (0-3)",
+    ),
+    "an unknown side": (
+        [(1, 2, 1, 1)],
+        {"split": "out_features"},
+        "`split` (='out_features') must be 'in_channels', 'out_channels', or None",
+    ),
+    "a side that is not cut": (
+        [(1, 1, 1, 1), (1, 2, 1, 1)],
+        {"split": "in_channels"},
+        "`split` (='in_channels') must be 'out_channels' or None, where `P_x` is 1 x 1 x 1 x 1, `P_y` 1 x 2 x 1 x 1",
+    ),
+    "groups, the other side": (
+        [(1, 2, 1, 1)],
+        {"split": "in_channels", "groups": 2},
+        "must be 'out_channels' or None, where `P_x` is 1 x 2 x 1 x 1, `P_y` 1 x 2 x 1 x 1 and there are groups",
+    ),
+    "a side beside P_W": (
+        [(1, 2, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)],
+        {"split": "out_channels"},
+        "`split` (='out_channels') must be None where `P_W` is given",
+    ),
     "P_y's features": (
         [(1, 1, 2, 2), (1, 1, 4, 1), (1, 1, 2, 2)],
         {},

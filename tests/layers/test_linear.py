@@ -211,7 +211,8 @@ def test_a_split_batch_is_refused_where_it_does_not_fit_the_weight():
         (batch, batch, [1, 1], "P_x", "1 x 1, P_n x P_fi, where `P_W` is 1 x 1, P_fo x P_fi; or 1 x 1 x 1 on"),
         (batch, features, [2, 1, 1], "P_y", "2 x 1, P_n x P_fo, where `P_W` is 2 x 1 x 1, P_n x P_fo x P_fi"),
         (features, batch, [2, 1, 1], "P_x", "2 x 1, P_n x P_fi"),
-        (four, four, [2, 2, 1], "P_x", "2 x 1, P_n x P_fi"),
+        (four, batch, [2, 2, 1], "P_y", "2 x 2, P_n x P_fo"),  # of P_x the features are gathered
+        (P.grid([2, 2], [0, 1, 3, 2]), four, [2, 2, 1], "P_x", "2 x 1, P_n x P_fi"),
     ):
         with pytest.raises(dj.InvalidArgumentError) as caught:
             nn.DistributedLinear(P_x, P_y, P.grid(W), 4, 4)

@@ -117,6 +117,44 @@ def test_neighbours_are_those_one_step_along_each_dimension():
     assert dj.planning_world(4, 3).grid([2, 1]).neighbor_ranks() is None
 
 
+def test_slices_are_those_of_the_array_of_ranks():
+    """Along each set of dimensions, at each index, also counted from the end: as numpy takes them, on every worker."""
+    shape, order = (2, 3, 2), np.random.default_rng(0).permutation(13)[:12]
+    ranks = order.reshape(shape)
+    cases = [
+        (dims, index)
+        for n in range(4)
+        for dims in itertools.permutations(range(3), n)
+        for index in itertools.product(*(range(-shape[d], shape[d]) for d in dims))
+    ]
+
+    def slices(P):
+        P_x = P.grid(shape, order)
+        for dims, index in cases:
+            at: list = [slice(None)] * 3
+            for d, i in zip(dims, index, strict=True):
+                at[d] = i
+            there = ranks[tuple(at)]
+            kept = P_x.slice(dims, index)
+            assert isinstance(kept, CartesianPartition)
+            assert kept == P_x.slice([d - 3 for d in dims], index)
+            assert kept.shape == tuple(1 if d in dims else p for d, p in enumerate(shape))
+            assert kept.ranks == tuple(there.ravel())
+            dropped = P_x.slice(dims, index, keepdims=False)
+            assert (dropped.shape, dropped.ranks) == (there.shape, kept.ranks)
+        assert P_x.slice() == P_x.slice((0, 1, 2)) == P.grid([1, 1, 1], [order[0]])
+        assert P_x.slice(index=1) == P.grid([1, 1, 1], [ranks[1, 1, 1]])
+        assert P_x.slice(2, 1) == P_x.slice(-1, np.int64(-1)) == P_x.slice(dim=[2], index=[1])
+        return seen(P_x.slice(1, 2))
+
+    P = dj.planning_world(13)
+    expected = [seen(dj.planning_world(13, r).grid([2, 1, 2], ranks[:, 2, :].ravel())) for r in range(13)]
+    assert on_all(13, slices) == expected
+    P_W = P.grid([2, 3, 2])
+    assert P_W.slice(1, keepdims=False).ranks == (0, 1, 6, 7), "P_x of a layer, P_n x P_in"
+    assert P_W.slice(2, keepdims=False).ranks == (0, 2, 4, 6, 8, 10), "P_y, P_n x P_out"
+
+
 @pytest.mark.parametrize("remain", list(itertools.product([False, True], repeat=3)), ids=str)
 def test_subtopologies_are_slices_of_the_grid(remain):
     """The workers of each are those of numpy's array of ranks with the other indices fixed, on the remaining shape."""
@@ -306,6 +344,28 @@ def test_partitions_are_static_arguments_of_jit():
             InvalidArgumentError,
             "`remain_dims` (=(True,)) has 1 entries, but the 2 x 2 partition of 4 workers has 2 dimensions",
         ),
+        (
+            lambda P: P.grid([2, 2], range(4)).slice(dim=2),
+            InvalidArgumentError,
+            "`dim` (=(2,)) names dimension 2, but the partition (shape 2 x 2) has dimensions 0 to 1",
+        ),
+        (
+            lambda P: P.grid([2, 2], range(4)).slice(dim=(0, -2)),
+            InvalidArgumentError,
+            "`dim` (=(0, -2)) names a dimension twice",
+        ),
+        (lambda P: P.grid([2, 2], range(4)).slice(dim=1.5), InvalidTypeError, "`dim` (=1.5) must be an integer or"),
+        (
+            lambda P: P.grid([2, 2], range(4)).slice(dim=(0, 1), index=(1, 2)),
+            InvalidArgumentError,
+            "`index` (=(1, 2)) must be -2 to 1 along dimension 1: the 2 x 2 partition of 4 workers has 2 there",
+        ),
+        (
+            lambda P: P.grid([2, 2], range(4)).slice(dim=(0, 1), index=[1]),
+            InvalidArgumentError,
+            "`index` (=[1]) must be one index, or one for each `dim` (=(0, 1))",
+        ),
+        (lambda P: P.grid([2, 2], range(4)).slice(index=True), InvalidTypeError, "`index` (=True) must be an integer"),
         (
             lambda P: P.broadcast_data(1, root=4),
             InvalidArgumentError,

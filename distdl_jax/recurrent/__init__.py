@@ -1,0 +1,1 @@
+"""Recurrent layers: cells, which go one step, and layers over a sequence; carries are split like outputs."""

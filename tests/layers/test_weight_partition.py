@@ -1,0 +1,139 @@
+"""Layers with P_y and P_W derived from P_x and one word: beside the sequential ones, and as values."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from matrix.partitions import On, on
+from sequential import Beside, check_beside
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def linear(P_x: On, n_in: int, n_out: int, P_y: On | None = None, sizes: Any = (3,), **options: Any) -> Beside:
+    def layer(P: dj.Partition) -> nn.DistributedLinear:
+        return nn.DistributedLinear(
+            P_x.partition(P), P_y and P_y.partition(P), in_features=n_in, out_features=n_out, **options
+        )
+
+    def whole(params: Any, x: Any) -> Any:
+        return x @ params["weight"].T + params.get("bias", 0)
+
+    name = f"linear {P_x} -> {P_y} {n_in} -> {n_out} {options}"
+    y_sizes = (*sizes, n_out)
+    return Beside(name, (*sizes, n_in), layer, whole, _with_dims(P_x, sizes), P_y and _with_dims(P_y, sizes), y_sizes)
+
+
+def _with_dims(P: On, sizes: Any) -> On:
+    """P as a partition of tensors with more dimensions, of which it cuts the first and the last."""
+    return On((P.shape[0], *(1,) * (len(sizes) - 1), P.shape[-1]), P.ranks)
+
+
+def conv(
+    P_x: On, n_in: int, n_out: int, sizes: Any, P_y: On | None = None, transposed: bool = False, **options: Any
+) -> Beside:
+    dims = len(P_x.shape) - 2
+    arguments = {"in_channels": n_in, "out_channels": n_out, "kernel_size": 3, "padding": 1, **options}
+
+    def layer(P: dj.Partition) -> Any:
+        kind = getattr(nn, f"DistributedConv{'Transpose' * transposed}{dims}d")
+        return kind(P_x.partition(P), P_y and P_y.partition(P), **arguments)
+
+    def whole(params: Any, x: Any) -> Any:
+        w, groups = params["weight"], options.get("groups", 1)
+        if transposed:  # of stride 1: the convolution with the kernel turned round
+            w, pads = jnp.flip(w, range(2, w.ndim)).swapaxes(0, 1), [(1, 1)] * dims
+        else:
+            pads = [(1, 1)] * dims
+        y = lax.conv_general_dilated(x, w, (1,) * dims, pads, feature_group_count=groups)
+        return y + params["bias"].reshape(-1, *(1,) * dims)
+
+    name = f"conv {P_x} -> {P_y} {n_in} -> {n_out} {transposed} {options}"
+    features = [n if isinstance(n, int) else sum(n) for n in sizes[2:]]
+    return Beside(name, sizes, layer, whole, P_x, P_y, (sizes[0], n_out, *features))
+
+
+CASES = [
+    linear(on(1, 4, ranks=(3, 1, 0, 2)), 7, 3),  # sums are scattered, as y is the smaller: one block is empty
+    linear(on(2, 2), 5, 3, split="out_features", sharded=True, bias=False, sizes=((2, 1), 2)),
+    linear(on(1, 3), 2, 5, P_y=on(1, 3, ranks=(0, 1, 2))),  # x is gathered, and one of its blocks is empty
+    linear(on(1, 1, ranks=(2,)), 4, 3, P_y=on(1, 2)),  # Megatron's column parallel layer
+    linear(on(4, 1), 3, 2, sizes=((2, 0, 1, 3),)),  # data parallelism
+    conv(on(1, 2, 2), 3, 5, (2, 3, (4, 1)), split="in_channels"),
+    conv(on(2, 2, 1, ranks=(3, 1, 0, 2)), 5, 3, ((1, 2), 5, 4), sharded=True, split="out_channels"),
+    conv(on(1, 2, 2), 4, 8, (2, 4, 5), groups=4),
+    conv(on(1, 2, 2), 3, 5, (2, 3, 5), P_y=on(1, 1, 2, ranks=(3, 0))),
+    conv(on(1, 2, 2), 3, 4, (2, 3, 5), transposed=True),
+]
+
+
+@pytest.mark.simulated(4)
+def test_beside_the_sequential_ones() -> None:
+    """Output and all gradients, where x is gathered, sums are scattered, or neither; evenly or not, on any teams."""
+    check_beside(CASES)
+
+
+def both(P_x: dj.CartesianPartition, **options: Any) -> tuple[Any, Any]:
+    """A convolution and a linear layer of these options, on a partition of 1 x p x q workers."""
+    along = {"in": ("in_channels", "in_features"), "out": ("out_channels", "out_features"), None: (None, None)}
+    of_conv, of_linear = along[options.pop("split", None)]
+    channels, features = ({f"in_{of}": 4, f"out_{of}": 6, **options} for of in ("channels", "features"))
+    conv = nn.DistributedConv1d(P_x, **channels, kernel_size=3, split=of_conv)
+    return conv, nn.DistributedLinear(P_x.slice(2, keepdims=False), **features, split=of_linear)
+
+
+def test_derived_partitions_are_those_that_one_would_give() -> None:
+    """A layer is equal to the one that is given them, and to its copies: there is one form of each layer."""
+    P = dj.planning_world(4).grid([1, 2, 2])
+    for split, P_W in (("out", [2, 1, 2]), ("in", [1, 2, 2]), (None, [2, 1, 2])):
+        conv, linear = both(P, split=split)
+        given = nn.DistributedConv1d(P, P, P.grid(P_W), in_channels=4, out_channels=6, kernel_size=3)
+        assert conv == given and hash(conv) == hash(given) and repr(conv) == repr(given) and replace(conv) == conv
+        P_two = P.slice(2, keepdims=False)
+        assert linear == nn.DistributedLinear(P_two, P_two, P_two.grid(P_W[:2]), 4, 6) == replace(linear)
+    narrowing = nn.DistributedConv1d(P, in_channels=6, out_channels=4, kernel_size=3)
+    assert narrowing.P_W.shape == (1, 2, 2), "less moves where sums are scattered"
+    space = P.slice(1)
+    assert nn.DistributedConv1d(space, space, in_channels=4, out_channels=6, kernel_size=3) == nn.DistributedConv1d(
+        space, in_channels=4, out_channels=6, kernel_size=3, split="in_channels"
+    ), "where no channels are cut, there is nothing to choose"
+    column = nn.DistributedLinear(P_two.slice(1), P_two, in_features=4, out_features=6)
+    row = nn.DistributedLinear(P_two, P_two.slice(1), in_features=6, out_features=4, split="in_features")
+    assert (column.P_W.shape, row.P_W.shape) == ((2, 1), (1, 2)), "Megatron's pair"
+
+
+REFUSED: dict[str, tuple[Callable[[dj.CartesianPartition], Any], str]] = {
+    "no features": (lambda P: nn.DistributedLinear(P), "`in_features` (=None) must be an integer"),
+    "a side": (
+        lambda P: nn.DistributedLinear(P, in_features=2, out_features=2, split="rows"),  # type: ignore[arg-type]
+        "`split` (='rows') must be 'in_features', 'out_features', or None",
+    ),
+    "the sequence": (
+        lambda P: nn.DistributedLinear(P.grid([1, 4, 1]), in_features=2, out_features=2),
+        "`P_x` (1 x 4 x 1) and `P_y` (1 x 4 x 1) must be P_n x 1 x ... x P_f",
+    ),
+    "other batches": (
+        lambda P: nn.DistributedLinear(P, P.grid([1, 4]), in_features=2, out_features=2),
+        "`P_x` (2 x 2) and `P_y` (1 x 4) must be P_n x 1 x ... x P_f, with one number of workers along the batch",
+    ),
+    "other workers": (
+        lambda P: nn.DistributedLinear(P, P.grid([2, 2], [3, 2, 1, 0]), in_features=2, out_features=2),
+        "`P_W` is not given, and does not follow from `P_x`, 2 x 2 (0-3), and `P_y`, 2 x 2 (3, 2, 1, 0): both cut",
+    ),
+    "beside P_W": (
+        lambda P: nn.DistributedLinear(P, P, P.grid([2, 2, 1]), 2, 2, split="out_features"),
+        "`split` (='out_features') must be None where `P_W` is given",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    build, sentence = REFUSED[name]
+    with pytest.raises(dj.DistDLError) as caught:
+        build(dj.planning_world(4).grid([2, 2]))
+    assert sentence in str(caught.value)
