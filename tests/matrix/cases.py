@@ -8,10 +8,12 @@ new kind takes a `Case` of its own.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.grid_sample import plan_grid_sample
 from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
@@ -26,6 +28,7 @@ from matrix.layer_cases import (
     largest_of_three,
     layer,
     low_frequencies,
+    mixture_of_experts,
     normalised,
     one_step,
     past_a_linear_layer,
@@ -182,6 +185,23 @@ PRIMITIVES = (
         scale=0.1,
     ),
     layer(
+        "mixture_of_experts",
+        on(1, 2, 1, ranks=(3, 1)),
+        (2, 3, 2),
+        lambda P: nn.DistributedMixtureOfExperts(
+            on(1, 2, 1, ranks=(3, 1)).partition(P),
+            2,
+            3,
+            2,
+            capacity_factor=0.5,
+            activation=jnp.tanh,
+            P_W=on(2, ranks=(1, 2)).partition(P),
+        ),
+        lambda p, x: mixture_of_experts(p, x, 2, 0.5)[0],
+        linear=False,
+        scale=0.125,
+    ),
+    layer(
         "residual",
         on(1, 2, ranks=(3, 1)),
         (2, 3),
@@ -242,6 +262,21 @@ PRIMITIVES = (
         lambda x, P: F.cumsum(x, P, 1),
         lambda x, P: plan_cumulative("cumsum", x, P, 1),
         lambda x: np.cumsum(x, 1),
+        exact=False,
+    ),
+    function(
+        "grid_sample",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (1, 2, 4),
+        lambda x, P: F.grid_sample(
+            x, F.affine_grid(np.array([[[0.5, 0.25]]]), P, (1, 2, 4), True), P, "bilinear", "zeros", True
+        ),
+        lambda x, P: plan_grid_sample(
+            x, {worker: ShapeDtype((1, x[worker].shape[2], 1), np.dtype(float)) for worker in P.ranks}, P
+        ),
+        lambda x: np.stack(
+            [(1 - t) * x[..., i] + t * x[..., i + 1] for i, t in ((1, 0.125), (1, 0.625), (2, 0.125), (2, 0.625))], -1
+        ),
         exact=False,
     ),
     # Three workers, nothing divisible.
