@@ -3,8 +3,10 @@
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
+from distdl_jax.arrays.grid_sample import affine_grid, grid_sample
 from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
 from distdl_jax.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
+from distdl_jax.arrays.segments import segment_max, segment_mean, segment_min, segment_softmax
 from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
@@ -33,6 +35,7 @@ from distdl_jax.primitives import (
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
 __all__ = [
+    "affine_grid",
     "all_gather",
     "all_max",
     "all_reduce",
@@ -48,6 +51,7 @@ __all__ = [
     "depth_to_space",
     "fft",
     "fftn",
+    "grid_sample",
     "halo_exchange",
     "ifft",
     "ifftn",
@@ -64,6 +68,10 @@ __all__ = [
     "rfft",
     "rfftn",
     "roll",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_softmax",
     "segment_sum",
     "space_to_depth",
     "std",

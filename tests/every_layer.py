@@ -24,6 +24,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),
+    "DistributedPReLU": lambda P: nn.DistributedPReLU(P_x=P.grid([2, 2]), num_parameters=3, init=0.5),
     "DistributedPointwise": lambda P: nn.DistributedPointwise(
         P_x=P.grid([2, 2]), in_features=5, out_features=3, dim=-1, bias=True
     ),
@@ -85,6 +86,12 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Precision": lambda P: nn.Precision(
         layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), compute="float16", output=jnp.float32
     ),
+    "WeightNorm": lambda P: nn.WeightNorm(
+        layer=nn.DistributedLinear(P.grid([1, 1]), P.grid([1, 4]), P.grid([4, 1]), 5, 3), name="weight", dim=-2
+    ),
+    "SpectralNorm": lambda P: nn.SpectralNorm(
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), name="weight", n_power_iterations=2, eps=1e-6
+    ),
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
         P_x=P.grid([1, 2, 2]), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
     ),
@@ -99,6 +106,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     },
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
         P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
+    ),
+    "DistributedSqueezeExcitation": lambda P: nn.DistributedSqueezeExcitation(
+        P_x=P.grid([1, 2, 2]), input_channels=5, squeeze_channels=3, activation=jax.nn.silu
     ),
     "Residual": lambda P: nn.Residual(
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),

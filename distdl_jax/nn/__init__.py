@@ -79,6 +79,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool3d,
     DistributedMaxPool4d,
 )
+from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
@@ -91,6 +92,9 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.weight_norm import WeightNorm
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -169,6 +173,7 @@ __all__ = [
     "DistributedMaxPool4d",
     "DistributedMixtureOfExperts",
     "DistributedMultiHeadAttention",
+    "DistributedPReLU",
     "DistributedPad",
     "DistributedPointwise",
     "DistributedPoissonNLLLoss",
@@ -177,6 +182,7 @@ __all__ = [
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
     "DistributedSpectralConv4d",
+    "DistributedSqueezeExcitation",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",
@@ -192,8 +198,10 @@ __all__ = [
     "Residual",
     "SegmentSum",
     "Sequential",
+    "SpectralNorm",
     "SumReduce",
     "Take",
     "Transpose",
     "Unflatten",
+    "WeightNorm",
 ]

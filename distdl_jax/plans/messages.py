@@ -50,8 +50,13 @@ class Piece:
 
     @property
     def fills_box(self) -> bool:
-        """Whether it is a box in the output block."""
+        """Whether it is a box in the output block, not a list of rows."""
         return not any(isinstance(start, Rows) for start in self.dest_start)
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the numbers of the rows that it fills ascend."""
+        return all(start.ascends for start in self.dest_start if isinstance(start, Rows))
 
     def reverse(self) -> Piece:
         """Return the same piece on its way back."""

@@ -37,6 +37,11 @@ class Rows:
         """Whether a number is in it more than once."""
         return len(np.unique(self.array)) < self.array.size
 
+    @property
+    def ascends(self) -> bool:
+        """Whether no number is less than the one before."""
+        return bool(np.all(np.diff(self.array.ravel()) >= 0))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rows):
             return NotImplemented

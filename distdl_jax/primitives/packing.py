@@ -131,7 +131,13 @@ def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tup
         arrived = [item for item in arrived if item is not whole]
     for piece, block in arrived:
         place = y.at[_whole(lead) + piece.dest]
-        known: Any = {} if piece.fills_box else {"mode": "promise_in_bounds", "unique_indices": plan.out_disjoint}
+        known: dict[str, Any] = {}
+        if not piece.fills_box:
+            known = {
+                "unique_indices": plan.out_disjoint,
+                "indices_are_sorted": piece.ascends,
+                "mode": "promise_in_bounds",
+            }
         if plan.out_disjoint:
             y = place.set(block, **known)
         elif wide == jnp.bool_:

@@ -49,7 +49,7 @@ class TakePlan(BoxPlan):
         return block_or_placeholder(grid, worker, self.inputs[worker], self.dtype)
 
 
-_row_exchange = lru_cache(maxsize=64)(RowExchange)  # one for all layers of a network on a mesh
+taken_rows = lru_cache(maxsize=64)(RowExchange)  # one for all layers of a network on a mesh
 
 
 def plan_take(
@@ -66,7 +66,7 @@ def plan_take(
         raise PlanError(f"`indices` holds {wrong}, but dimension {axis} of `x` has {n} rows: 0 to {n - 1}.")
     rows = Rows(np.where(rows.array < 0, rows.array + n, rows.array)) if (rows.array < 0).any() else rows
     shape = (*table.extent[:axis], *rows.shape, *table.extent[axis + 1 :])
-    exchange = _row_exchange(table, ProductGrid.balanced(shape, P_y.shape, P_y.ranks), axis, rows)
+    exchange = taken_rows(table, ProductGrid.balanced(shape, P_y.shape, P_y.ranks), axis, rows)
     return TakePlan("take", inputs, common_dtype("x", inputs, P_x.ranks), exchange, takes=True)
 
 
@@ -89,7 +89,7 @@ def plan_segment_sum(
             f"{shape_text(entries.extent)}, from dimension {axis} on."
         )
     shape = (*entries.extent[:axis], n, *entries.extent[after:])
-    exchange = _row_exchange(ProductGrid.balanced(shape, P_y.shape, P_y.ranks), entries, axis, rows)
+    exchange = taken_rows(ProductGrid.balanced(shape, P_y.shape, P_y.ranks), entries, axis, rows)
     return TakePlan("segment_sum", inputs, common_dtype("x", inputs, P_x.ranks), exchange, takes=False)
 
 

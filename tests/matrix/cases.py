@@ -13,6 +13,7 @@ import numpy as np
 
 from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.grid_sample import plan_grid_sample
 from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
@@ -263,6 +264,21 @@ PRIMITIVES = (
         lambda x: np.cumsum(x, 1),
         exact=False,
     ),
+    function(
+        "grid_sample",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (1, 2, 4),
+        lambda x, P: F.grid_sample(
+            x, F.affine_grid(np.array([[[0.5, 0.25]]]), P, (1, 2, 4), True), P, "bilinear", "zeros", True
+        ),
+        lambda x, P: plan_grid_sample(
+            x, {worker: ShapeDtype((1, x[worker].shape[2], 1), np.dtype(float)) for worker in P.ranks}, P
+        ),
+        lambda x: np.stack(
+            [(1 - t) * x[..., i] + t * x[..., i + 1] for i, t in ((1, 0.125), (1, 0.625), (2, 0.125), (2, 0.625))], -1
+        ),
+        exact=False,
+    ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
@@ -332,8 +348,8 @@ PRIMITIVES = (
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
-    conv(on(1, 1, 2), None, None, (4,), (3,), world=2, padding=(1,)),
-    average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
+    conv(on(1, 1, 1, 1, 1, 2), None, None, (2, 1, 2, 4), (2, 1, 1, 3), world=2, padding=(0, 0, 0, 1)),
+    average_pool(on(1, 1, 2, 1, 1, 1), (3, 1, 2, 2), (2, 1, 1, 2), (1, 1, 1, 1), (0, 0, 0, 0), world=2),
     layer(
         "group_norm",
         on(1, 2, ranks=(1, 0)),
