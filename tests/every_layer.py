@@ -19,6 +19,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
     "AllToAll": lambda P: nn.AllToAll(P_x=P.grid([2, 2]), split_axis=0, concat_axis=1),
     "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
+    "Roll": lambda P: nn.Roll(P_x=P.grid([2, 2]), shift=(1, -1), axis=(0, 1)),
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),

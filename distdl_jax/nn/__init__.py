@@ -50,6 +50,7 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    Roll,
     SumReduce,
     Transpose,
 )
@@ -184,6 +185,7 @@ __all__ = [
     "Repartition",
     "Reshape",
     "Residual",
+    "Roll",
     "Sequential",
     "SumReduce",
     "Transpose",
