@@ -6,6 +6,7 @@
 from distdl_jax.arrays.grid_sample import affine_grid, grid_sample
 from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
 from distdl_jax.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
+from distdl_jax.arrays.segments import segment_max, segment_mean, segment_min, segment_softmax
 from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
@@ -23,9 +24,11 @@ from distdl_jax.primitives import (
     repartition,
     reshape,
     roll,
+    segment_sum,
     std,
     sum,
     sum_reduce,
+    take,
     top_k,
     var,
 )
@@ -65,10 +68,16 @@ __all__ = [
     "rfft",
     "rfftn",
     "roll",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_softmax",
+    "segment_sum",
     "space_to_depth",
     "std",
     "sum",
     "sum_reduce",
+    "take",
     "top_k",
     "var",
     "window_mask",

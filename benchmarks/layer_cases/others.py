@@ -8,11 +8,12 @@ from typing import Any
 import distdl_jax as dj
 import jax
 import jax.numpy as jnp
+import numpy as np
 from distdl_jax import nn
 
 from layer_cases import Case, Tensor, along_channels, on, without_params
 from layer_cases.convolutions import conv, pool
-from layer_cases.dense import linear
+from layer_cases.dense import linear, normalised
 
 SPECTRAL = {
     1: ((16, 32, 8192), 64),
@@ -38,6 +39,23 @@ def fno_block(p: Any, x: Any) -> Any:
     weight = p["pointwise"]["weight"]
     y = jnp.einsum("bi...,oi->bo...", x, weight.reshape(weight.shape[:2]))
     return jax.nn.gelu(spectral(p["spectral"], x) + y + along_channels(p["pointwise"]["bias"], x.ndim - 2))
+
+
+def by_rows(p: Any, x: Any) -> Any:
+    """Compute a linear layer with weight normalisation in plain JAX."""
+    v = p["weight_v"]
+    scale = p["weight_g"] / jnp.linalg.norm(v, axis=1)
+    return linear({"weight": v * scale[:, None], "bias": p["bias"]}, x)
+
+
+def by_sigma(p: Any, x: Any) -> Any:
+    """Compute a linear layer with spectral normalisation in plain JAX, from the first vectors."""
+    w, fixed = p["weight"], jax.lax.stop_gradient(p["weight"])
+    u = jnp.asarray(np.random.default_rng(0).standard_normal(len(w)), w.dtype)
+    v = fixed.T @ (u / jnp.linalg.norm(u))
+    v = v / jnp.linalg.norm(v)
+    u = fixed @ v
+    return linear({"weight": w / ((u / jnp.linalg.norm(u)) @ w @ v), "bias": p["bias"]}, x)
 
 
 def cases(n: int) -> Iterator[Case]:
@@ -77,6 +95,13 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("Residual, of two convolutions, rows split", [x], lambda: nn.Residual(chain()),
                lambda p, x: x + two(p["body"], x))  # fmt: skip
 
+    def columns() -> Any:
+        return nn.DistributedLinear(on(1, n), on(1, 1), on(1, n), 1024, 1024)
+
+    long = Tensor((512, 1024), (1, n))
+    yield Case("WeightNorm, linear, columns split", [long], lambda: nn.WeightNorm(columns()), by_rows)
+    yield Case("SpectralNorm, linear, columns split", [long], lambda: nn.SpectralNorm(columns()), by_sigma)
+
     def rounded(p: Any, x: Any) -> Any:
         return linear(jax.tree.map(lambda a: a.astype(jnp.bfloat16), p), x.astype(jnp.bfloat16)).astype(x.dtype)
 
@@ -95,3 +120,24 @@ def cases(n: int) -> Iterator[Case]:
 
     yield Case("Pipeline, a linear layer on each worker", [Tensor((2048, 1024), (1, 1))],
                lambda: nn.Pipeline([stage(worker) for worker in range(n)], 8), stages)  # fmt: skip
+    yield from graph_cases(n)
+
+
+def graph_cases(n: int) -> Iterator[Case]:
+    """Yield the message-passing block, on a ring of nodes with edges to the next and the one after it."""
+    nodes, features = 4096, 64
+    senders = np.repeat(np.arange(nodes), 2)
+    receivers = (senders + np.tile([1, 2], nodes)) % nodes
+
+    def mlp(p: Any, x: Any) -> Any:
+        for each in p[:-2:2]:
+            x = jax.nn.relu(linear(each, x))
+        return normalised(linear(p[-2], x), (-1,)) * p[-1]["weight"] + p[-1]["bias"]
+
+    def block(p: Any, v: Any, e: Any) -> Any:
+        e = mlp(p["edge"], jnp.concatenate([e, v[senders], v[receivers]], 1))
+        return v + mlp(p["node"], jnp.concatenate([v, jax.ops.segment_sum(e, receivers, nodes)], 1))
+
+    yield Case("DistributedGraphNetBlock, nodes split", [Tensor((m, features), (n, 1)) for m in (nodes, len(senders))],
+               lambda: nn.DistributedGraphNetBlock(on(n, 1), features, senders, receivers, nodes), block,
+               lambda layer, params, v, e: layer(params, v, e)[0])  # fmt: skip

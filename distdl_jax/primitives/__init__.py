@@ -19,4 +19,6 @@ from distdl_jax.primitives.reductions import var as var
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.reshape import reshape as reshape
 from distdl_jax.primitives.sum_reduce import sum_reduce as sum_reduce
+from distdl_jax.primitives.take import segment_sum as segment_sum
+from distdl_jax.primitives.take import take as take
 from distdl_jax.primitives.top_k import top_k as top_k

@@ -8,6 +8,7 @@ new kind takes a `Case` of its own.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax import functional as F
@@ -26,6 +27,7 @@ from matrix.layer_cases import (
     largest_of_three,
     layer,
     low_frequencies,
+    mixture_of_experts,
     normalised,
     one_step,
     past_a_linear_layer,
@@ -40,7 +42,9 @@ from matrix.movement_cases import (
     halo_exchange,
     reduce_scatter,
     repartition,
+    segment_sum,
     sum_reduce,
+    take,
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
@@ -101,6 +105,11 @@ PRIMITIVES = (
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
     reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), block_shapes(on(3, ranks=(2, 3, 0)), (2,), 4)),
+    take(on(2, 2), on(2, 2), [2, 0, 2, 1], 0, blocks(on(2, 2), (1, 2), 3)),
+    take(on(2, ranks=(3, 1)), on(2, 1, ranks=(0, 2)), [[4, -1, 0], [3, 4, 4]], -1, blocks(on(2, ranks=(3, 1)), 5)),
+    take(on(4), on(4), [0, 1, 2, 3], 0, blocks(on(4), 4), silent=True),
+    segment_sum(on(1, 3), on(1, 3, ranks=(3, 1, 0)), [4, 0, 2, 0], 5, 1, blocks(on(1, 3), 2, (1, 0, 3))),
+    segment_sum(on(2, 1), on(4), [[0, 1], [2, 1], [0, 0]], 3, 0, blocks(on(2, 1), 3, 2)),
     all_to_all(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 2, blocks(on(2, 1, 2, ranks=(3, 1, 2, 0)), 2, 3, (1, 2))),
     all_to_all(on(2, 2), 0, 1, blocks(on(2, 2), 6, 3)),
     top_k(on(2, 2, ranks=(3, 1, 2, 0)), 2, 1, blocks(on(2, 2, ranks=(3, 1, 2, 0)), 3, (3, 1))),
@@ -173,6 +182,23 @@ PRIMITIVES = (
         attention_of_two_heads,
         linear=False,
         scale=0.1,
+    ),
+    layer(
+        "mixture_of_experts",
+        on(1, 2, 1, ranks=(3, 1)),
+        (2, 3, 2),
+        lambda P: nn.DistributedMixtureOfExperts(
+            on(1, 2, 1, ranks=(3, 1)).partition(P),
+            2,
+            3,
+            2,
+            capacity_factor=0.5,
+            activation=jnp.tanh,
+            P_W=on(2, ranks=(1, 2)).partition(P),
+        ),
+        lambda p, x: mixture_of_experts(p, x, 2, 0.5)[0],
+        linear=False,
+        scale=0.125,
     ),
     layer(
         "residual",
@@ -264,6 +290,8 @@ PRIMITIVES = (
     halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
     all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
     reduce_scatter(on(3), (0,), block_shapes(on(3), (2,), 3)),
+    take(on(3, 1), on(2, 1, ranks=(2, 0)), [1, 1, 0], 0, blocks(on(3, 1), 2, 2, world=3)),
+    segment_sum(on(3, ranks=(2, 0, 1)), on(3), [2, 0, 2, 1], 3, 0, blocks(on(3, ranks=(2, 0, 1)), 4, world=3)),
     all_to_all(on(1, 3), 0, 1, blocks(on(1, 3), 2, 4, world=3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
@@ -312,13 +340,15 @@ PRIMITIVES = (
     halo_exchange(on(2), blocks(on(2), 3, world=2), (1, 2), periodic=(True,)),
     all_gather(on(2, 1), (0,), blocks(on(2, 1), 1, 3, world=2)),
     reduce_scatter(on(2), (0,), block_shapes(on(2), (3,), 2)),
+    take(on(2, 1), on(2, 1), [2, 0, 0], 0, blocks(on(2, 1), 3, 2, world=2)),
+    segment_sum(on(2), on(2, ranks=(1, 0)), [1, 0, 1], 2, 0, blocks(on(2), 3, world=2)),
     all_to_all(on(2, 1, ranks=(1, 0)), 1, 0, blocks(on(2, 1), 3, 3, world=2)),
     top_k(on(2), 2, 0, blocks(on(2), 3, world=2)),
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
-    conv(on(1, 1, 2), None, None, (4,), (3,), world=2, padding=(1,)),
-    average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
+    conv(on(1, 1, 1, 1, 1, 2), None, None, (2, 1, 2, 4), (2, 1, 1, 3), world=2, padding=(0, 0, 0, 1)),
+    average_pool(on(1, 1, 2, 1, 1, 1), (3, 1, 2, 2), (2, 1, 1, 2), (1, 1, 1, 1), (0, 0, 0, 0), world=2),
     layer(
         "group_norm",
         on(1, 2, ranks=(1, 0)),
@@ -352,6 +382,8 @@ PRIMITIVES = (
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
     all_gather(on(1, 1), (0,), ((2, 3),)),
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
+    take(on(1, 1), on(1, 1), [2, 0, 0], 1, ((2, 3),)),
+    segment_sum(on(1, 1), on(1), [[2, 0], [0, 0]], 3, 0, ((2, 2),)),
     all_to_all(on(1, 1), 0, 1, ((2, 3),)),
     top_k(on(1, 1), 2, 1, ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
@@ -370,6 +402,8 @@ PRIMITIVES = (
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
     reduce_scatter(on(1, 12), (1,), block_shapes(on(1, 12), (1, 14), 12)),
+    take(on(3, 4), on(6, 2), [5, 0, 3, 3, 1, 2, 5], 0, blocks(on(3, 4), 6, 5, world=12)),
+    segment_sum(on(6, 2), on(3, 4), [5, 0, 3, 3, 1, 2, 5], 6, 0, blocks(on(6, 2), 7, 5, world=12)),
     linear(on(1, 4, ranks=(4, 5, 6, 7)), on(1, 3), on(3, 4), 5, 4, world=12),
     conv(on(1, 2, 2), on(1, 3, 2, ranks=range(6, 12)), on(3, 2, 2), (5,), (3,), world=12, padding=(1,)),
 )

@@ -162,6 +162,21 @@ def halo_exchange(blocks: Blocks, P_x: Grid, halos: Mapping[int, Any], periodic:
     return with_placeholders(blocks, P_x, wider)
 
 
+def take(blocks: Blocks, P_x: Grid, P_y: Grid, indices: Any, axis: int) -> Blocks:
+    """Every worker of P_y gets its balanced block of the rows with these numbers."""
+    return with_placeholders(blocks, P_x, cut(np.take(assembled(blocks, P_x), indices, axis), P_y))
+
+
+def segment_sum(blocks: Blocks, P_x: Grid, P_y: Grid, ids: np.ndarray, n: int, axis: int) -> Blocks:
+    """Every worker of P_y gets its balanced block of the sums of the entries with the same number."""
+    x = assembled(blocks, P_x)
+    y = np.zeros((*x.shape[:axis], n, *x.shape[axis + ids.ndim :]), x.dtype)
+    for place, number in np.ndenumerate(ids):
+        row = (slice(None),) * axis
+        y[(*row, number)] = total([y[(*row, number)], x[row + place]])
+    return with_placeholders(blocks, P_x, cut(y, P_y))
+
+
 def all_gather(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
     """Every worker gets the blocks of those that agree with it outside `axes`, side by side."""
     return on_teams(blocks, P_x, axes, lambda team: [assembled(blocks, team)] * team.size)
