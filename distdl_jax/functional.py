@@ -1,10 +1,12 @@
-"""The data-movement primitives, Fourier transforms and array functions: they take the partitions as arguments.
+"""The data-movement primitives, reductions, Fourier transforms and array functions, which take the partitions.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """
 
+from distdl_jax.arrays.grid_sample import affine_grid, grid_sample
 from distdl_jax.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
 from distdl_jax.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
+from distdl_jax.arrays.segments import segment_max, segment_mean, segment_min, segment_softmax
 from distdl_jax.arrays.window_partition import window_mask, window_partition, window_reverse
 from distdl_jax.primitives import (
     all_gather,
@@ -15,16 +17,25 @@ from distdl_jax.primitives import (
     argmax,
     broadcast,
     halo_exchange,
+    max,
+    mean,
+    min,
     reduce_scatter,
     repartition,
     reshape,
     roll,
+    segment_sum,
+    std,
+    sum,
     sum_reduce,
+    take,
     top_k,
+    var,
 )
 from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
 __all__ = [
+    "affine_grid",
     "all_gather",
     "all_max",
     "all_reduce",
@@ -40,11 +51,15 @@ __all__ = [
     "depth_to_space",
     "fft",
     "fftn",
+    "grid_sample",
     "halo_exchange",
     "ifft",
     "ifftn",
     "irfft",
     "irfftn",
+    "max",
+    "mean",
+    "min",
     "pixel_shuffle",
     "pixel_unshuffle",
     "reduce_scatter",
@@ -53,9 +68,18 @@ __all__ = [
     "rfft",
     "rfftn",
     "roll",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_softmax",
+    "segment_sum",
     "space_to_depth",
+    "std",
+    "sum",
     "sum_reduce",
+    "take",
     "top_k",
+    "var",
     "window_mask",
     "window_partition",
     "window_reverse",

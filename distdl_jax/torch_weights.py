@@ -13,10 +13,9 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer, keeps_state
+from distdl_jax.nn.network import Network
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.remat_precision import Wrapper
-from distdl_jax.nn.residual import WAYS, Residual
-from distdl_jax.nn.sequential import Sequential
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.recurrent.cells import RecurrentCell
 from distdl_jax.recurrent.over_time import OverTime
@@ -160,13 +159,9 @@ def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
     """Take the parameters and the state of a layer from the next of the modules."""
-    if isinstance(layer, Sequential):
-        pairs = [_taken(each, modules) if isinstance(each, Layer) else ({}, {}) for each in layer.layers]
-        return tuple(params for params, _ in pairs), tuple(state for _, state in pairs)
-    if isinstance(layer, Residual):
-        pairs = [({}, {}) if each is None else _taken(each, modules) for each in (layer.body, layer.shortcut)]
-        params, states = (dict(zip(WAYS, trees, strict=True)) for trees in zip(*pairs, strict=True))
-        return params, states
+    if isinstance(layer, Network):
+        pairs = [_taken(part, modules) if isinstance(part, Layer) else ({}, {}) for _, part in layer._parts]
+        return layer._pack(params for params, _ in pairs), layer._pack(state for _, state in pairs)
     if isinstance(layer, Wrapper):
         return _taken(layer.layer, modules)
     if not isinstance(layer, Layer):

@@ -4,8 +4,8 @@
     mpirun -n 4 python -m distdl_jax examples/fno4d.py --partition 1x1x2x1x1x2
     python examples/fno4d.py --simulate 4
 
-A gas without pressure, and with viscosity, moves by Burgers' equation, u_t + (u . grad) u = viscosity * laplace u, in a
-periodic cube. Its fast parts catch up with the slow ones, so that fronts form, which get wider later on. The network
+A gas without pressure, but with viscosity, moves by Burgers' equation, u_t + (u . grad) u = viscosity * laplace u, in a
+periodic cube. Its fast parts catch up with the slow ones, so that fronts form, which viscosity smooths. The network
 sees the three components of u at time 0, drawn at random, and has to tell those at all times at once.
 
     u at time 0, the same at all times, and t   on P_x, 1 x 1 x 2 x 2 x 1 x 1    n_b x 4 x n x n x n x times
@@ -13,8 +13,7 @@ sees the three components of u at time 0, drawn at random, and has to tell those
     three FNO blocks                            in frequencies of space and time
     two linear maps                             of the channels                  n_b x 3 x n x n x n x times
 
-Sources: Grady et al. (2023), arXiv:2204.01205, the network in space and time; Cole (1951) and Hopf (1950), the
-solution.
+Sources: Grady et al. (2023), arXiv:2204.01205, the network in space and time; Cole (1951), Hopf (1950), the solution.
 """
 
 import os
@@ -46,14 +45,13 @@ VISCOSITY, FASTEST, UNTIL = 0.03, 1.0, 0.6
 
 def operator(P_x: dj.Partition, blocks: int, width: int, modes: int) -> nn.Sequential:
     """Return the network, from u at time 0 and t to u at all times."""
-    linear = partial(nn.DistributedConv4d, P_x, kernel_size=1)
     activations = [jax.nn.gelu] * (blocks - 1) + [None]
     return nn.Sequential(
-        linear(in_channels=4, out_channels=width),
+        nn.DistributedPointwise(P_x, 4, width),
         *(nn.DistributedFNOBlock(P_x, width, width, modes, activation) for activation in activations),
-        linear(in_channels=width, out_channels=2 * width),
+        nn.DistributedPointwise(P_x, width, 2 * width),
         jax.nn.gelu,
-        linear(in_channels=2 * width, out_channels=3),
+        nn.DistributedPointwise(P_x, 2 * width, 3),
     )
 
 
@@ -61,7 +59,7 @@ def plain_operator(modes: int, params: tuple, state: tuple, x: jax.Array, traini
     """Compute the same network on one worker, in plain JAX."""
 
     def linear(its: dict, x: jax.Array) -> jax.Array:
-        y = jnp.einsum("bixyzt,oi->boxyzt", x, its["weight"][..., 0, 0, 0, 0])
+        y = jnp.einsum("bixyzt,oi->boxyzt", x, its["weight"].reshape(its["weight"].shape[:2]))
         return y + its["bias"].reshape(-1, 1, 1, 1, 1)
 
     def spectral(weight: jax.Array, x: jax.Array) -> jax.Array:
@@ -124,9 +122,8 @@ def draw(truth: np.ndarray, said: np.ndarray, losses: list[float], out: Path) ->
     for row, (name, u) in enumerate({"solution": truth, "network": said, "difference": said - truth}.items()):
         for column, time in enumerate(shown):
             panel = figure.add_subplot(panels[row, column])
-            image = panel.imshow(
-                u[:, :, truth.shape[2] // 2, time].T, cmap="RdBu", vmin=-most, vmax=most, origin="lower"
-            )
+            seen = u[:, :, truth.shape[2] // 2, time].T
+            image = panel.imshow(seen, cmap="RdBu", vmin=-most, vmax=most, origin="lower")
             panel.set(xticks=[], yticks=[], ylabel=name if column == 0 else "")
             panel.set_title(f"t = {UNTIL * time / (truth.shape[-1] - 1):.2f}" if row == 0 else "")
         figure.colorbar(image, ax=figure.axes[-len(shown) :], label="x-velocity", shrink=0.9)
@@ -144,7 +141,7 @@ def main() -> int:
         "Learn a flow in space and time.", "fno4d", PARTITION, steps=240, batch_size=4, learning_rate=6e-3
     )
     parser.add_argument("--size", type=int, default=16, help="cells along each dimension of space")
-    parser.add_argument("--times", type=int, default=8, help="of which the first is 0")
+    parser.add_argument("--times", type=int, default=9, help="of which the first is 0")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--width", type=int, default=8, help="channels")
     parser.add_argument("--modes", type=int, default=4, help="frequencies that are kept along each dimension")

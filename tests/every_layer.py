@@ -19,9 +19,12 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
     "AllToAll": lambda P: nn.AllToAll(P_x=P.grid([2, 2]), split_axis=0, concat_axis=1),
     "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
+    "Take": lambda P: nn.Take(P_x=P.grid([2, 2]), indices=[2, 0, 0, 1, 2], axis=-2, P_y=None),
+    "SegmentSum": lambda P: nn.SegmentSum(P_x=P.grid([2, 2]), segment_ids=[2, 0, 2], num_segments=4, axis=0),
     "DistributedLinear": lambda P: nn.DistributedLinear(
         P_x=P.grid([1, 2]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), in_features=5, out_features=3, bias=False
     ),
+    "DistributedPReLU": lambda P: nn.DistributedPReLU(P_x=P.grid([2, 2]), num_parameters=3, init=0.5),
     "DistributedPointwise": lambda P: nn.DistributedPointwise(
         P_x=P.grid([2, 2]), in_features=5, out_features=3, dim=-1, bias=True
     ),
@@ -67,7 +70,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
     "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
     "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),
-    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2])),
+    "DistributedGlobalMaxPool": lambda P: nn.DistributedGlobalMaxPool(P_x=P.grid([1, 2, 2]), copies=True),
     "DistributedPad": lambda P: nn.DistributedPad(P_x=P.grid([2, 2]), padding=[(1, 2)], mode="reflect"),
     "DistributedCrop": lambda P: nn.DistributedCrop(P_x=P.grid([2, 2]), cropping=[(1, 2)]),
     "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),
@@ -83,8 +86,17 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Precision": lambda P: nn.Precision(
         layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), compute="float16", output=jnp.float32
     ),
+    "WeightNorm": lambda P: nn.WeightNorm(
+        layer=nn.DistributedLinear(P.grid([1, 1]), P.grid([1, 4]), P.grid([4, 1]), 5, 3), name="weight", dim=-2
+    ),
+    "SpectralNorm": lambda P: nn.SpectralNorm(
+        layer=nn.DistributedLayerNorm(P.grid([2, 2]), 3), name="weight", n_power_iterations=2, eps=1e-6
+    ),
     "DistributedMultiHeadAttention": lambda P: nn.DistributedMultiHeadAttention(
         P_x=P.grid([1, 2, 2]), embed_dim=6, num_heads=3, causal=True, rotary=10.0, exchange="heads"
+    ),
+    "DistributedMixtureOfExperts": lambda P: nn.DistributedMixtureOfExperts(
+        P_x=P.grid([2, 2, 1]), embed_dim=3, num_experts=5, hidden_dim=2, capacity_factor=None, P_W=P.grid([3])
     ),
     **{
         f"DistributedSpectralConv{d}d": lambda P, d=d: getattr(nn, f"DistributedSpectralConv{d}d")(
@@ -94,6 +106,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     },
     "DistributedFNOBlock": lambda P: nn.DistributedFNOBlock(
         P_x=P.grid([2, 1, 2]), in_channels=2, out_channels=3, modes=2, activation=None
+    ),
+    "DistributedSqueezeExcitation": lambda P: nn.DistributedSqueezeExcitation(
+        P_x=P.grid([1, 2, 2]), input_channels=5, squeeze_channels=3, activation=jax.nn.silu
     ),
     "Residual": lambda P: nn.Residual(
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),

@@ -95,11 +95,11 @@ def _exchanged(parts: dict[int, Any], blocks: Blocks) -> Blocks:
     for worker, part in parts.items():
         assert ShapeDtype(blocks[worker].shape, blocks[worker].dtype) == part.source
         first = part.steps[0].in_shape if part.steps else blocks[worker].shape
-        given[worker] = blocks[worker] if blocks[worker].size else np.zeros(first, blocks[worker].dtype)
+        given[worker] = blocks[worker].reshape(first) if blocks[worker].size else np.zeros(first, blocks[worker].dtype)
     moved = simulate({worker: part.steps for worker, part in parts.items()}, given)
     result = {}
     for worker, part in parts.items():
         result[worker] = moved[worker] if moved[worker].size else np.zeros(part.target.shape)
-        assert result[worker].shape == part.target.shape
+        result[worker] = result[worker].reshape(part.target.shape)
         result[worker] = result[worker].astype(part.target.dtype)
     return result

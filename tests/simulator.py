@@ -86,7 +86,7 @@ def _put(output: Block, dest: tuple[slice, ...], values: Block, write: bool) -> 
     if write:
         output[dest] = values
     else:
-        output[dest] += values
+        np.add.at(output, dest, values)  # rows may be there more than once
 
 
 class _Scheduler:

@@ -8,6 +8,7 @@ from typing import Any
 import distdl_jax as dj
 import jax
 import jax.numpy as jnp
+import numpy as np
 from distdl_jax import nn
 
 from layer_cases import Case, Tensor, along_channels, on, without_params
@@ -38,6 +39,23 @@ def fno_block(p: Any, x: Any) -> Any:
     weight = p["pointwise"]["weight"]
     y = jnp.einsum("bi...,oi->bo...", x, weight.reshape(weight.shape[:2]))
     return jax.nn.gelu(spectral(p["spectral"], x) + y + along_channels(p["pointwise"]["bias"], x.ndim - 2))
+
+
+def by_rows(p: Any, x: Any) -> Any:
+    """Compute a linear layer with weight normalisation in plain JAX."""
+    v = p["weight_v"]
+    scale = p["weight_g"] / jnp.linalg.norm(v, axis=1)
+    return linear({"weight": v * scale[:, None], "bias": p["bias"]}, x)
+
+
+def by_sigma(p: Any, x: Any) -> Any:
+    """Compute a linear layer with spectral normalisation in plain JAX, from the first vectors."""
+    w, fixed = p["weight"], jax.lax.stop_gradient(p["weight"])
+    u = jnp.asarray(np.random.default_rng(0).standard_normal(len(w)), w.dtype)
+    v = fixed.T @ (u / jnp.linalg.norm(u))
+    v = v / jnp.linalg.norm(v)
+    u = fixed @ v
+    return linear({"weight": w / ((u / jnp.linalg.norm(u)) @ w @ v), "bias": p["bias"]}, x)
 
 
 def cases(n: int) -> Iterator[Case]:
@@ -76,6 +94,13 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("Remat, of two convolutions, rows split", [x], lambda: nn.Remat(chain()), jax.checkpoint(two))
     yield Case("Residual, of two convolutions, rows split", [x], lambda: nn.Residual(chain()),
                lambda p, x: x + two(p["body"], x))  # fmt: skip
+
+    def columns() -> Any:
+        return nn.DistributedLinear(on(1, n), on(1, 1), on(1, n), 1024, 1024)
+
+    long = Tensor((512, 1024), (1, n))
+    yield Case("WeightNorm, linear, columns split", [long], lambda: nn.WeightNorm(columns()), by_rows)
+    yield Case("SpectralNorm, linear, columns split", [long], lambda: nn.SpectralNorm(columns()), by_sigma)
 
     def rounded(p: Any, x: Any) -> Any:
         return linear(jax.tree.map(lambda a: a.astype(jnp.bfloat16), p), x.astype(jnp.bfloat16)).astype(x.dtype)

@@ -1,5 +1,6 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
+from distdl_jax.experts.mixture import DistributedMixtureOfExperts
 from distdl_jax.layer.layer import Layer
 from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
 from distdl_jax.losses.dice import DistributedDiceLoss
@@ -50,11 +51,14 @@ from distdl_jax.nn.data_movement import (
     HaloExchange,
     ReduceScatter,
     Repartition,
+    SegmentSum,
     SumReduce,
+    Take,
     Transpose,
 )
 from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.per_sample import (
@@ -75,6 +79,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool3d,
     DistributedMaxPool4d,
 )
+from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.remat_precision import Precision, Remat
 from distdl_jax.nn.residual import Residual
 from distdl_jax.nn.sequential import Sequential
@@ -87,6 +92,9 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.weight_norm import WeightNorm
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -147,6 +155,7 @@ __all__ = [
     "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
+    "DistributedGraphNetBlock",
     "DistributedGroupNorm",
     "DistributedHuberLoss",
     "DistributedInstanceNorm",
@@ -162,7 +171,9 @@ __all__ = [
     "DistributedMaxPool2d",
     "DistributedMaxPool3d",
     "DistributedMaxPool4d",
+    "DistributedMixtureOfExperts",
     "DistributedMultiHeadAttention",
+    "DistributedPReLU",
     "DistributedPad",
     "DistributedPointwise",
     "DistributedPoissonNLLLoss",
@@ -171,6 +182,7 @@ __all__ = [
     "DistributedSpectralConv2d",
     "DistributedSpectralConv3d",
     "DistributedSpectralConv4d",
+    "DistributedSqueezeExcitation",
     "DistributedTranspose",
     "DistributedUpsample",
     "Dropout",
@@ -184,8 +196,12 @@ __all__ = [
     "Repartition",
     "Reshape",
     "Residual",
+    "SegmentSum",
     "Sequential",
+    "SpectralNorm",
     "SumReduce",
+    "Take",
     "Transpose",
     "Unflatten",
+    "WeightNorm",
 ]

@@ -14,6 +14,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import Ends, ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
+from distdl_jax.plans.rows import Rows
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -23,7 +24,15 @@ from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_peri
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce, sum_rule
-from distdl_jax.validation import checked_axes, checked_booleans
+from distdl_jax.primitives.take import (
+    checked_rows,
+    checked_segments,
+    plan_segment_sum,
+    plan_take,
+    summed_partition,
+    taken_partition,
+)
+from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
 
 
 class _Primitive(ParameterFreeLayer):
@@ -216,3 +225,38 @@ class ReduceScatter(_Primitive, function=functional.reduce_scatter, plan=plan_re
 
     P_x: Partition
     axes: int | tuple[int, ...]
+
+
+@dataclass(frozen=True, init=False)
+class Take(_Primitive, function=functional.take, plan=plan_take):
+    """`functional.take` as a layer. Its numbers are an immutable value, so that it is hashable."""
+
+    P_x: Partition
+    indices: Rows
+    axis: int
+    P_y: Partition
+
+    def __init__(self, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> None:
+        check_partitions(P_x=P_x)
+        rows, axis = checked_rows("indices", indices), checked_axis("axis", axis, P_x.shape)
+        vars(self).update(P_x=P_x, indices=rows, axis=axis, P_y=taken_partition(P_x, rows, axis, P_y))
+
+
+@dataclass(frozen=True, init=False)
+class SegmentSum(_Primitive, function=functional.segment_sum, plan=plan_segment_sum):
+    """`functional.segment_sum` as a layer. Its numbers are an immutable value, so that it is hashable."""
+
+    P_x: Partition
+    segment_ids: Rows
+    num_segments: int
+    axis: int
+    P_y: Partition
+
+    def __init__(
+        self, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
+    ) -> None:
+        check_partitions(P_x=P_x)
+        rows, n = checked_segments(segment_ids, num_segments)
+        axis = checked_axis("axis", axis, P_x.shape)
+        P_y = summed_partition(P_x, rows, axis, P_y)
+        vars(self).update(P_x=P_x, segment_ids=rows, num_segments=n, axis=axis, P_y=P_y)

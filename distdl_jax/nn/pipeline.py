@@ -293,9 +293,9 @@ class _OneForwardOneBackward:
             if s < self.schedule.last:
                 shape = jax.eval_shape(partial(self.pipeline._to_stage, s + 1), outputs[s])
         value = jax.eval_shape(lambda y: self._loss(y, 0), outputs[-1])
-        kept = [jnp.zeros((self.schedule.under_way(s), *x.shape), x.dtype) for s, x in enumerate(inputs)]
+        buffers = [jnp.zeros((self.schedule.under_way(s), *x.shape), x.dtype) for s, x in enumerate(inputs)]
         zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
-        return _Carry(kept, zeros(outputs), zeros(inputs), zeros(list(self.params)), zeros(value))
+        return _Carry(buffers, zeros(outputs), zeros(inputs), zeros(list(self.params)), zeros(value))
 
     def _tick(self, half: int, round_: Array, carry: _Carry) -> _Carry:
         arrived = {}

@@ -14,9 +14,12 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape, intersect_ranges
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
+from distdl_jax.plans.rows import Rows, Start, numbers_of
 
 
 class _Segment(NamedTuple):
@@ -29,9 +32,9 @@ class _Segment(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """A one-dimensional piece."""
+    """A one-dimensional piece; `source` may be a list of rows."""
 
-    source: int
+    source: Start
     dest: int
     length: int
 
@@ -86,7 +89,7 @@ def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
     return tuple(bool(wraps) for wraps in periodic) or (False,) * ndim
 
 
-_Corners = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # source start, dest start, shape
+_Corners = tuple[tuple[Start, ...], tuple[Start, ...], tuple[int, ...]]  # source start, dest start, shape
 Pieces = dict[int, tuple[Piece, ...]]  # by world rank of the other worker
 _Line = dict[int, list[Overlap]]  # along one dimension: from the other grid's index to what the two share
 
@@ -130,13 +133,17 @@ def _sources_disjoint(lines: Sequence[_Line]) -> bool:
 
     The pieces are all the products of the lines' overlaps, so they are disjoint when those of each line are.
     """
-    if not all(lines):
-        return True  # no piece at all
-    for line in lines:
-        spans = sorted((overlap.source, overlap.length) for overlaps in line.values() for overlap in overlaps)
-        if any(start + length > following for (start, length), (following, _) in pairwise(spans)):
-            return False
-    return True
+    # Without a piece in one line there is no piece at all.
+    return not all(lines) or all(map(_line_disjoint, lines))
+
+
+def _line_disjoint(line: _Line) -> bool:
+    found = [overlap for overlaps in line.values() for overlap in overlaps]
+    spans = sorted((overlap.source, overlap.length) for overlap in found if isinstance(overlap.source, int))
+    if len(spans) < len(found):
+        numbers = [numbers_of(overlap.source, overlap.length) for overlap in found]
+        return not Rows(np.concatenate(numbers)).repeats
+    return all(start + length <= following for (start, length), (following, _) in pairwise(spans))
 
 
 @dataclass(frozen=True, init=False)

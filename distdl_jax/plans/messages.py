@@ -10,13 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
+from distdl_jax.plans.rows import Rows, Start
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A box that moves from a worker's input block to a worker's output block.
 
-    - `source_start`: where it begins, relative to the input block of the worker that sends it.
-    - `dest_start`: where it begins, relative to the output block of the worker that gets it.
+    - `source_start`: where it begins, relative to the input block of the worker that sends it; along one dimension it
+      may be a list of rows.
+    - `dest_start`: where it begins, relative to the output block of the worker that gets it; or a list of rows.
     - `shape`: the same on both sides, and never empty.
 
     >>> piece = Piece(source_start=(4, 0), dest_start=(0, 1), shape=(1, 3))
@@ -24,8 +29,8 @@ class Piece:
     ((slice(4, 5, None), slice(0, 3, None)), (slice(0, 1, None), slice(1, 4, None)))
     """
 
-    source_start: tuple[int, ...]
-    dest_start: tuple[int, ...]
+    source_start: tuple[Start, ...]
+    dest_start: tuple[Start, ...]
     shape: tuple[int, ...]
 
     @property
@@ -34,18 +39,33 @@ class Piece:
         return prod(self.shape)
 
     @property
-    def source(self) -> tuple[slice, ...]:
+    def source(self) -> tuple[slice | np.ndarray, ...]:
         """The piece as an index of the sender's input block."""
-        return tuple(slice(start, start + n) for start, n in zip(self.source_start, self.shape, strict=True))
+        return _index(self.source_start, self.shape)
 
     @property
-    def dest(self) -> tuple[slice, ...]:
+    def dest(self) -> tuple[slice | np.ndarray, ...]:
         """The piece as an index of the receiver's output block."""
-        return tuple(slice(start, start + n) for start, n in zip(self.dest_start, self.shape, strict=True))
+        return _index(self.dest_start, self.shape)
+
+    @property
+    def fills_box(self) -> bool:
+        """Whether it is a box in the output block, not a list of rows."""
+        return not any(isinstance(start, Rows) for start in self.dest_start)
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the numbers of the rows that it fills ascend."""
+        return all(start.ascends for start in self.dest_start if isinstance(start, Rows))
 
     def reverse(self) -> Piece:
         """Return the same piece on its way back."""
         return Piece(self.dest_start, self.source_start, self.shape)
+
+
+def _index(starts: tuple[Start, ...], shape: tuple[int, ...]) -> tuple[slice | np.ndarray, ...]:
+    sides = zip(starts, shape, strict=True)
+    return tuple(start.array if isinstance(start, Rows) else slice(start, start + n) for start, n in sides)
 
 
 @dataclass(frozen=True, slots=True)

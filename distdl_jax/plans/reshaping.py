@@ -209,7 +209,8 @@ class Reshaping:
 
 def _append(line: list[Overlap], more: Overlap) -> None:
     """Put an overlap at the end of a line; together with the last one where it goes on from there."""
-    if line and (line[-1].source + line[-1].length, line[-1].dest + line[-1].length) == (more.source, more.dest):
-        line[-1] = Overlap(line[-1].source, line[-1].dest, line[-1].length + more.length)
+    source, dest, length = line[-1] if line else (0, 0, 0)
+    if line and isinstance(source, int) and (source + length, dest + length) == (more.source, more.dest):
+        line[-1] = Overlap(source, dest, length + more.length)
     else:
         line.append(more)

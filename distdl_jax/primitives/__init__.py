@@ -10,7 +10,15 @@ from distdl_jax.primitives.argmax import argmax as argmax
 from distdl_jax.primitives.broadcast import broadcast as broadcast
 from distdl_jax.primitives.circular_shift import roll as roll
 from distdl_jax.primitives.halo_exchange import halo_exchange as halo_exchange
+from distdl_jax.primitives.reductions import max as max
+from distdl_jax.primitives.reductions import mean as mean
+from distdl_jax.primitives.reductions import min as min
+from distdl_jax.primitives.reductions import std as std
+from distdl_jax.primitives.reductions import sum as sum
+from distdl_jax.primitives.reductions import var as var
 from distdl_jax.primitives.repartition import repartition as repartition
 from distdl_jax.primitives.reshape import reshape as reshape
 from distdl_jax.primitives.sum_reduce import sum_reduce as sum_reduce
+from distdl_jax.primitives.take import segment_sum as segment_sum
+from distdl_jax.primitives.take import take as take
 from distdl_jax.primitives.top_k import top_k as top_k

@@ -72,10 +72,11 @@ class BoxMovement:
             if self.adds:
                 y = y.astype(accumulation_dtype(self.dtype))
             for step in self.steps:
+                if y.size:  # the first step may see the block in another shape
+                    y = y.reshape(self.lead + step.in_shape)
                 y = exchange(channel, step, y, self.lead)
-            if y.size == 0:
-                # This worker needs nothing, so its placeholder stands for the block.
-                y = tied_zeros(self.target, x)
+            # Where this worker needs nothing, its placeholder stands for the block.
+            y = y.reshape(self.target.shape) if y.size else tied_zeros(self.target, x)
             return channel.finish(y.astype(self.target.dtype))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from distdl_jax.plans.messages import ExchangePlan, Piece
+from distdl_jax.plans.rows import Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.channel import Channel
 from distdl_jax.primitives.collectives import accumulation_dtype
@@ -53,7 +55,8 @@ def _whole(lead: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def _cut(x: Array, piece: Piece, lead: tuple[int, ...]) -> Array:
-    return x[_whole(lead) + piece.source]
+    place = _whole(lead) + piece.source
+    return x[place] if piece.reverse().fills_box else x.at[place].get(mode="promise_in_bounds")
 
 
 def _packed(x: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Array:
@@ -61,7 +64,7 @@ def _packed(x: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Array:
     if len(pieces) == 1:
         return _cut(x, pieces[0], lead)
     if len(pieces) > FEW:
-        places = _places([(piece.source_start, piece.shape) for piece in pieces], x.shape[len(lead) :])
+        places = _places([(_corner(piece.source_start), piece.shape) for piece in pieces], x.shape[len(lead) :])
         return _elements(x, places, lead)
     return jnp.concatenate([_cut(x, piece, lead).reshape(*lead, -1) for piece in pieces], axis=-1)
 
@@ -75,6 +78,11 @@ def _unpacked(packed: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> 
         stop = start + piece.size
         yield piece, packed[..., start:stop].reshape(lead + piece.shape)
         start = stop
+
+
+def _corner(start: tuple[Start, ...]) -> tuple[int, ...]:
+    """Return where a box begins, which has no lists of rows."""
+    return tuple(n for n in start if isinstance(n, int))
 
 
 def _places(boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> np.ndarray:
@@ -98,7 +106,9 @@ def _placed(
 ) -> Array:
     """Return the output block from packed pieces, element by element."""
     flat = jnp.concatenate([packed.reshape(*lead, -1) for _, packed in arrived], axis=-1)
-    places = _places([(piece.dest_start, piece.shape) for pieces, _ in arrived for piece in pieces], plan.out_shape)
+    places = _places(
+        [(_corner(piece.dest_start), piece.shape) for pieces, _ in arrived for piece in pieces], plan.out_shape
+    )
     if plan.covers_output:
         return _elements(flat, np.argsort(places).astype(places.dtype), lead).reshape(lead + plan.out_shape)
     wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
@@ -109,11 +119,11 @@ def _placed(
 
 def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tuple[int, ...], dtype: np.dtype) -> Array:
     """Return the output block from the pieces that arrived, piece by piece."""
-    if plan.covers_output and arrived:
+    if plan.covers_output and arrived and all(piece.fills_box for piece, _ in arrived):
         return _joined(arrived, plan.out_shape, lead)
     wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
     # A piece that fills the block is where to start from: nothing has to be zeroed then.
-    whole = next((item for item in arrived if item[0].shape == plan.out_shape), None)
+    whole = next((item for item in arrived if item[0].shape == plan.out_shape and item[0].fills_box), None)
     if whole is None:
         y = jnp.zeros(lead + plan.out_shape, wide)
     else:
@@ -121,18 +131,25 @@ def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tup
         arrived = [item for item in arrived if item is not whole]
     for piece, block in arrived:
         place = y.at[_whole(lead) + piece.dest]
+        known: dict[str, Any] = {}
+        if not piece.fills_box:
+            known = {
+                "unique_indices": plan.out_disjoint,
+                "indices_are_sorted": piece.ascends,
+                "mode": "promise_in_bounds",
+            }
         if plan.out_disjoint:
-            y = place.set(block)
+            y = place.set(block, **known)
         elif wide == jnp.bool_:
-            y = place.max(block)
+            y = place.max(block, **known)
         else:
-            y = place.add(block.astype(wide))
+            y = place.add(block.astype(wide), **known)
     return y.astype(dtype)
 
 
 def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
     """Join the blocks that tile `shape`: the last dimensions first, in one pass for each that is cut."""
-    blocks = {piece.dest_start: block for piece, block in arrived}
+    blocks = {_corner(piece.dest_start): block for piece, block in arrived}
     for axis in reversed(range(len(shape))):
         lines: dict[tuple[int, ...], list[tuple[int, Array]]] = {}
         for start, block in blocks.items():

@@ -35,10 +35,46 @@ def pointwise(P_x: On, dim: int, features: int, *sizes: Any, **options: Any) -> 
     )
 
 
+def prelu(P_x: On, number: int, *sizes: Any) -> Beside:
+    def whole(params: Any, x: Any) -> Any:
+        slopes = params["weight"].reshape(-1, *(1,) * max(x.ndim - 2, 0))
+        return jnp.where(x > 0, x, slopes * x)
+
+    return Beside(
+        f"prelu {number} {sizes} {P_x}",
+        sizes,
+        lambda P: nn.DistributedPReLU(P_x.partition(P), number),
+        whole,
+        P_x,
+        y_sizes=sizes,
+    )
+
+
+def squeeze_excitation(P_x: On, squeeze: int, *sizes: Any) -> Beside:
+    def whole(params: Any, x: Any) -> Any:
+        s = x.mean(tuple(range(2, x.ndim)))
+        s = jax.nn.silu(s @ params["fc1"]["weight"].T + params["fc1"]["bias"])
+        s = jax.nn.sigmoid(s @ params["fc2"]["weight"].T + params["fc2"]["bias"])
+        return x * jnp.expand_dims(s, tuple(range(2, x.ndim)))
+
+    return Beside(
+        f"squeeze {squeeze} {sizes} {P_x}",
+        sizes,
+        lambda P: nn.DistributedSqueezeExcitation(P_x.partition(P), sizes[1], squeeze, jax.nn.silu),
+        whole,
+        P_x,
+        y_sizes=sizes,
+    )
+
+
 CASES = (
     pointwise(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 5, 3, 4, 3),
     pointwise(on(1, 3, 1, ranks=(2, 0, 3)), -1, 3, 2, [0, 4, 1], 5, bias=False),
     pointwise(on(1, 3, ranks=(3, 0, 1)), 1, 2, 2, [0, 1, 4]),
+    prelu(on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 2, 3, [0, 4]),
+    prelu(on(3, 1, ranks=(3, 0, 1)), 1, 4, 3),
+    squeeze_excitation(on(1, 2, 2, ranks=(3, 1, 2, 0)), 2, 2, 3, [0, 4]),
+    squeeze_excitation(on(2, 1, 1, 2, ranks=(2, 0, 3, 1)), 2, 3, 4, 2, 3),
 )
 MORE = (
     pointwise(on(2, 2), 0, 3, 4, 5),
@@ -46,6 +82,10 @@ MORE = (
     pointwise(on(2, 2, 1), -1, 2, [3, 0], 3, 4),
     pointwise(on(1,), 0, 2, 3),
     pointwise(on(1, 2, 2), 1, 3, 2, 5, [4, 0]),
+    prelu(on(4), 1, 5),
+    prelu(on(1, 4), 3, 2, 3),
+    squeeze_excitation(on(1, 3, 1), 2, 2, 2, 3),
+    squeeze_excitation(on(3, 1, 1), 1, 2, 4, 3),
 )  # fmt: skip
 
 
@@ -116,6 +156,26 @@ def test_refusals() -> None:
             "`in_features` (=0) must be 1 or more.",
             lambda P: nn.DistributedPointwise(P.grid([2, 1]), 0, 3),
             dj.InvalidArgumentError,
+        ),
+        (
+            "`num_parameters` (=3) must be 1 where `P_x` (2) has one dimension",
+            lambda P: nn.DistributedPReLU(P.grid([2]), 3),
+            dj.InvalidArgumentError,
+        ),
+        (
+            "`init` (='a') must be a number.",
+            lambda P: nn.DistributedPReLU(P.grid([2]), init="a"),
+            dj.InvalidArgumentError,
+        ),
+        (
+            "`P_x` (2 x 1) must have 3 dimensions or more",
+            lambda P: nn.DistributedSqueezeExcitation(P.grid([2, 1]), 3, 2),
+            dj.InvalidArgumentError,
+        ),
+        (
+            "`activation` (='relu') must be a function.",
+            lambda P: nn.DistributedSqueezeExcitation(P.grid([2, 1, 1]), 3, 2, "relu"),
+            dj.InvalidTypeError,
         ),
         ("`x` (4 x 3 x 4) must have length 4, `in_features`, in dimension 1, `dim`.", planned, dj.PlanError),
     ):

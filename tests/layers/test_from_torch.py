@@ -160,6 +160,11 @@ def test_names() -> None:
     running = {"running_mean": np.ones(2), "running_var": np.full(2, 3.0), "num_batches_tracked": np.int32(5)}
     pointwise, kernel = nn.DistributedPointwise(one, 3, 2), {"weight": arrays["weight"][:, :, None, None]}
     assert dj.from_torch(arrays | kernel, pointwise)["weight"].shape == (2, 3)  # of a convolution with a kernel of 1
+    squeeze = nn.DistributedSqueezeExcitation(on(1, 1, 1).partition(P), 3, 2)
+    both = {"fc1.weight": np.ones((2, 3, 1, 1)), "fc1.bias": np.ones(2)}
+    both |= {"fc2.weight": np.zeros((3, 2, 1, 1)), "fc2.bias": np.zeros(3)}
+    (params,) = dj.from_torch({f"0.{name}": x for name, x in both.items()}, nn.Sequential(squeeze))
+    assert float(params["fc1"]["weight"].sum()) == 6 and params["fc2"]["weight"].shape == (3, 2)
     params, state = dj.from_torch(running, nn.DistributedBatchNorm(one, 2, affine=False), state=True)
     assert params == {} and state["running_var"].tolist() == [3, 3] and int(state["num_batches_tracked"]) == 5
     for sentence, given, layer in (

@@ -108,6 +108,7 @@ MOVED = {
     "Unflatten": (1, 2, 2),
     "DistributedEmbedding": (1, 2),
     "Sequential": (1, 4),
+    "WeightNorm": (1, 4),
 }
 
 

@@ -70,6 +70,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "global pool": lambda P: (
         nn.DistributedGlobalAvgPool(part(P, 2, 1, 2)), (2, 4, 5), (2, 4, 1), part(P, 2, 1, 2), (),
     ),
+    "copies of a global pool": lambda P: (
+        nn.DistributedGlobalAvgPool(part(P, 1, 2, 2), copies=True), (2, 4, 5), (2, 4, 1), part(P, 1, 2, 2, 1), (2,),
+    ),
     "flatten": lambda P: (nn.Flatten(part(P, 2, 1, 2), part(P, 1, 3)), (2, 4, 5), (2, 20), part(P, 1, 3), ()),
     "flatten where it is": lambda P: (nn.Flatten(part(P, 2, 1, 2)), (2, 4, 5), (2, 20), part(P, 2, 2), ()),
     "unflatten": lambda P: (

@@ -148,13 +148,16 @@ def reshape(sizes: Any, P_x: On, P_y: On, *shape: int) -> Beside:
     return other(f"reshape {shape}", sizes, P_x, layer, lambda x: x.reshape(shape), P_y)
 
 
-def global_pool(kind: str, sizes: Any, P_x: On) -> Beside:
+def global_pool(kind: str, sizes: Any, P_x: On, copies: bool = False) -> Beside:
+    """With copies the output is compared as a tensor of as many features as there are workers along them."""
+
     def layer(P: dj.Partition) -> Any:
-        return getattr(nn, f"DistributedGlobal{kind}Pool")(P_x.partition(P))
+        return getattr(nn, f"DistributedGlobal{kind}Pool")(P_x.partition(P), copies)
 
     def whole(x: Any) -> Any:
         of = jnp.mean if kind == "Avg" else jnp.max
-        return of(x, tuple(range(2, x.ndim)), keepdims=True)
+        y = of(x, tuple(range(2, x.ndim)), keepdims=True)
+        return jnp.broadcast_to(y, (*y.shape[:2], *P_x.shape[2:])) if copies else y
 
     # Below 0: no zero is the largest.
     return replace(other(f"global {kind}", sizes, P_x, layer, whole), offset=-3.0)
@@ -178,6 +181,7 @@ CASES = (
     reshape((2, [0, 3], 70), on(1, 2, 2), on(3, ranks=(3, 1, 0)), 420),
     global_pool("Avg", (2, 3, 4, 3), on(1, 2, 2, 1)),
     global_pool("Max", (3, 2, 5), on(1, 1, 3, ranks=(2, 0, 3))),
+    global_pool("Avg", (2, 3, [0, 4]), on(1, 2, 2, ranks=(3, 1, 2, 0)), copies=True),
 )
 MORE = (
     transposed((2, 2, 3, [0, 4]), on(1, 1, 2, 2), kernel=(3, 2), dilation=(2, 1), stride=(1, 2), padding=(2, 0)),
@@ -204,6 +208,7 @@ MORE = (
     reshape((50, 12), on(1, 4), on(1, 3, ranks=(0, 3, 2)), 40, 15),
     global_pool("Avg", (2, 3, 5), on(1, 1, 4)),
     global_pool("Max", (2, 3, [2, 0, 3]), on(1, 1, 3)),
+    global_pool("Max", (2, 3, [2, 0], 2), on(1, 1, 2, 2), copies=True),
     upsample((1, 2, 2, 3, 2, 2), on(1, 1, 2, 1, 2, 1), on(1, 2, 1, 1, 1, 2), scale_factor=2),
     adaptive((1, 2, 4, 3, 2, 5), on(1, 1, 2, 1, 1, 2), 2, None, 1, 3),
     pad((2, 1, 2, 3, 3, 2), on(2, 1, 1, 1, 2, 1), (1, 0), (0, 2), (2, 1), (1, 1), mode="circular"),

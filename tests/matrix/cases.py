@@ -8,10 +8,12 @@ new kind takes a `Case` of its own.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax import functional as F
 from distdl_jax import nn
+from distdl_jax.arrays.grid_sample import plan_grid_sample
 from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
@@ -26,6 +28,7 @@ from matrix.layer_cases import (
     largest_of_three,
     layer,
     low_frequencies,
+    mixture_of_experts,
     normalised,
     one_step,
     past_a_linear_layer,
@@ -40,11 +43,13 @@ from matrix.movement_cases import (
     halo_exchange,
     reduce_scatter,
     repartition,
+    segment_sum,
     sum_reduce,
+    take,
 )
 from matrix.painting import is_shape
 from matrix.partitions import block_shapes, blocks, on
-from matrix.team_cases import all_reduce, gather, replicated, scatter, top_k
+from matrix.team_cases import all_reduce, gather, reduction, replicated, scatter, top_k
 
 _BLOCK = (2, 3)
 
@@ -67,6 +72,8 @@ PRIMITIVES = (
     all_reduce(on(2, 2), "min", (1,), _BLOCK),
     all_reduce(on(2, 2), "mean", (0, 1), _BLOCK),
     all_reduce(on(2, 2, ranks=(3, 1, 2, 0)), "prod", (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
+    reduction(on(2, 2, ranks=(3, 1, 2, 0)), "mean", (1,), 3, [0, 4]),
+    reduction(on(1, 2, 2, ranks=(3, 1, 2, 0)), "max", (0, 2), 2, 3, 3),
     replicated(on(2, 2, ranks=(3, 1, 2, 0)), (0,), {0: (0, 2), 1: (0, 2), 2: (3,), 3: (3,)}),
     replicated(on(1, 3, ranks=(3, 0, 2)), (0, 1), _BLOCK),
     gather((3, 2), on(2, 2, 1, ranks=(3, 1, 2, 0)), (0,), 2),
@@ -99,6 +106,11 @@ PRIMITIVES = (
     all_gather(on(2, 2, ranks=(3, 0, 1, 2)), (0, 1), blocks(on(2, 2, ranks=(3, 0, 1, 2)), 3, 3)),
     reduce_scatter(on(2, 2), (1,), blocks(on(2, 2), (1, 2), (3, 3))),
     reduce_scatter(on(3, ranks=(2, 3, 0)), (0,), block_shapes(on(3, ranks=(2, 3, 0)), (2,), 4)),
+    take(on(2, 2), on(2, 2), [2, 0, 2, 1], 0, blocks(on(2, 2), (1, 2), 3)),
+    take(on(2, ranks=(3, 1)), on(2, 1, ranks=(0, 2)), [[4, -1, 0], [3, 4, 4]], -1, blocks(on(2, ranks=(3, 1)), 5)),
+    take(on(4), on(4), [0, 1, 2, 3], 0, blocks(on(4), 4), silent=True),
+    segment_sum(on(1, 3), on(1, 3, ranks=(3, 1, 0)), [4, 0, 2, 0], 5, 1, blocks(on(1, 3), 2, (1, 0, 3))),
+    segment_sum(on(2, 1), on(4), [[0, 1], [2, 1], [0, 0]], 3, 0, blocks(on(2, 1), 3, 2)),
     all_to_all(on(2, 1, 2, ranks=(3, 1, 2, 0)), 1, 2, blocks(on(2, 1, 2, ranks=(3, 1, 2, 0)), 2, 3, (1, 2))),
     all_to_all(on(2, 2), 0, 1, blocks(on(2, 2), 6, 3)),
     top_k(on(2, 2, ranks=(3, 1, 2, 0)), 2, 1, blocks(on(2, 2, ranks=(3, 1, 2, 0)), 3, (3, 1))),
@@ -173,6 +185,23 @@ PRIMITIVES = (
         scale=0.1,
     ),
     layer(
+        "mixture_of_experts",
+        on(1, 2, 1, ranks=(3, 1)),
+        (2, 3, 2),
+        lambda P: nn.DistributedMixtureOfExperts(
+            on(1, 2, 1, ranks=(3, 1)).partition(P),
+            2,
+            3,
+            2,
+            capacity_factor=0.5,
+            activation=jnp.tanh,
+            P_W=on(2, ranks=(1, 2)).partition(P),
+        ),
+        lambda p, x: mixture_of_experts(p, x, 2, 0.5)[0],
+        linear=False,
+        scale=0.125,
+    ),
+    layer(
         "residual",
         on(1, 2, ranks=(3, 1)),
         (2, 3),
@@ -235,6 +264,21 @@ PRIMITIVES = (
         lambda x: np.cumsum(x, 1),
         exact=False,
     ),
+    function(
+        "grid_sample",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (1, 2, 4),
+        lambda x, P: F.grid_sample(
+            x, F.affine_grid(np.array([[[0.5, 0.25]]]), P, (1, 2, 4), True), P, "bilinear", "zeros", True
+        ),
+        lambda x, P: plan_grid_sample(
+            x, {worker: ShapeDtype((1, x[worker].shape[2], 1), np.dtype(float)) for worker in P.ranks}, P
+        ),
+        lambda x: np.stack(
+            [(1 - t) * x[..., i] + t * x[..., i + 1] for i, t in ((1, 0.125), (1, 0.625), (2, 0.125), (2, 0.625))], -1
+        ),
+        exact=False,
+    ),
     # Three workers, nothing divisible.
     broadcast(on(1, 1, ranks=(2,)), on(1, 3, ranks=(1, 2, 0)), {2: (3, 1)}, world=3),
     sum_reduce(on(3, 1), on(1, ranks=(1,)), _BLOCK, world=3),
@@ -247,6 +291,8 @@ PRIMITIVES = (
     halo_exchange(on(3), blocks(on(3), 4, world=3), (2, 3)),
     all_gather(on(1, 3), (1,), blocks(on(1, 3), 2, 4, world=3)),
     reduce_scatter(on(3), (0,), block_shapes(on(3), (2,), 3)),
+    take(on(3, 1), on(2, 1, ranks=(2, 0)), [1, 1, 0], 0, blocks(on(3, 1), 2, 2, world=3)),
+    segment_sum(on(3, ranks=(2, 0, 1)), on(3), [2, 0, 2, 1], 3, 0, blocks(on(3, ranks=(2, 0, 1)), 4, world=3)),
     all_to_all(on(1, 3), 0, 1, blocks(on(1, 3), 2, 4, world=3)),
     linear(on(1, 3), on(1, 1), on(1, 3), 4, 2, world=3),
     all_sum_reduce(on(1, 3), (1,), _BLOCK, world=3),
@@ -286,6 +332,8 @@ PRIMITIVES = (
     sum_reduce(on(2, 1, ranks=(1, 0)), on(1, 1), _BLOCK, world=2),
     all_sum_reduce(on(2), (0,), _BLOCK, world=2),
     *(all_reduce(on(1, 2), op, (1,), _BLOCK, world=2) for op in ("max", "min", "mean", "prod")),
+    reduction(on(1, 2), "var", (1,), 2, 3, world=2),
+    reduction(on(2, 1), "min", (0, 1), 3, 2, world=2),
     replicated(on(2), (0,), _BLOCK, world=2),
     gather((3,), on(1, 2), (0,), 1, world=2),
     scatter((1, 2), on(2, 1, ranks=(1, 0)), (), 0, world=2),
@@ -293,13 +341,15 @@ PRIMITIVES = (
     halo_exchange(on(2), blocks(on(2), 3, world=2), (1, 2), periodic=(True,)),
     all_gather(on(2, 1), (0,), blocks(on(2, 1), 1, 3, world=2)),
     reduce_scatter(on(2), (0,), block_shapes(on(2), (3,), 2)),
+    take(on(2, 1), on(2, 1), [2, 0, 0], 0, blocks(on(2, 1), 3, 2, world=2)),
+    segment_sum(on(2), on(2, ranks=(1, 0)), [1, 0, 1], 2, 0, blocks(on(2), 3, world=2)),
     all_to_all(on(2, 1, ranks=(1, 0)), 1, 0, blocks(on(2, 1), 3, 3, world=2)),
     top_k(on(2), 2, 0, blocks(on(2), 3, world=2)),
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
-    conv(on(1, 1, 2), None, None, (4,), (3,), world=2, padding=(1,)),
-    average_pool(on(1, 1, 2), (3,), (2,), (1,), (0,), world=2),
+    conv(on(1, 1, 1, 1, 1, 2), None, None, (2, 1, 2, 4), (2, 1, 1, 3), world=2, padding=(0, 0, 0, 1)),
+    average_pool(on(1, 1, 2, 1, 1, 1), (3, 1, 2, 2), (2, 1, 1, 2), (1, 1, 1, 1), (0, 0, 0, 0), world=2),
     layer(
         "group_norm",
         on(1, 2, ranks=(1, 0)),
@@ -333,6 +383,8 @@ PRIMITIVES = (
     halo_exchange(on(1, 1), ((2, 3),), (1, 0), (4, 2), periodic=(True, True)),
     all_gather(on(1, 1), (0,), ((2, 3),)),
     reduce_scatter(on(1, 1), (0, 1), ((2, 3),)),
+    take(on(1, 1), on(1, 1), [2, 0, 0], 1, ((2, 3),)),
+    segment_sum(on(1, 1), on(1), [[2, 0], [0, 0]], 3, 0, ((2, 2),)),
     all_to_all(on(1, 1), 0, 1, ((2, 3),)),
     top_k(on(1, 1), 2, 1, ((2, 3),)),
     linear(on(1, 1), on(1, 1), on(1, 1), 3, 2, world=1),
@@ -351,6 +403,8 @@ PRIMITIVES = (
     repartition(on(3, 4), on(4, 2), blocks(on(3, 4), 7, 9, world=12)),
     halo_exchange(on(3, 4), blocks(on(3, 4), 6, 9, world=12), (1, 1), (2, 2)),
     reduce_scatter(on(1, 12), (1,), block_shapes(on(1, 12), (1, 14), 12)),
+    take(on(3, 4), on(6, 2), [5, 0, 3, 3, 1, 2, 5], 0, blocks(on(3, 4), 6, 5, world=12)),
+    segment_sum(on(6, 2), on(3, 4), [5, 0, 3, 3, 1, 2, 5], 6, 0, blocks(on(6, 2), 7, 5, world=12)),
     linear(on(1, 4, ranks=(4, 5, 6, 7)), on(1, 3), on(3, 4), 5, 4, world=12),
     conv(on(1, 2, 2), on(1, 3, 2, ranks=range(6, 12)), on(3, 2, 2), (5,), (3,), world=12, padding=(1,)),
 )

@@ -101,6 +101,26 @@ def random_gather(rng: np.random.Generator) -> Case:
     return cases.reduce_scatter(P_x, axes, blocks(P_x, *sizes, world=WORKERS))
 
 
+def random_rows(rng: np.random.Generator) -> Case:
+    """Rows by number, or sums at rows, of numbers of one or two dimensions, from any partition to any."""
+    dims, k = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    axis = int(rng.integers(dims))
+    P_table = partition(rng, grid_shape(rng, dims))
+    around = grid_shape(rng, dims) if k == 1 else (*grid_shape(rng, 3)[:2], *(1,) * (dims - 1))
+    P_entries = partition(rng, around)
+    n, counts = int(rng.integers(1, 8)), rng.integers(0 if rng.random() < 0.1 else 1, 8, k)
+    sizes = [n if d == axis else int(rng.integers(1, 4)) for d in range(dims)]
+    if rng.random() < 0.5:
+        indices = rng.integers(-n, n, counts)
+        shapes = blocks(
+            P_table, *(lengths(rng, p, s) for p, s in zip(P_table.shape, sizes, strict=True)), world=WORKERS
+        )
+        return cases.take(P_table, P_entries, indices, axis, shapes)
+    sizes[axis : axis + 1] = counts.tolist()
+    shapes = blocks(P_entries, *(lengths(rng, p, s) for p, s in zip(around, sizes, strict=True)), world=WORKERS)
+    return cases.segment_sum(P_entries, P_table, rng.integers(0, n, counts), n, axis, shapes)
+
+
 def random_all_to_all(rng: np.random.Generator) -> Case:
     """From any dimension to any other one, which may be split already."""
     P_x = partition(rng, grid_shape(rng, int(rng.integers(2, 4))))

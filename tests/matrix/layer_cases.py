@@ -205,3 +205,52 @@ def attention_of_two_heads(params: Any, x: Any) -> Any:
     q, k, v = (jnp.einsum("nse,hde->nhsd", x, params[name]) for name in ("query", "key", "value"))
     scores = jnp.einsum("nhsd,nhtd->nhst", q, k) / np.sqrt(2)
     return jnp.einsum("nhst,nhtd,ehd->nse", jax.nn.softmax(scores), v, params["out"])
+
+
+def mixture_of_experts(
+    params: Any,
+    x: Any,
+    k: int,
+    factor: float | None,
+    group_axes: Sequence[int] = (0,),
+    normalize: bool = True,
+    expert: Callable[[Any, Any], Any] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """y and losses of tokens that go to experts one after the other, each counted; every expert sees all tokens."""
+    n = len(params["router"])
+    order = [*group_axes, *(d for d in range(x.ndim - 1) if d not in group_axes)]
+    by_group = x.transpose(*order, x.ndim - 1)
+    sizes = by_group.shape[: len(group_axes)]
+    tokens = by_group.reshape(int(np.prod(sizes)), -1, x.shape[-1])
+    capacity = tokens.shape[1] if factor is None else max(1, int(np.ceil(factor * k * tokens.shape[1] / n)))
+    logits = tokens @ params["router"].T
+    probabilities = jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)
+    ranked = jnp.argsort(-probabilities, -1, stable=True)[..., :k]
+
+    def assign(counts: Any, chosen: Any) -> tuple[Any, Any]:
+        return counts.at[chosen].add(1), counts[chosen] < capacity
+
+    def kept(ranked: Any) -> Any:
+        counts, taken = jax.lax.scan(assign, jnp.zeros(n, int), ranked.T.ravel())
+        return counts, taken.reshape(k, -1).T
+
+    counts, taken = jax.vmap(kept)(ranked)
+    gates = jnp.take_along_axis(probabilities, ranked, -1)
+    if normalize:
+        gates = gates / gates.sum(-1, keepdims=True)
+    weights = ((gates * taken)[..., None] * jax.nn.one_hot(ranked, n)).sum(2)
+    own = {name: value for name, value in params.items() if name != "router"}
+    outputs = jax.vmap(lambda one: (expert or two_layers)(one, tokens), out_axes=2)(own)
+    y = jnp.einsum("gtn,gtne->gte", weights, outputs).reshape(*by_group.shape[:-1], -1)
+    shares, mean = counts.sum(0) / counts.sum(), probabilities.mean((0, 1))
+    losses = {
+        "load_balancing_loss": n * (shares * mean).sum(),
+        "router_z_loss": (jnp.log(jnp.exp(logits).sum(-1)) ** 2).mean(),
+        "tokens_per_expert": counts.sum(0),
+    }
+    return y.transpose(*np.argsort(order).tolist(), x.ndim - 1), losses
+
+
+def two_layers(one: Any, tokens: Any) -> Any:
+    hidden = jnp.tanh(tokens @ one["up_weight"].T + one["up_bias"])
+    return hidden @ one["down_weight"].T + one["down_bias"]

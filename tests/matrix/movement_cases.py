@@ -148,6 +148,36 @@ def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> C
     )
 
 
+def take(P_x: On, P_y: On, indices: Any, axis: int, shapes: tuple[Shape, ...], silent: bool = False) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.Take(P_x.partition(P), indices, axis, P_y.partition(P))
+
+    return Case(
+        f"take {listed(shapes)} {P_x} -> {P_y} of {np.asarray(indices).tolist()} along {axis}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.take(xs, P_x.grid, P_y.grid, indices, axis),
+        lambda P, x: layer(P).plan(x),
+        silent=silent,
+    )
+
+
+def segment_sum(P_x: On, P_y: On, ids: Any, n: int, axis: int, shapes: tuple[Shape, ...], silent: bool = False) -> Case:
+    def layer(P: dj.Partition) -> Any:
+        return nn.SegmentSum(P_x.partition(P), ids, n, axis, P_y.partition(P))
+
+    return Case(
+        f"segment_sum {listed(shapes)} {P_x} -> {P_y} of {np.asarray(ids).tolist()} to {n} along {axis}",
+        len(shapes),
+        shapes,
+        layer,
+        lambda xs: reference.segment_sum(xs, P_x.grid, P_y.grid, np.asarray(ids), n, axis),
+        lambda P, x: layer(P).plan(x),
+        silent=silent,
+    )
+
+
 def _text(options: Mapping[str, bool]) -> str:
     return "".join(f" {name}={value}" for name, value in options.items())
 

@@ -73,8 +73,13 @@ def replicated(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
 
 def all_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int], op: str) -> Blocks:
     """Every worker gets jnp's reduction over those that agree with it outside `axes`, and shares JAX's derivative."""
-    reduced = getattr(jnp, op) if op not in ("max", "min") else partial(_extremum, getattr(jnp, op))
-    return on_teams(blocks, P_x, axes, lambda team: [reduced(jnp.stack([blocks[w] for w in team.flat]), 0)] * team.size)
+    of = reduced(op)
+    return on_teams(blocks, P_x, axes, lambda team: [of(jnp.stack([blocks[w] for w in team.flat]), 0)] * team.size)
+
+
+def reduced(op: str) -> Callable[[Any, int], Any]:
+    """jnp's reduction along an axis."""
+    return getattr(jnp, op) if op not in ("max", "min") else partial(_extremum, getattr(jnp, op))
 
 
 def _extremum(of: Callable[[Any, int], Any], x: Any, axis: int) -> Any:
@@ -155,6 +160,21 @@ def halo_exchange(blocks: Blocks, P_x: Grid, halos: Mapping[int, Any], periodic:
             block = np.take(block, places, axis=d, mode="wrap")
         wider[worker] = block
     return with_placeholders(blocks, P_x, wider)
+
+
+def take(blocks: Blocks, P_x: Grid, P_y: Grid, indices: Any, axis: int) -> Blocks:
+    """Every worker of P_y gets its balanced block of the rows with these numbers."""
+    return with_placeholders(blocks, P_x, cut(np.take(assembled(blocks, P_x), indices, axis), P_y))
+
+
+def segment_sum(blocks: Blocks, P_x: Grid, P_y: Grid, ids: np.ndarray, n: int, axis: int) -> Blocks:
+    """Every worker of P_y gets its balanced block of the sums of the entries with the same number."""
+    x = assembled(blocks, P_x)
+    y = np.zeros((*x.shape[:axis], n, *x.shape[axis + ids.ndim :]), x.dtype)
+    for place, number in np.ndenumerate(ids):
+        row = (slice(None),) * axis
+        y[(*row, number)] = total([y[(*row, number)], x[row + place]])
+    return with_placeholders(blocks, P_x, cut(y, P_y))
 
 
 def all_gather(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:

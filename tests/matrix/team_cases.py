@@ -1,18 +1,22 @@
 """Operators within teams, some of which are not linear: reductions, and values that several workers hold copies of."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.gathering import plan_gather, plan_scatter
+from distdl_jax.primitives.reductions import plan_reduction
 from distdl_jax.primitives.replicated import plan_replicated
 from distdl_jax.primitives.top_k import plan_top_k
 from matrix import reference
 from matrix.case import Case, Operator
+from matrix.layer_cases import assembled
 from matrix.movement_cases import listed
-from matrix.partitions import On, Shape, block_shapes
+from matrix.partitions import On, Shape, block_shapes, blocks
 
 
 def replicated(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
@@ -49,6 +53,34 @@ def all_reduce(P_x: On, op: str, axes: Sequence[int], shapes: Shape | Mapping[in
     )
 
 
+def reduction(P_x: On, op: str, axes: Sequence[int], *sizes: Any, world: int = 4) -> Case:
+    """Along dimensions of the whole tensor; every worker has what belongs to its own block."""
+    xs = blocks(P_x, *sizes, world=world)
+
+    def along(team: np.ndarray, arrays: list[Any]) -> list[Any]:
+        x = assembled(arrays, team)
+        rows = jnp.moveaxis(x, axes, range(len(axes)))
+        y = reference.reduced(op)(rows.reshape(-1, *rows.shape[len(axes) :]), 0)
+        return [jnp.expand_dims(y, axes)] * team.size
+
+    def dense(arrays: list[Any]) -> list[Any]:
+        return reference.on_teams(arrays, P_x.grid, axes, lambda team: along(team, arrays))
+
+    return Case(
+        f"reduction {op} along {tuple(axes)} of {listed(xs)} {P_x}",
+        world,
+        xs,
+        lambda P: lambda x: getattr(dj.functional, op)(x, P_x.partition(P), axes),
+        dense,
+        lambda P, x: plan_reduction(x, P_x.partition(P), op, tuple(axes)),
+        any_dtype=op in ("max", "min"),
+        any_complex=op in ("sum", "mean"),
+        silent=all(P_x.shape[axis] == 1 for axis in axes),
+        linear=False,
+        exact=op in ("max", "min", "sum"),
+    )
+
+
 def top_k(P_x: On, k: int, axis: int, shapes: tuple[Shape, ...]) -> Case:
     """Of the values; `tests/primitives/test_top_k.py` is about the indices."""
     return Case(
@@ -71,11 +103,11 @@ def gather(n: Shape, P_x: On, copied: Sequence[int], root: int, world: int = 4) 
     def spec(P: dj.Partition) -> dj.TensorSpec:
         return dj.TensorSpec(n, P_x.partition(P), copied)
 
-    blocks = reference.cut_with_copies(np.zeros(n), P_x.grid, copied)
+    held = reference.cut_with_copies(np.zeros(n), P_x.grid, copied)
     return Case(
         f"gather {n} {P_x} copied along {tuple(copied)} to {root}",
         world,
-        tuple(blocks[worker].shape if worker in blocks else (0,) for worker in range(world)),
+        tuple(held[worker].shape if worker in held else (0,) for worker in range(world)),
         lambda P: lambda x: dj.gather([x], [spec(P)], root)[0],
         lambda xs: reference.gather(xs, P_x.grid, copied, root),
         lambda P, x: plan_gather(x, spec(P), root),

@@ -49,6 +49,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
     C, C3 = P.grid([2]), P.grid([1, 1, 2])
     spec, x, key = dj.TensorSpec((4,), C), jnp.ones(2), jax.random.key(0)
     tree, specs = {"w": x}, {"w": spec}
+    line, points = jnp.ones((1, 1, 2)), jnp.ones((1, 2, 1))
     arrays, anyone = "matrix integers complex", "None partition"
     rates = "None integer negative float function"
 
@@ -157,6 +158,43 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             {"P_x": "partition", "k": "integer", "axis": ""},
         ),
         "argmax": (dj.functional.argmax, {"x": x, "P_x": C, "axis": 0}, {"P_x": "partition", "axis": ""}),
+        "roll": (
+            dj.functional.roll,
+            {"x": x, "P_x": C, "shift": 1, "axis": 0},
+            {"P_x": "partition", "shift": "integer negative tuple integers", "axis": ""},
+        ),
+        "window_partition": (
+            dj.functional.window_partition,
+            {"x": x, "P_x": C, "window_size": 1, "axes": 0},
+            {"P_x": "partition", "window_size": "", "axes": ""},
+        ),
+        "pixel_shuffle": (
+            dj.functional.pixel_shuffle,
+            {"x": line, "P_x": C3, "upscale_factor": 1, "axes": 2, "channel_axis": 1},
+            {"upscale_factor": "", "axes": "None", "channel_axis": ""},
+        ),
+        "cumsum": (
+            dj.functional.cumsum,
+            {"x": x, "P_x": C, "axis": 0, "reverse": False},
+            {"P_x": "partition", "axis": "", "reverse": "true"},
+        ),
+        "associative_scan": (
+            dj.functional.associative_scan,
+            {"f": jnp.add, "x": x, "P_x": C, "axis": 0},
+            {"P_x": "partition", "axis": ""},
+        ),
+        "grid_sample": (
+            dj.functional.grid_sample,
+            {
+                "x": line,
+                "grid": points,
+                "P_x": C3,
+                "mode": "bilinear",
+                "padding_mode": "zeros",
+                "max_displacement": 1.0,
+            },
+            {"grid": "", "mode": "", "padding_mode": "", "max_displacement": "integer float tuple None"},
+        ),
         "rfft": (
             dj.functional.rfft,
             {"x": x, "P_x": C, "axes": 0},

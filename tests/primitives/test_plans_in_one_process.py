@@ -15,6 +15,7 @@ from matrix.drawn_cases import (
     random_halo_exchange,
     random_repartition,
     random_replication,
+    random_rows,
 )
 from playing import Blocks, planned, play, play_adjoint
 
@@ -40,7 +41,14 @@ def test_a_plan_is_the_same_on_every_worker(case: Case) -> None:
         assert {worker: block.shape for worker, block in everyone.items()} == dict(enumerate(shapes))
 
 
-DRAWS = (random_replication, random_all_sum_reduce, random_repartition, random_halo_exchange, random_gather)
+DRAWS = (
+    random_replication,
+    random_all_sum_reduce,
+    random_repartition,
+    random_halo_exchange,
+    random_gather,
+    random_rows,
+)
 
 
 @pytest.mark.parametrize("draw", DRAWS)

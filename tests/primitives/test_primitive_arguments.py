@@ -88,7 +88,9 @@ def test_widths_of_a_halo_come_in_any_form_and_what_is_none_is_refused_when_made
         (nn.HaloExchange, functional.halo_exchange),
         (nn.ReduceScatter, functional.reduce_scatter),
         (nn.Repartition, functional.repartition),
+        (nn.SegmentSum, functional.segment_sum),
         (nn.SumReduce, functional.sum_reduce),
+        (nn.Take, functional.take),
     ],
 )
 def test_a_layer_takes_and_documents_the_arguments_of_its_function(layer: type, function: Callable) -> None:

@@ -6,6 +6,7 @@ Also where one worker alone is wrong: the others would wait for it for ever. Aft
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -110,6 +111,26 @@ BAD_ARGUMENTS = {
         dj.InvalidTypeError,
         ("`axes` (='rows')", "must be an integer"),
     ),
+    "numbers of rows that are no integers": Mistake(
+        lambda P, r: F.take(array(2), P(on(2)), [0.0, 1.0]),
+        dj.InvalidTypeError,
+        ("`indices` (of dtype float64)", "must hold integers"),
+    ),
+    "numbers of rows that are traced": Mistake(
+        lambda P, r: jax.jit(lambda ids: F.segment_sum(array(2), P(on(2)), ids, 3))(np.array([0, 1])),
+        dj.InvalidTypeError,
+        ("`segment_ids` (=", "known while tracing", "reduce_scatter(jax.ops.segment_sum"),
+    ),
+    "a segment too many": Mistake(
+        lambda P, r: F.segment_sum(array(2), P(on(2)), [0, 3], 3),
+        dj.InvalidArgumentError,
+        ("`segment_ids` holds 3", "0 to 2", "`num_segments` is 3"),
+    ),
+    "rows on a partition of too few dimensions": Mistake(
+        lambda P, r: F.take(array(2), P(on(2)), [[0, 1]], 0, P(on(2))),
+        dj.InvalidArgumentError,
+        ("`P_y` (2)", "as many dimensions as the result, 2", "2 x 1"),
+    ),
     "a layer checks when it is made": Mistake(
         lambda P, r: nn.Broadcast(P(on(3)), P(on(2, 2))), dj.InvalidArgumentError, ("does not broadcast",)
     ),
@@ -178,6 +199,23 @@ BAD_BLOCKS = {
         lambda P, r: F.all_gather(array(2, 2 + (r == 1)), P(on(2, 2)), 1),
         dj.PlanError,
         ("don't form a 2 x 2 grid", "[2, 3] on worker 1"),
+    ),
+    "rows that nobody has": Mistake(
+        lambda P, r: F.take(array(2), P(on(2)), [0, 4], 0, P(on(3))),
+        dj.PlanError,
+        ("`indices` holds 4", "dimension 0 of `x` has 4 rows"),
+        range(3),
+    ),
+    "numbers of rows that differ between workers": Mistake(
+        lambda P, r: F.take(array(2), P(on(4)), [0, r]),
+        dj.PlanError,
+        ("row numbers (of shape 2, checksum",),
+    ),
+    "entries without a number": Mistake(
+        lambda P, r: F.segment_sum(array(2), P(on(2)), [0, 1, 0], 2),
+        dj.PlanError,
+        ("`segment_ids` (of shape 3)", "a number for each entry of `x`, of shape 4"),
+        range(2),
     ),
     "scattered terms of different shapes": Mistake(
         lambda P, r: F.reduce_scatter(array(2 + (r == 1)), P(on(2)), 0),

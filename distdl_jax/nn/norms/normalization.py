@@ -22,12 +22,12 @@ from distdl_jax.layer.parameters import (
     plan_replicated_params,
 )
 from distdl_jax.nn.norms.scaling import scaled
-from distdl_jax.nn.norms.statistics import Along, Entries, Moments
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.replicated import ReplicatedPlan
+from distdl_jax.primitives.statistics import Along, Entries, Moments
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_key, checked_dtype, is_real

@@ -9,9 +9,9 @@ from typing import ClassVar, cast
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.norms.normalization import ChannelNorm, DistributedNorm, check_norm
-from distdl_jax.nn.norms.statistics import Entries, InGroups
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.primitives.statistics import Entries, InGroups
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 

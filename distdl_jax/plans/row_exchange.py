@@ -1,0 +1,99 @@
+"""From the rows that workers own and the numbers of the rows that they need to one worker's messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise, product
+from math import prod
+
+import numpy as np
+
+from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.exchange import Exchange, Overlap
+from distdl_jax.plans.messages import ExchangePlan, Piece
+from distdl_jax.plans.rows import Rows, Start, run_or_rows
+
+
+@dataclass(frozen=True, init=False)
+class RowExchange(Exchange):
+    """Who owns which rows of a table, and who needs which of them: an exchange whose needs along `axis` are lists.
+
+    - `owned`: the blocks of the table, whose dimension `axis` has the rows.
+    - `entries`: the blocks of the result, which has the dimensions of `indices` in the place of `axis`.
+    - `indices`: for each entry the number of its row.
+
+    A worker needs each row once, however many of its entries have that number: `needed` has, along `axis`, the numbers
+    of its entries, ascending, without repetitions. `plan` moves those rows, and `copy` puts them in the entries. Both
+    read backwards are the adjoint: the sums, at each row, of the entries with that number.
+
+    >>> table, entries = (ProductGrid.balanced((n,), (2,), ranks=(0, 1)) for n in (4, 6))
+    >>> exchange = RowExchange(table, entries, 0, Rows([0, 2, 2, 3, 0, 3]))
+    >>> exchange.plan(0).out_shape, exchange.plan(0).rounds[0].recv.size, exchange.copy(0).out_shape
+    ((2,), 1, (3,))
+    """
+
+    axis: int
+    entries: ProductGrid
+    indices: Rows
+
+    # By index along `axis`: the numbers of the rows that it needs; the places of its entries among them, and how many.
+    _rows: list[np.ndarray] = field(compare=False, repr=False)
+    _places: list[tuple[Start, int]] = field(compare=False, repr=False)
+    _plans: dict[int, ExchangePlan] = field(compare=False, repr=False)
+
+    def __init__(self, owned: ProductGrid, entries: ProductGrid, axis: int, indices: Rows) -> None:
+        after = axis + len(indices.shape)
+        boxes = product(*entries.ranges[axis:after])
+        numbers = (indices.array[tuple(slice(*side) for side in box)].ravel() for box in boxes)
+        lists = [np.unique(each, return_inverse=True) for each in numbers]
+        lengths = tuple((0, len(rows)) for rows, _ in lists)
+        needed = ProductGrid(entries.ranks, (*entries.ranges[:axis], lengths, *entries.ranges[after:]))
+        super().__init__(owned, needed)
+        rows, places = [rows for rows, _ in lists], [(run_or_rows(places), len(places)) for _, places in lists]
+        vars(self).update(axis=axis, entries=entries, indices=indices, _rows=rows, _places=places, _plans={})
+
+    def plan(self, rank: int) -> ExchangePlan:
+        """Return the part of the worker of world rank `rank` in moving the rows; it is kept."""
+        if rank not in self._plans:
+            self._plans[rank] = super().plan(rank)
+        return self._plans[rank]
+
+    def copy(self, rank: int) -> ExchangePlan:
+        """Return the copies from a worker's rows to its entries."""
+        origin = (0,) * len(self.needed.shape)
+        if (cell := self.needed.cell_of.get(rank)) is None:
+            return ExchangePlan(origin, origin, (), ())
+        before = box_shape(self.needed.box(cell))
+        start, count = self._places[self.needed.index(cell)[self.axis]]
+        source = (*origin[: self.axis], start, *origin[self.axis + 1 :])
+        shape = (*before[: self.axis], count, *before[self.axis + 1 :])
+        copies = (Piece(source, origin, shape),) if prod(shape) else ()
+        return ExchangePlan(before, shape, copies, (), in_disjoint=count == before[self.axis])
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether a row is needed more than once, on one worker or several."""
+        return self.indices.repeats
+
+    def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
+        if d != self.axis:
+            return super()._overlaps_of_owned(d, i)
+        start, stop = self.owned.ranges[d][i]
+        overlaps = {}
+        for j, rows in enumerate(self._rows):
+            first, last = np.searchsorted(rows, (start, stop)).tolist()
+            if first < last:
+                overlaps[j] = [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
+        return overlaps
+
+    def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
+        if d != self.axis:
+            return super()._overlaps_of_needed(d, j)
+        rows = self._rows[j]
+        ends = pairwise(np.searchsorted(rows, [0, *(stop for _, stop in self.owned.ranges[d])]).tolist())
+        return {
+            i: [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
+            for i, ((start, _), (first, last)) in enumerate(zip(self.owned.ranges[d], ends, strict=True))
+            if first < last
+        }

@@ -1,0 +1,281 @@
+"""Reductions of a split tensor along its dimensions, as jax.numpy's: every worker gets the result for its own block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.errors import PlanError
+from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.all_reduce import Extremum, ExtremumPlan
+from distdl_jax.primitives.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
+from distdl_jax.primitives.block_checks import common_dtype, is_differentiable, owned_grid
+from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.primitives.statistics import Along, Moments
+from distdl_jax.tracing.materialize import materialize
+from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_axes, checked_boolean, checked_integer
+from distdl_jax.world import Workers, World
+
+Axes = int | Sequence[int] | None
+Reduction = Literal["sum", "mean", "max", "min", "var"]
+
+
+@dataclass(frozen=True)
+class ReductionPlan(BlocksPlan):
+    """A reduction of each worker's block along `axes`, and then over workers; the output has length 1 along them.
+
+    - `over_workers`: the plan of the second; a mean and a variance divide by `count`.
+    """
+
+    axes: tuple[int, ...]
+    count: int
+    over_workers: Any
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block of the reduction."""
+        if world.rank not in self.blocks:
+            return x
+        return self._reduced(world, x).astype(self.output(world.rank).dtype)
+
+    def _reduced(self, world: World, x: Array) -> Array:
+        wide = self.over_workers.inputs[world.rank].dtype
+        if x.size == 0:  # JAX drops what empty arrays depend on
+            own = tie(jnp.zeros(self.output(world.rank).shape, wide), x)
+        else:
+            own = jnp.sum(x, self.axes, dtype=wide, keepdims=True)
+        total: Array = self.over_workers.run(world, own)
+        return total / np.asarray(self.count, total.dtype) if self.count != 1 else total
+
+
+class VariancePlan(ReductionPlan):
+    """The mean of squared deviations from the mean; `over_workers` finds both."""
+
+    def _reduced(self, world: World, x: Array) -> Array:
+        moments: Moments = self.over_workers
+        n = math.prod(moments.grid.extent[d] for d in self.axes)
+        variance = moments.run(world, x)[1] * np.asarray(n, moments.dtype)
+        return variance / np.asarray(self.count, moments.dtype)
+
+
+@dataclass(frozen=True)
+class ExtremumAlongPlan(ReductionPlan):
+    """The largest entries, or the smallest."""
+
+    largest: bool
+
+    def _reduced(self, world: World, x: Array) -> Array:
+        shape, dtype = self.output(world.rank).shape, np.dtype(x.dtype)
+        if not is_differentiable(dtype):
+            of = jnp.max if self.largest else jnp.min
+            own = tie(of(x, self.axes, keepdims=True, initial=extreme(dtype, not self.largest)), x)
+            found: Array = self.over_workers.run(world, own)
+            return found
+        wide = self.over_workers.inputs[world.rank].dtype
+        if x.size == 0:
+            own, ties = tie(jnp.full(shape, -np.inf, wide), x), jnp.zeros(shape, wide)
+        else:
+            own, ties = _largest((x if self.largest else -x).astype(wide), self.axes)
+        if len(self.over_workers.team_of[world.rank]) > 1:
+            own = self.over_workers.run(world, jnp.stack([own, ties], -1))
+        return own if self.largest else -own
+
+
+class CountedExtremum(Extremum):
+    """One worker's part of the largest of a team's numbers, each of which comes with the number of entries that tie."""
+
+    def run(self, world: World, x: Array) -> Array:
+        return super().run(world, x[..., 0])
+
+    def residual(self, x: Array, y: Array) -> Array:
+        """Return how many of this worker's entries are the largest."""
+        return jnp.where(x[..., 0] == y, x[..., 1], 0)
+
+    def after_adjoint(self, ties: Array, sums: Array, dtype: np.dtype) -> Array:
+        """Return the share of the sum that falls to this worker's entries; their number has no derivative."""
+        share = super().after_adjoint(ties, sums, dtype)
+        return jnp.stack([share, jnp.zeros_like(share)], -1)
+
+
+class CountedExtremumPlan(AllSumPlan):
+    """The largest numbers of each of `teams`; blocks are pairs, of a number and of how many entries tie there."""
+
+    def output(self, worker: int) -> ShapeDtype:
+        block = self.inputs[worker]
+        return ShapeDtype(block.shape[:-1], block.dtype)
+
+    def _movement(self, team: Workers, differentiable: bool) -> Extremum:
+        return CountedExtremum(team, differentiable, True)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _largest(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return the largest entries along `axes`, of length 1 there, and the number of entries that tie."""
+    y = jnp.max(x, axes, keepdims=True)
+    return y, jnp.sum(x == y, axes, keepdims=True, dtype=x.dtype)
+
+
+@_largest.defjvp
+def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[Array]) -> tuple[Any, Any]:
+    """Share the cotangent equally between entries that tie."""
+    # XLA may compute x twice, rounded in two ways, and then none is as large as the largest.
+    x, dx = materialize(*primals), *tangents
+    y, ties = _largest(x, axes)
+    return (y, ties), (jnp.sum(jnp.where(x == y, dx, 0), axes, keepdims=True) / ties, jnp.zeros_like(ties))
+
+
+def extreme(dtype: np.dtype, largest: bool) -> Any:
+    """Return the largest, or the smallest, number of a real dtype."""
+    if jnp.issubdtype(dtype, np.bool_):
+        return largest
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.inf if largest else -np.inf
+    return dtype.type(jnp.iinfo(dtype).max if largest else jnp.iinfo(dtype).min)
+
+
+def plan_reduction(
+    shape_dtypes: ShapeDtypes, P_x: Partition, op: Reduction, axes: tuple[int, ...], ddof: int = 0
+) -> ReductionPlan:
+    """Plan a reduction, with keepdims, from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    x = taking_part(shape_dtypes, P_x.ranks)
+    dtype, grid = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
+    n = math.prod(grid.extent[d] for d in axes)
+    if op == "sum" and not is_differentiable(dtype):
+        output = np.dtype(jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((), dtype)).dtype)
+    else:
+        output = dtype if op in ("sum", "max", "min") else mean_dtype(dtype)
+    if op in ("max", "min", "var") and jnp.issubdtype(dtype, jnp.complexfloating):
+        why = "" if op == "var" else ", of which one is the largest"
+        raise PlanError(f"`x` must hold real numbers{why}, but is {dtype}.")
+    wide = accumulation_dtype(output)
+    shapes = {
+        worker: tuple(1 if d in axes else length for d, length in enumerate(block.shape)) for worker, block in x.items()
+    }
+    blocks = {worker: ShapeDtype(shape, output) for worker, shape in shapes.items()}
+    if op == "var":
+        return VariancePlan(blocks, axes, n - ddof if n > ddof else 0, Moments(grid, axes, Along(axes), wide))
+    sums = plan_all_sum_reduce({worker: ShapeDtype(shape, wide) for worker, shape in shapes.items()}, P_x, axes)
+    if op in ("sum", "mean"):
+        return ReductionPlan(blocks, axes, n if op == "mean" else 1, sums)
+    if n == 0:
+        raise PlanError(
+            f"`x` ({shape_text(grid.extent)}) must have an entry along dimensions {axes}, to have an extreme one."
+        )
+    if not is_differentiable(dtype):
+        return ExtremumAlongPlan(blocks, axes, n, ExtremumPlan(sums.teams, sums.inputs, op == "max"), op == "max")
+    pairs = {worker: ShapeDtype((*shape, 2), wide) for worker, shape in shapes.items()}
+    return ExtremumAlongPlan(blocks, axes, n, CountedExtremumPlan(sums.teams, pairs), op == "max")
+
+
+def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool, ddof: int = 0) -> Array:
+    check_partitions(P_x=P_x)
+    along = tuple(range(P_x.dim)) if axes is None else checked_axes("axes", axes, P_x.shape)
+    keepdims = checked_boolean("keepdims", keepdims)
+    if not P_x.active:
+        return x
+    label = f"{op} along {along} on {P_x.describe()}"
+    plan = partial(plan_reduction, P_x=P_x, op=op, axes=along, ddof=ddof)
+    y = plan_and_run(P_x.world, P_x.ranks, label, plan, x)
+    return y if keepdims else lax.squeeze(y, along)
+
+
+def mean(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
+    """Return the mean along dimensions of a split tensor, `jnp.mean`: every worker gets the means for its own block.
+
+    With x of n_0 x ... x n_{D-1} on P_x of p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes`
+    form one team, and each of them gets the same block of the means, a copy, so that `x - mean(x, P_x, axes)` is right
+    on every worker, one that has no entries, too. One number for each mean is summed over the team, forward and
+    backward; along dimensions that are not split nothing moves.
+
+    The gradient of the copies is the sum of their cotangents: that of any loss whose parts the workers compute from
+    the means and from their own blocks. A loss of the means *alone* would count once for each copy: divide it by their
+    number, the product of P_x's shape along `axes`.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of D dimensions: of any numbers, uneven or empty. Half precisions are summed in
+      float32; the mean of integers and booleans is a floating-point number. Zero-volume outside P_x.
+    - `P_x`: the partition.
+    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+
+    **Returns:** this worker's block of the means. It is described by `TensorSpec(shape, P_x, replicated=axes)` where
+    dimensions don't remain. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> mean(jnp.array([[1.0, 3.0], [5.0, 7.0]]), P, axes=1).tolist()
+    [[2.0], [6.0]]
+
+    Source: numpy's reductions; Hewett and Grady (2020), all-sum-reduce.
+    """
+    return _reduce(x, P_x, "mean", axes, keepdims)
+
+
+def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
+    """Return the variance along dimensions of a split tensor, `jnp.var`, as `mean` returns the mean.
+
+    Two numbers for each variance go to each worker of the team, in one movement: the mean and the squared deviations of
+    each block, from which the whole's are found without cancellation.
+
+    **Arguments, returns, raises:** as `mean`; x must not be complex. `ddof`: what is subtracted from the number of
+    entries that the sum of squares is divided by, 1 for the unbiased variance.
+
+    Source: Chan, Golub and LeVeque (1983).
+    """
+    return _reduce(x, P_x, "var", axes, keepdims, checked_integer("ddof", ddof, 0))
+
+
+def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
+    """Return the standard deviation along dimensions of a split tensor, `jnp.std`: the root of `var`.
+
+    **Arguments, returns, raises:** as `var`. As in jnp the gradient where it is 0 is not a number.
+    """
+    y = var(x, P_x, axes, keepdims, ddof)
+    return jnp.sqrt(y) if P_x.active else y
+
+
+def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
+    """Return the largest entries along dimensions of a split tensor, `jnp.max`, as `mean` returns the mean.
+
+    One number for each is compared over the team. Backward, two are summed; the entries that tie, on all workers, share
+    the gradient equally, as in jnp. A softmax along a split dimension is
+    `(e := jnp.exp(x - jax.lax.stop_gradient(max(x, P_x, axis)))) / sum(e, P_x, axis)`.
+
+    **Arguments, returns:** as `mean`, of x's dtype; x must not be complex. A NaN is above all.
+
+    **Raises:** as `mean`; `PlanError`, too, where the tensor has no entries along `axes`.
+    """
+    return _reduce(x, P_x, "max", axes, keepdims)
+
+
+def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
+    """Return the smallest entries along dimensions of a split tensor, `jnp.min`, as `max` returns the largest.
+
+    **Arguments, returns, raises:** as `max`.
+    """
+    return _reduce(x, P_x, "min", axes, keepdims)
+
+
+def sum(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
+    """Return the sum along dimensions of a split tensor, `jnp.sum`, as `mean` returns the mean.
+
+    `all_sum_reduce` adds up whole blocks, entry by entry, and leaves dimensions as they are.
+
+    **Arguments, returns, raises:** as `mean`. The sum of integers and booleans is of jnp's integer, that of half
+    precisions is made in float32 and rounded once.
+    """
+    return _reduce(x, P_x, "sum", axes, keepdims)

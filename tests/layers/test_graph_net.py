@@ -1,0 +1,147 @@
+"""Message passing on a graph, beside the same in plain JAX on the whole graph."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from all_workers import refusal
+from blocks import block_of
+from jax import lax
+from matrix.partitions import On, on
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.plans.shape_dtype import ShapeDtype
+
+
+class Graph(NamedTuple):
+    """A random graph with loops and edges that repeat, on some workers."""
+
+    P_x: On
+    nodes: int
+    edges: int
+    batch: tuple[int, ...] = ()
+    hidden_layers: int = 1
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(np.random.default_rng(self.edges).integers(0, self.nodes, (2, self.edges)))
+
+    def block(self, P: dj.Partition) -> nn.DistributedGraphNetBlock:
+        return nn.DistributedGraphNetBlock(
+            self.P_x.partition(P), 3, *self.ends, self.nodes, 2, self.hidden_layers, jnp.tanh
+        )
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Nodes, edges, and weights of what they become."""
+        rng = np.random.default_rng(self.nodes)
+        return tuple(rng.normal(size=(*self.batch, n, 3)) for n in (self.nodes, self.edges) * 2)
+
+
+def plain_mlp(params: Any, x: Any) -> Any:
+    *linear, norm = [layer for layer in params if layer]
+    for n, layer in enumerate(linear):
+        x = (jnp.tanh(x) if n else x) @ layer["weight"].T + layer["bias"]
+    x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    return x * norm["weight"] + norm["bias"]
+
+
+def plain_block(graph: Graph, params: Any, nodes: Any, edges: Any) -> tuple[Any, Any]:
+    senders, receivers = graph.ends
+    seen = jnp.concatenate([edges, nodes[..., senders, :], nodes[..., receivers, :]], -1)
+    messages = plain_mlp(params["edge"], seen)
+    sums = jnp.zeros_like(nodes).at[..., receivers, :].add(messages)
+    return nodes + plain_mlp(params["node"], jnp.concatenate([nodes, sums], -1)), edges + messages
+
+
+GRAPHS = (
+    Graph(on(3, 1, ranks=(2, 0, 1)), 7, 2),  # uneven blocks of nodes, an empty one of edges
+    Graph(on(2, 1, 1, ranks=(2, 0)), 3, 5, (3,), hidden_layers=0),  # the batch split, a worker outside
+)
+
+
+@pytest.mark.simulated(3)
+def test_beside_plain_jax() -> None:
+    """Two blocks in a loop: both outputs and all gradients, with uneven and empty blocks, and the batch split."""
+    P = dj.Partition()
+
+    def loss(apply: Any, params: Any, nodes: Any, edges: Any, w: Any, u: Any) -> Any:
+        (nodes, edges), _ = lax.scan(lambda x, its: (apply(its, *x), None), (nodes, edges), params)
+        return jnp.sum(w * nodes) + jnp.sum(u * edges), (nodes, edges)
+
+    def all_of(applied: list[Any], arguments: list[Any], value_and_grad: Any) -> list[Any]:
+        pairs = zip(applied, arguments, strict=True)
+        return [value_and_grad(lambda *args, f=f: loss(f, *args), (0, 1, 2), has_aux=True)(*args) for f, args in pairs]
+
+    blocks = [graph.block(P) for graph in GRAPHS]
+    both = [jax.vmap(lambda key, block=block: block.init(key, jnp.float64)) for block in blocks]
+    own, whole, specs = [], [], []
+    for graph, block, init in zip(GRAPHS, blocks, both, strict=True):
+        params = init(jax.random.split(jax.random.key(1), 2))
+        of_one = dj.gather(jax.tree.map(lambda leaf: leaf[0], params), block.param_specs())
+        of_two = dj.gather(jax.tree.map(lambda leaf: leaf[1], params), block.param_specs())
+        stacked = P.broadcast_data(jax.tree.map(lambda a, b: np.stack([a, b]), of_one, of_two))
+        arrays = graph.arrays()
+        specs.append([dj.TensorSpec(x.shape, block.P_x) for x in arrays])
+        parts = (block_of(x, spec) for x, spec in zip(arrays, specs[-1], strict=True))
+        own.append((params, *parts))
+        whole.append((stacked, *arrays))
+    found = dj.jit(lambda args: all_of(blocks, args, dj.value_and_grad))(own)
+    plain = [lambda *args, graph=graph: plain_block(graph, *args) for graph in GRAPHS]
+    wanted = jax.jit(lambda args: all_of(plain, args, jax.value_and_grad))(whole)
+    for block, spec, ((value, y), dx), ((want, want_y), want_dx) in zip(blocks, specs, found, wanted, strict=True):
+        assert abs(value - want) < 1e-11
+        ours, theirs = (*y, *dx[1:]), (*want_y, *want_dx[1:])
+        for mine, all_, of in zip(ours, theirs, (*spec[:2], *spec[:2]), strict=True):
+            np.testing.assert_allclose(mine, block_of(np.asarray(all_), of).reshape(mine.shape), atol=1e-11)
+        if block.P_x.active:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), dx[0], want_dx[0])
+
+
+def test_a_plan_knows_what_moves() -> None:
+    """On a ring of 30 nodes on 10 workers each gets one row from either side, without a message."""
+    P = dj.planning_world(1000, 500).grid([10, 1])
+    here, after = np.arange(30), (np.arange(30) + 1) % 30
+    block = nn.DistributedGraphNetBlock(P, 4, here, after, 30)
+    assert hash(block) == hash(nn.DistributedGraphNetBlock(P, 4, here.tolist(), after, np.int64(30)))
+    rows = {worker: ShapeDtype((3, 4), np.dtype("float32")) for worker in range(10)}
+    plan = block.plan(rows, rows)
+    assert plan.node.outputs == rows and plan.edge.outputs == rows
+    sent = [(message.partner, message.size) for message in plan.ends.part(3).steps[0].sends]
+    assert sent == [(2, 4)]
+    assert [(message.partner, message.size) for message in plan.received.part(3).steps[1].sends] == [(4, 4)]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    one = dj.planning_world(1)
+    P = one.grid([1, 1])
+    for words, arguments in (
+        ("`senders` holds 3, but must be 0 to 2 (`num_nodes` is 3)", (P, 4, [3], [0], 3)),
+        ("`receivers` (of shape 2) must have one number for each edge", (P, 4, [0], [0, 1], 3)),
+        ("`P_x` (1) must have two dimensions or more", (one.grid([1]), 4, [0], [0], 3)),
+        ("`hidden_layers` (=-1) must be 0 or more", (P, 4, [0], [0], 3, 4, -1)),
+    ):
+        with pytest.raises(dj.InvalidArgumentError) as error:
+            nn.DistributedGraphNetBlock(*arguments)
+        assert words in str(error.value)
+
+    def planned(sizes: Any, batches: Any = ((), ())) -> Any:
+        def plan(P: dj.Partition) -> Any:
+            grid = P.grid([*(1,) * len(batches[0]), 2, 1])
+            block = nn.DistributedGraphNetBlock(grid, 2, [0, 1], [1, 2], 3)
+            nodes, edges = (
+                {worker: ShapeDtype((*batch, of[worker], 2), np.dtype(float)) for worker in (0, 1)}
+                for batch, of in zip(batches, sizes, strict=True)
+            )
+            return block.plan(nodes, edges)
+
+        return plan
+
+    unbalanced = refusal(2, planned(((1, 2), (1, 1))), dj.PlanError)
+    assert unbalanced.startswith("`nodes` (3 x 2) must be ... x 3 x 2 in balanced blocks, but")
+    assert "`edges` (4 x 2) must be ... x 2 x 2" in refusal(2, planned(((2, 1), (2, 2))), dj.PlanError)
+    assert "equal batches" in refusal(2, planned(((2, 1), (1, 1)), ((3,), (4,))), dj.PlanError)

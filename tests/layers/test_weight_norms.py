@@ -1,0 +1,220 @@
+"""Weight and spectral normalisation of split weights, beside PyTorch's definitions on whole ones."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blocks import block_of
+from launcher.examples import LONG
+from matrix.layer_cases import one_step
+from matrix.partitions import On, on
+from sequential import Beside, check_beside
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def drawn(shape: Sequence[int]) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(repr(shape).encode())).standard_normal(shape)
+
+
+@dataclass(frozen=True)
+class TwoSteps:
+    """A layer with a state in training, and then in evaluation, from drawn vectors; the sum of both."""
+
+    layer: Any
+
+    def param_specs(self) -> Any:
+        return self.layer.param_specs()
+
+    def __call__(self, params: Any, x: Any) -> Any:
+        specs = self.layer.state_specs()
+        state = {name: jnp.asarray(block_of(drawn(spec.global_shape), spec)) for name, spec in specs.items()}
+        y, state = self.layer(params, x, state=state, training=True)
+        again, unchanged = self.layer(params, x, state=state, training=False)
+        assert all(unchanged[name] is state[name] or state[name].shape == unchanged[name].shape for name in state)
+        return y + again
+
+
+def scaled(params: Any, name: str, rows: tuple[int, ...]) -> Any:
+    g, v = params[f"{name}_g"], params[f"{name}_v"]
+    rest = tuple(d for d in range(v.ndim) if d not in rows)
+    norms = jnp.sqrt((v**2).sum(rest, keepdims=True))
+    return {**params, name: v * (g.reshape(norms.shape) / norms)}
+
+
+def normalised(params: Any, name: str, rows: tuple[int, ...], iterations: int) -> Any:
+    w = params[name]
+    rest = tuple(d for d in range(w.ndim) if d not in rows)
+    order = (*rows, *rest)
+    shape_u, shape_v = (tuple(w.shape[d] for d in dims) for dims in (rows, rest))
+    matrix = w.transpose(order).reshape(int(np.prod(shape_u)), -1)
+    u, v, fixed = drawn(shape_u).reshape(-1), drawn(shape_v).reshape(-1), jax.lax.stop_gradient(matrix)
+    for _ in range(iterations):
+        v = fixed.T @ u
+        v = v / jnp.linalg.norm(v)
+        u = fixed @ v
+        u = u / jnp.linalg.norm(u)
+    return {**params, name: w / (u @ matrix @ v)}
+
+
+def weight_norm(
+    sizes: Sequence[int], layer: Callable[[Any], Any], whole: Any, P_x: On, P_y: On | None = None,
+    name: str = "weight", rows: tuple[int, ...] = (0,),
+) -> Beside:  # fmt: skip
+    return Beside(
+        f"weight norm {sizes} {P_x} {name} {rows}",
+        sizes,
+        lambda P: nn.WeightNorm(layer(P), name, rows or None),
+        lambda p, x: whole(scaled(p, name, rows), x),
+        P_x,
+        P_y,
+    )
+
+
+def spectral_norm(
+    sizes: Sequence[int], layer: Callable[[Any], Any], whole: Any, P_x: On, P_y: On | None = None,
+    name: str = "weight", rows: tuple[int, ...] = (0,), iterations: int = 1,
+) -> Beside:  # fmt: skip
+    return Beside(
+        f"spectral norm {sizes} {P_x} {name} {rows}",
+        sizes,
+        lambda P: TwoSteps(nn.SpectralNorm(layer(P), name, iterations, dim=rows)),
+        lambda p, x: 2 * whole(normalised(p, name, rows, iterations), x),
+        P_x,
+        P_y,
+    )
+
+
+def linear(P_x: On, P_y: On, P_W: On, *sizes: int, **options: Any) -> Callable[[Any], Any]:
+    return lambda P: nn.DistributedLinear(*(each.partition(P) for each in (P_x, P_y, P_W)), *sizes, **options)
+
+
+def transposed(P: dj.Partition) -> Any:
+    grids = (each.partition(P) for each in (on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1)))
+    return nn.DistributedConvTranspose1d(*grids, in_channels=2, out_channels=3, kernel_size=3, padding=1, bias=False)
+
+
+def of_transposed(p: Any, x: Any) -> Any:
+    turned = p["weight"][:, :, ::-1].swapaxes(0, 1)
+    return jax.lax.conv_general_dilated(x, turned, (1,), [(1, 1)])
+
+
+def gru_cell(P: dj.Partition) -> Any:
+    return nn.DistributedGRUCell(P_4.partition(P), 3, 3, bias=False)
+
+
+def affine(p: Any, x: Any) -> Any:
+    return x @ p["weight"].T + p["bias"]
+
+
+def layer_norm(p: Any, x: Any) -> Any:
+    y = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    return y * p["weight"] + p["bias"]
+
+
+P_4, P_2, P_3 = on(2, 2, ranks=(3, 1, 0, 2)), on(1, 2, ranks=(2, 3)), on(1, 3, ranks=(2, 0, 3))
+CASES = (
+    weight_norm((2, 5), linear(P_3, on(1, 1), P_3, 5, 3), affine, P_3, on(1, 1)),
+    weight_norm((2, 5), linear(on(1, 2), P_2, P_4, 5, 1), affine, on(1, 2), P_2, rows=()),
+    weight_norm((3, 5), lambda P: nn.DistributedLayerNorm(P_4.partition(P), 5), layer_norm, P_4),
+    spectral_norm((2, 5), linear(on(1, 2), P_2, P_4, 5, 3), affine, on(1, 2), P_2, iterations=2),
+    spectral_norm((1, 2, 6), transposed, of_transposed, on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), rows=(1,)),
+    spectral_norm((3, 3), gru_cell, one_step, P_4, name="weight_ih", rows=(0, 1)),
+)
+MORE = (
+    weight_norm((1, 2, 6), transposed, of_transposed, on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), rows=(1, 2)),
+    weight_norm((3, 3), gru_cell, one_step, P_4, name="weight_ih", rows=(0, 1)),
+    spectral_norm((3, 5), lambda P: nn.DistributedLayerNorm(P_4.partition(P), 5), layer_norm, P_4),
+    spectral_norm((4, 4), linear(on(4, 1), on(4, 1), on(4, 1, 1), 4, 3, sharded=True), affine, on(4, 1), on(4, 1)),
+)
+
+
+@pytest.mark.simulated(4)
+def test_as_pytorch_defines_them() -> None:
+    """Outputs, states and gradients: rows and columns split, of copies, on any teams; in training and in evaluation."""
+    check_beside(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.simulated(4)
+def test_initial_values() -> None:
+    """The weight is the layer's, vectors have length 1, and the state goes through a network, and through Remat."""
+    P = dj.Partition()
+    layer = linear(on(1, 2), P_2, P_4, 5, 3)(P)
+    key, wrapped = jax.random.key(0), nn.WeightNorm(layer)
+    params, plain = wrapped.init(key, float), layer.init(key, float)
+    own = wrapped._scaled(params["weight_g"], params["weight_v"])
+    np.testing.assert_allclose(own, plain["weight"], rtol=1e-14)
+    norms = dj.gather(params, wrapped.param_specs())["weight_g"]
+    whole = dj.gather(plain, layer.param_specs())["weight"]
+    if P.rank == 0:
+        np.testing.assert_allclose(norms, np.linalg.norm(whole, axis=1), rtol=1e-14)
+    network = nn.Sequential(nn.Remat(nn.SpectralNorm(layer)), jax.nn.relu)
+    state = network.init_state(float)
+    vectors = dj.gather(state, network.state_specs())[0]
+    x = jnp.ones((2, 3 - P.rank % 2)) if P.rank < 2 else jnp.ones((2, 0))
+
+    def iterated(params: Any, x: Any, state: Any) -> Any:
+        return jax.lax.scan(lambda state, _: (network(params, x, state=state)[1], None), state, length=30)[0]
+
+    state = dj.jit(iterated)((plain, {}), x, state)
+    found = dj.gather(state, network.state_specs())[0]
+    if P.rank == 0:
+        assert all(abs(np.linalg.norm(vectors[name]) - 1) < 1e-12 for name in ("weight_u", "weight_v"))
+        largest = np.linalg.svd(whole)[1][0]
+        np.testing.assert_allclose(found["weight_u"] @ whole @ found["weight_v"], largest, rtol=1e-5)
+
+
+@pytest.mark.simulated(2)
+def test_one_around_the_other() -> None:
+    """Two weights of one layer, each with vectors of its own; a layer with a state keeps it; plans are the layer's."""
+    P = dj.Partition()
+    cell = nn.DistributedGRUCell(P.grid([1, 2]), 4, 2)
+    both = nn.SpectralNorm(nn.SpectralNorm(cell, "weight_ih", dim=(0, 1)), "weight_hh", dim=(0, 1))
+    params, state = both.init(jax.random.key(0)), both.init_state()
+    assert {*state} == {*both.state_specs()} == {"weight_ih_u", "weight_ih_v", "weight_hh_u", "weight_hh_v"}
+    carry = both.init_carry(dj.TensorSpec((3, 4), cell.P_x))
+    x = jnp.ones((3, 2))
+    y, after, new = jax.eval_shape(lambda *given: both(*given, state=state, carry=carry), params, x)
+    assert y.shape == after.shape == (3, 1) and {*new} == {*state}
+    norm = nn.WeightNorm(nn.DistributedBatchNorm(P.grid([1, 2]), 4))
+    params = norm.init(jax.random.key(0))
+    y, new = jax.eval_shape(lambda *given: norm(*given, state=norm.init_state(), training=True), params, x)
+    assert y.shape == x.shape and {*new} == {*norm.state_specs()} == {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
+    blocks = {worker: dj.ShapeDtype((3, 2), np.dtype("float32")) for worker in range(2)}
+    shapes = jax.tree.map(lambda a: dj.ShapeDtype(a.shape, a.dtype), params)
+    of_params = dict(enumerate(P.allgather_data(shapes)))
+    assert norm.plan(blocks, of_params).outputs == norm.plan(blocks).outputs == blocks
+
+
+def test_refusals() -> None:
+    P = dj.planning_world(4)
+    layer = linear(on(1, 2), P_2, P_4, 5, 3)(P)
+    for sentence, make in {
+        r"`name` \(='w'\) must be one of the layer's parameters, 'bias', 'weight'": lambda: nn.WeightNorm(layer, "w"),
+        r"`name` \(='weight'\) must be one of the layer's parameters, none": lambda: nn.SpectralNorm(
+            nn.Sequential(layer)
+        ),
+        r"`dim` \(=2\) must name dimensions of 'weight', 0 to 1, each": lambda: nn.WeightNorm(layer, dim=2),
+        r"`dim` \(=\(0, -2\)\) must name dimensions of": lambda: nn.WeightNorm(layer, dim=(0, -2)),
+        r"`dim` \(=\(\)\) must name a dimension": lambda: nn.SpectralNorm(layer, dim=()),
+        r"`eps` \(=0\) must be a number above 0": lambda: nn.SpectralNorm(layer, eps=0),
+        r"`n_power_iterations` \(=0\) must be 1 or more": lambda: nn.SpectralNorm(layer, n_power_iterations=0),
+    }.items():
+        with pytest.raises(dj.InvalidArgumentError, match=sentence):
+            make()
+    with pytest.raises(dj.InvalidTypeError, match=r"`layer` .* must be a layer"):
+        nn.SpectralNorm(jax.nn.relu)
+    with pytest.raises(dj.InvalidTypeError, match="`state` must hold 'weight_u'"):
+        nn.SpectralNorm(layer)(layer.init(jax.random.key(0)), jnp.ones((2, 3)), state={})
