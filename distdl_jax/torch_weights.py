@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from distdl_jax.layer.layer import Layer, keeps_state
 from distdl_jax.nn.network import Network
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.remat_precision import Wrapper
+from distdl_jax.nn.spectral_norm import SpectralNorm
+from distdl_jax.nn.weight_norm import WeightNorm
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.recurrent.cells import RecurrentCell
 from distdl_jax.recurrent.over_time import OverTime
@@ -29,6 +32,7 @@ Arrays = dict[str, np.ndarray]
 _OWN = re.compile(
     r"^(?:(.*?)\.)??((?:in|q|k|v)_proj_(?:weight|bias)|(?:out|q|k|v|o)_proj\.(?:weight|bias)|"
     r"(?:weight|bias)_(?:ih|hh)(?:_l\d+)?|weight|bias|"
+    r"weight(?:_[ih]h(?:_l\d+)?)?_(?:g|v|u|orig)|parametrizations\.\w+\.(?:original[01]?|0\._[uv])|"
     r"running_mean|running_var|num_batches_tracked)$"
 )
 
@@ -162,7 +166,7 @@ def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
     if isinstance(layer, Network):
         pairs = [_taken(part, modules) if isinstance(part, Layer) else ({}, {}) for _, part in layer._parts]
         return layer._pack(params for params, _ in pairs), layer._pack(state for _, state in pairs)
-    if isinstance(layer, Wrapper):
+    if isinstance(layer, Wrapper) and not isinstance(layer, WeightNorm | SpectralNorm):
         return _taken(layer.layer, modules)
     if not isinstance(layer, Layer):
         raise InvalidTypeError(f"`layer` (={layer!r}) must be a layer, or a dictionary of layers.")
@@ -171,8 +175,7 @@ def _taken(layer: Any, modules: _Modules) -> tuple[Any, Any]:
         return {}, {}
     names = [*of_params, *of_state]
     module, arrays = modules.take(layer, names)
-    for kind, changed in _CHANGED.items():
-        arrays = changed(layer, module, arrays) if isinstance(layer, kind) else arrays
+    arrays = _changed(layer, module, arrays)
     _check_none_left([f"{module}.{name}".strip(".") for name in arrays if name not in names])
     cut = {name: _block(layer, module, name, spec, arrays) for name, spec in {**of_params, **of_state}.items()}
     return {name: cut[name] for name in of_params}, {name: cut[name] for name in of_state}
@@ -190,6 +193,13 @@ def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays)
             f"{shape_text(x.shape)}."
         )
     return device_array(x[:0].reshape(0) if spec.box is None else x[tuple(slice(*side) for side in spec.box)])
+
+
+def _changed(layer: Any, module: str, arrays: Arrays) -> Arrays:
+    """Return a module's arrays under the names, and in the layouts, that the layer has for them."""
+    for kind, changed in _CHANGED.items():
+        arrays = changed(layer, module, arrays) if isinstance(layer, kind) else arrays
+    return arrays
 
 
 def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arrays) -> Arrays:
@@ -251,9 +261,28 @@ def _of_pointwise(layer: DistributedPointwise, module: str, arrays: Arrays) -> A
     return arrays | {"weight": weight.reshape(weight.shape[:2])}
 
 
+def _of_normalized(layer: WeightNorm | SpectralNorm, module: str, arrays: Arrays) -> Arrays:
+    """Convert PyTorch's names of a normalised weight, older and newer ones; lengths and vectors to their dimensions."""
+    name, own = layer.name, f"parametrizations.{layer.name}."
+    if isinstance(layer, WeightNorm):
+        names, vectors = {f"{own}original0": f"{name}_g", f"{own}original1": f"{name}_v"}, [f"{name}_g"]
+    else:
+        names = {f"{name}_orig": name, f"{own}original": name, f"{own}0._u": f"{name}_u", f"{own}0._v": f"{name}_v"}
+        vectors = [f"{name}_u", f"{name}_v"]
+    arrays = _changed(layer.layer, module, {names.get(known, known): x for known, x in arrays.items()})
+    specs = layer.param_specs() | (layer.state_specs() if keeps_state(layer) else {})
+    for vector in vectors:
+        shape, x = specs[vector].global_shape, arrays.get(vector)
+        if x is not None and x.size == math.prod(shape):
+            arrays[vector] = x.reshape(shape)
+    return arrays
+
+
 _CHANGED: dict[type, Callable[[Any, str, Arrays], Arrays]] = {
     DistributedMultiHeadAttention: _of_attention,
     DistributedPointwise: _of_pointwise,
     OverTime: _of_recurrent,
     RecurrentCell: _of_recurrent,
+    SpectralNorm: _of_normalized,
+    WeightNorm: _of_normalized,
 }

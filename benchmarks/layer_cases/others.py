@@ -13,7 +13,7 @@ from distdl_jax import nn
 
 from layer_cases import Case, Tensor, along_channels, on, without_params
 from layer_cases.convolutions import conv, pool
-from layer_cases.dense import linear
+from layer_cases.dense import linear, normalised
 
 SPECTRAL = {
     1: ((16, 32, 8192), 64),
@@ -120,3 +120,24 @@ def cases(n: int) -> Iterator[Case]:
 
     yield Case("Pipeline, a linear layer on each worker", [Tensor((2048, 1024), (1, 1))],
                lambda: nn.Pipeline([stage(worker) for worker in range(n)], 8), stages)  # fmt: skip
+    yield from graph_cases(n)
+
+
+def graph_cases(n: int) -> Iterator[Case]:
+    """Yield the message-passing block, on a ring of nodes with edges to the next and the one after it."""
+    nodes, features = 4096, 64
+    senders = np.repeat(np.arange(nodes), 2)
+    receivers = (senders + np.tile([1, 2], nodes)) % nodes
+
+    def mlp(p: Any, x: Any) -> Any:
+        for each in p[:-2:2]:
+            x = jax.nn.relu(linear(each, x))
+        return normalised(linear(p[-2], x), (-1,)) * p[-1]["weight"] + p[-1]["bias"]
+
+    def block(p: Any, v: Any, e: Any) -> Any:
+        e = mlp(p["edge"], jnp.concatenate([e, v[senders], v[receivers]], 1))
+        return v + mlp(p["node"], jnp.concatenate([v, jax.ops.segment_sum(e, receivers, nodes)], 1))
+
+    yield Case("DistributedGraphNetBlock, nodes split", [Tensor((m, features), (n, 1)) for m in (nodes, len(senders))],
+               lambda: nn.DistributedGraphNetBlock(on(n, 1), features, senders, receivers, nodes), block,
+               lambda layer, params, v, e: layer(params, v, e)[0])  # fmt: skip

@@ -218,3 +218,31 @@ def test_refusals() -> None:
         nn.SpectralNorm(jax.nn.relu)
     with pytest.raises(dj.InvalidTypeError, match="`state` must hold 'weight_u'"):
         nn.SpectralNorm(layer)(layer.init(jax.random.key(0)), jnp.ones((2, 3)), state={})
+
+
+def test_what_pytorch_has_is_read() -> None:
+    """By its older names, and by those of a parametrization; of gates, too."""
+    P = dj.planning_world(4, 2)
+    layer = linear(on(1, 2), P_2, P_4, 5, 3)(P)
+    weight, bias, g, u, v = (drawn(shape) for shape in ((3, 5), (3,), (3, 1), (3,), (5,)))
+    specs = layer.param_specs()
+    older = {"bias": bias, "weight_g": g, "weight_v": weight}
+    newer = {"bias": bias, "parametrizations.weight.original0": g, "parametrizations.weight.original1": weight}
+    for state_dict in (older, newer):
+        params = dj.from_torch({f"a.{name}": x for name, x in state_dict.items()}, nn.WeightNorm(layer))
+        np.testing.assert_array_equal(params["weight_v"], block_of(weight, specs["weight"]))
+        assert params["weight_g"].shape == params["weight_v"].shape[:1]
+    older = {"bias": bias, "weight_orig": weight, "weight_u": u, "weight_v": v}
+    own = "parametrizations.weight."
+    newer = {"bias": bias, f"{own}original": weight, f"{own}0._u": u, f"{own}0._v": v}
+    for state_dict in (older, newer):
+        normal = nn.SpectralNorm(layer)
+        params, state = dj.from_torch(state_dict, nn.Sequential(jax.nn.relu, normal), state=True)
+        np.testing.assert_array_equal(params[1]["weight"], block_of(weight, specs["weight"]))
+        np.testing.assert_array_equal(state[1]["weight_v"], block_of(v, normal.state_specs()["weight_v"]))
+    cell = nn.WeightNorm(nn.DistributedGRUCell(P_2.partition(P), 3, 3, bias=False), "weight_hh", (0, 1))
+    rows = {"weight_ih": drawn((9, 3)), "weight_hh_g": drawn((9, 1)), "weight_hh_v": drawn((9, 3))}
+    params = dj.from_torch(rows, cell)
+    np.testing.assert_array_equal(params["weight_hh_g"], drawn((9, 1)).reshape(3, 3)[:, :2])
+    with pytest.raises(dj.InvalidArgumentError, match=r"`state_dict\['weight_v'\]` must be 3 x 5, .* but is 5 x 3"):
+        dj.from_torch({"bias": bias, "weight_g": g, "weight_v": weight.T}, nn.WeightNorm(layer))

@@ -18,10 +18,10 @@ from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.circular_shift import plan_roll
 from matrix.case import Case
 from matrix.layer_cases import (
     attention_of_two_heads,
+    conv_step,
     enlarged,
     function,
     hartley,
@@ -33,6 +33,7 @@ from matrix.layer_cases import (
     one_step,
     past_a_linear_layer,
     spread,
+    with_rows_of_length,
 )
 from matrix.linear_layer_cases import average_pool, conv, linear
 from matrix.movement_cases import (
@@ -219,6 +220,35 @@ PRIMITIVES = (
         linear=False,
         scale=0.1,
     ),
+    layer(
+        "conv_lstm",
+        on(1, 1, 3, ranks=(2, 0, 3)),
+        (1, 1, 4),
+        lambda P: nn.DistributedConvLSTMCell1d(
+            on(1, 1, 3, ranks=(2, 0, 3)).partition(P), in_channels=1, hidden_channels=1, kernel_size=3, bias=False
+        ),
+        conv_step,
+        linear=False,
+        scale=0.1,
+    ),
+    layer(
+        "weight_norm",
+        on(1, 2),
+        (2, 3),
+        lambda P: nn.WeightNorm(
+            nn.DistributedLinear(
+                *(on(1, 2, ranks=each).partition(P) for each in ((0, 1), (3, 1))),
+                on(2, 2).partition(P),
+                3,
+                3,
+                bias=False,
+            )
+        ),
+        with_rows_of_length,
+        on(1, 2, ranks=(3, 1)),
+        linear=False,
+        scale=0.25,
+    ),
     hartley(on(2, 2), (3, 2), (0, 1)),
     hartley(on(4, ranks=(3, 1, 2, 0)), (3,), (0,)),
     hartley(on(2, 2, 1), (3, 4, 2), (1, 2)),
@@ -234,8 +264,8 @@ PRIMITIVES = (
         "roll",
         on(2, 2, ranks=(3, 1, 2, 0)),
         (3, 4),
-        lambda x, P: F.roll(x, P, (1, -3), (0, 1)),
-        lambda x, P: plan_roll(x, P, (1, -3), (0, 1)),
+        lambda x, P: nn.Roll(P, (1, -3), (0, 1))(x),
+        lambda x, P: nn.Roll(P, (1, -3), (0, 1)).plan(x),
         lambda x: np.roll(x, (1, -3), (0, 1)),
     ),
     function(

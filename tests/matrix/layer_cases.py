@@ -197,6 +197,23 @@ def one_step(params: Any, x: Any) -> Any:
     return (1 - jax.nn.sigmoid(z)) * jnp.tanh(n) + 0 * r
 
 
+def conv_step(params: Any, x: Any) -> Any:
+    """h of a convolutional LSTM after a step from zeros, with a kernel of 3."""
+    wide, weight = jnp.pad(x, [(0, 0), (0, 0), (1, 1)]), params["weight"]
+    i, _, g, o = jnp.split(
+        sum(jnp.einsum("bin,oi->bon", wide[..., k : k + x.shape[2]], weight[:, : x.shape[1], k]) for k in range(3)),
+        4,
+        1,
+    )
+    return jax.nn.sigmoid(o) * jnp.tanh(jax.nn.sigmoid(i) * jnp.tanh(g))
+
+
+def with_rows_of_length(params: Any, x: Any) -> Any:
+    """A linear layer with weight normalisation."""
+    v = params["weight_v"]
+    return x @ (v * (params["weight_g"] / jnp.sqrt((v**2).sum(1)))[:, None]).T
+
+
 def past_a_linear_layer(params: Any, x: Any) -> Any:
     return x + x @ params["body"]["weight"].T
 
