@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random
+    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.block_functions import map_blocks
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random"),
+    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
@@ -106,6 +106,7 @@ __all__ = [
     "replicated",
     "scatter",
     "simulate",
+    "solvers",
     "specs_like",
     "value_and_grad",
     "zero_volume_tensor",

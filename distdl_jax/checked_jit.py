@@ -202,7 +202,7 @@ class CheckedFunction:
             rest, values = iter(arrays), list(leaves)
             for place in dynamic:
                 like = leaves[place]
-                values[place] = jnp.zeros(like.shape, like.dtype) if place in unread else next(rest)
+                values[place] = jnp.zeros_like(like) if place in unread else next(rest)
             args, kwargs = jax.tree.unflatten(structure, values)
             results, result_structure = jax.tree.flatten(self._inner(*args, **kwargs))
             return results

@@ -28,12 +28,17 @@ Network = Callable[..., Any]
 
 
 class Training(NamedTuple):
-    """The parameters and the state in the end, the loss before each step, and the median of the seconds of a step."""
+    """A training that is over.
+
+    - `params`, `state`: in the end. - `losses`: before each step. - `seconds`: of a step, the median.
+    - `watched`: what `watch` made of the state after each step, on this worker.
+    """
 
     params: Any
     state: Any
     losses: list[float]
     seconds: float
+    watched: list[Any]
 
 
 def options(description: str, name: str, partition_help: str, **defaults: Any) -> argparse.ArgumentParser:
@@ -99,6 +104,7 @@ def train_both(
     local_blocks: Callable[[Arrays], tuple[jax.Array, jax.Array]],
     given: argparse.Namespace,
     scaled: Callable[[Any], Any] = lambda params: params,
+    watch: Callable[[Any], Any] | None = None,
 ) -> tuple[Training, bool]:
     """Train the network on all workers, then on worker 0 the one in plain JAX from the same parameters.
 
@@ -109,23 +115,34 @@ def train_both(
     params, state = scaled(network.init(jax.random.key(0), given.dtype)), network.init_state(given.dtype)
     specs = network.param_specs()
     whole = dj.gather((params, state), (specs, network.state_specs()))
-    optimiser = optax.adam(optax.cosine_decay_schedule(given.learning_rate, given.steps))
-
-    def distributed(params: Any, state: Any, x: jax.Array, training: bool) -> Any:
-        return network(params, x, state=state, training=training)
-
     say("Distributed:")
-    ours = _train(
-        dj.jit, dj.value_and_grad, distributed, losses[0], optimiser, (params, state), data, local_blocks, given
-    )
+    ours = train(network, losses[0], data, local_blocks, given, (params, state), watch)
     trained = dj.gather((ours.params, ours.state), (specs, network.state_specs()))
     good = True
     P_world = dj.Partition()
     if P_world.rank == 0:  # nothing in here moves data between workers
         say("In plain JAX, from the same parameters, on one worker:")
-        theirs = _train(jax.jit, jax.value_and_grad, plain, losses[1], optimiser, whole, data, _as_it_is, given)
+        theirs = _train(jax.jit, jax.value_and_grad, plain, losses[1], whole, data, _as_it_is, given)
         good = _compare(ours, theirs, trained, given)
     return ours, P_world.broadcast_data(good)
+
+
+def train(
+    network: Any,
+    loss: Callable[..., Any],
+    data: Arrays,
+    local_blocks: Callable[[Arrays], tuple[jax.Array, jax.Array]],
+    given: argparse.Namespace,
+    start: tuple[Any, Any] | None = None,
+    watch: Callable[[Any], Any] | None = None,
+) -> Training:
+    """Train a network on all workers, from the parameters and state of `start`, or from its own initial ones."""
+
+    def distributed(params: Any, state: Any, x: jax.Array, training: bool) -> Any:
+        return network(params, x, state=state, training=training)
+
+    start = start or (network.init(jax.random.key(0), given.dtype), network.init_state(given.dtype))
+    return _train(dj.jit, dj.value_and_grad, distributed, loss, start, data, local_blocks, given, watch)
 
 
 def _as_it_is(batch: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -137,12 +154,14 @@ def _train(
     value_and_grad: Callable[..., Any],
     network: Network,
     loss: Callable[..., Any],
-    optimiser: optax.GradientTransformation,
     start: tuple[Any, Any],
     data: Arrays,
     local_blocks: Callable[[Arrays], tuple[jax.Array, jax.Array]],
     given: argparse.Namespace,
+    watch: Callable[[Any], Any] | None = None,
 ) -> Training:
+    optimiser = optax.adam(optax.cosine_decay_schedule(given.learning_rate, given.steps))
+
     @jit
     def step(params: Any, state: Any, opt_state: Any, x: jax.Array, target: jax.Array) -> tuple[Any, ...]:
         def part(params: Any) -> tuple[jax.Array, Any]:
@@ -153,7 +172,7 @@ def _train(
         updates, opt_state = optimiser.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), new, opt_state, value
 
-    (params, state), losses, seconds = start, [], []
+    (params, state), losses, seconds, watched = start, [], [], []
     opt_state = optimiser.init(params)
     for n in range(given.steps):
         rows = np.random.default_rng(n).permutation(len(data[0]))[: given.batch_size]
@@ -162,9 +181,11 @@ def _train(
         params, state, opt_state, value = step(params, state, opt_state, *batch)
         losses.append(float(value))
         seconds.append(time.perf_counter() - begin)
+        if watch is not None:
+            watched.append(watch(state))
         if (n + 1) % max(given.steps // 8, 1) == 0:
             say(f"  step {n + 1:4}  loss {statistics.mean(losses[-10:]):.5f}  {sum(seconds):6.1f} s")
-    return Training(params, state, losses, statistics.median(seconds[1:] or seconds))
+    return Training(params, state, losses, statistics.median(seconds[1:] or seconds), watched)
 
 
 def _compare(ours: Training, theirs: Training, trained: Any, given: argparse.Namespace) -> bool:

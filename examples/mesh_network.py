@@ -203,12 +203,12 @@ def make_data(mesh: Mesh, step: np.ndarray, samples: int, dtype: str) -> beside.
 def main() -> int:
     launch.simulate_if_asked()
     parser = beside.options(
-        "Learn how heat spreads on a mesh.", "mesh_network", PARTITION, steps=400, batch_size=4, learning_rate=3e-3
+        "Learn how heat spreads on a mesh.", "mesh_network", PARTITION, steps=800, batch_size=8, learning_rate=3e-3
     )
     parser.add_argument("--size", type=int, default=20, help="squares along each side of the plate")
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--width", type=int, default=32, help="features of a node, and of an edge")
-    parser.add_argument("--samples", type=int, default=64, help=f"to train on; {TESTED} more are to test on")
+    parser.add_argument("--samples", type=int, default=128, help=f"to train on; {TESTED} more are to test on")
     given = parser.parse_args()
     jax.config.update("jax_enable_x64", given.dtype == "float64")
     P_world = dj.Partition()

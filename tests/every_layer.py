@@ -19,6 +19,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "AllGather": lambda P: nn.AllGather(P_x=P.grid([2, 2]), axes=(1,)),
     "AllToAll": lambda P: nn.AllToAll(P_x=P.grid([2, 2]), split_axis=0, concat_axis=1),
     "ReduceScatter": lambda P: nn.ReduceScatter(P_x=P.grid([2, 2]), axes=(0,)),
+    "Roll": lambda P: nn.Roll(P_x=P.grid([2, 2]), shift=(1, -1), axis=(0, 1)),
     "Take": lambda P: nn.Take(P_x=P.grid([2, 2]), indices=[2, 0, 0, 1, 2], axis=-2, P_y=None),
     "SegmentSum": lambda P: nn.SegmentSum(P_x=P.grid([2, 2]), segment_ids=[2, 0, 2], num_segments=4, axis=0),
     "DistributedLinear": lambda P: nn.DistributedLinear(

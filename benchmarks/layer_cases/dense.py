@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from distdl_jax import nn
 from jax import lax
@@ -32,6 +33,12 @@ def rms(p: Any, x: Any) -> Any:
     return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p["weight"]
 
 
+def squeezed(p: Any, x: Any) -> Any:
+    """Scale each channel by what two linear layers make of the means."""
+    scale = jax.nn.sigmoid(linear(p["fc2"], jax.nn.relu(linear(p["fc1"], x.mean((2, 3))))))
+    return x * scale[:, :, None, None]
+
+
 def evaluated(layer: Any, params: Any, x: Any) -> Any:
     """Normalise with running statistics: means of 0, variances of 1."""
     return layer(params, x, state=layer.init_state(), training=False)[0]
@@ -57,6 +64,11 @@ def cases(n: int) -> Iterator[Case]:
 
     yield Case("DistributedPointwise, rows split", [x], lambda: nn.DistributedPointwise(on(*rows), 32, 32),
                lambda p, x: jnp.einsum("nc...,oc->no...", x, p["weight"]) + along_channels(p["bias"], 2))  # fmt: skip
+    yield Case("DistributedPReLU, rows split", [x], lambda: nn.DistributedPReLU(on(*rows), 32),
+               lambda p, x: jnp.where(x > 0, x, along_channels(p["weight"], 2) * x),
+               torch=Torch("PReLU", 32))  # fmt: skip
+    yield Case("DistributedSqueezeExcitation, rows split", [x],
+               lambda: nn.DistributedSqueezeExcitation(on(*rows), 32, 8), squeezed)  # fmt: skip
     yield Case("DistributedEmbedding, vocabulary split", [words], embedding(one, (1, 1, 1), (n, 1)), looked_up,
                torch=Torch("Embedding", table[0] // n, table[1], below=table[0] // n))  # fmt: skip
     yield Case("DistributedEmbedding, features split", [words], embedding(one, (1, 1, n), (1, n)), looked_up,

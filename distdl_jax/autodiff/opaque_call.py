@@ -51,7 +51,7 @@ def _call(transport: Transport, fun: Callable[..., Any], *args: Any) -> Any:
 
 def evaluate_opaquely(transport: Transport, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """Return the results of `program`; its constants from the trace around it are differentiated, too."""
-    program, outer = _with_constants_as_arguments(program)
+    program, outer = with_constants_as_arguments(program)
     values = [*outer, *args]
     varies = any(isinstance(value, Tracer) and is_inexact(value) for value in values)
     if not varies or not Chain(transport, tied=True).concerns(program.jaxpr.eqns):
@@ -59,7 +59,7 @@ def evaluate_opaquely(transport: Transport, program: ClosedJaxpr, args: Sequence
     return _bind(transport, program, [reverse_only(x) if is_inexact(x) else x for x in map(jnp.asarray, values)])
 
 
-def _with_constants_as_arguments(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+def with_constants_as_arguments(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the program with its constants from the trace around it as its first arguments, and these.
 
     The other constants are the same at every point: a derivative by them is nothing, and JAX refuses one by the

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.plans.rows import distinct
 
 
 def edges_of_cells(cells: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -35,12 +36,14 @@ def edges_of_cells(cells: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int6
     corners = np.asarray(cells)
     if not np.issubdtype(corners.dtype, np.integer):
         raise InvalidTypeError(f"`cells` (of dtype {corners.dtype}) must hold integers, the numbers of nodes.")
-    if corners.ndim != 2 or corners.size == 0 or corners.min() < 0:
+    if corners.ndim != 2 or corners.shape[1] < 2 or corners.size == 0 or corners.min() < 0:
         raise InvalidArgumentError(
-            f"`cells` (of shape {corners.shape}) must hold, for each of one or more cells, the numbers of its corners, "
-            "0 or more."
+            f"`cells` (of shape {corners.shape}) must hold, for each of one or more cells, the numbers of two or more "
+            "corners, 0 or more."
         )
-    pairs = [corners[:, [b, a]] for a, b in permutations(range(corners.shape[1]), 2)]
-    receivers, senders = np.unique(np.concatenate(pairs).astype(np.int64), axis=0).T
+    n = int(corners.max()) + 1
+    corners = corners.astype(np.int64)
+    pairs = [corners[:, a] * n + corners[:, b] for a, b in permutations(range(corners.shape[1]), 2)]
+    receivers, senders = np.divmod(distinct(np.concatenate(pairs)), n)
     different = senders != receivers
     return senders[different], receivers[different]

@@ -1,8 +1,8 @@
 """One worker's convolution, and the choice of its algorithms.
 
 On CPUs it has up to five algorithms for each direction, of which the fastest depends on the shape and on the machine.
-Elsewhere, in other dtypes than float32 and float64, and with `DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is one
-`lax.conv_general_dilated`, and nothing of `cpu` is imported.
+Elsewhere, in other dtypes than float32 and float64, and with `DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is XLA's
+(xla_conv.py), and nothing of `cpu` is imported.
 """
 
 from __future__ import annotations

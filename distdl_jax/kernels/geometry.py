@@ -59,6 +59,18 @@ class Placement:
             met.append(x[(..., *map(slice, starts, stops, self.stride))])
         return met
 
+    def planes(self, x: Array, taps: int) -> list[Array]:
+        """Return, for each of the `taps` along the first dimension, the planes of x that it meets, one an output."""
+        x = padded(x, (self.padding[0], *((0, 0),) * (x.ndim - 3)))
+        dilation, stride = self.dilation[0], self.stride[0]
+        outputs = (x.shape[2] - dilation * (taps - 1) - 1) // stride + 1
+        starts = (dilation * i for i in range(taps))
+        return [lax.slice_in_dim(x, start, start + stride * (outputs - 1) + 1, stride, axis=2) for start in starts]
+
+    def of_planes(self) -> Placement:
+        """Return the same placement without the first dimension."""
+        return Placement(self.stride[1:], self.padding[1:], self.dilation[1:])
+
     def with_row(self) -> Placement:
         """Return the same placement with one more dimension, in front, of which there is one row."""
         return Placement((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
@@ -69,6 +81,17 @@ def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
     if not any(map(any, padding)):
         return x
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
+
+
+def folded(x: Array) -> Array:
+    """Return N x C x depth x features as (N depth) x C x features."""
+    x = jnp.swapaxes(x, 1, 2)
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def unfolded(x: Array, depth: int) -> Array:
+    """Return the x of which this is `folded(x)`."""
+    return jnp.swapaxes(x.reshape(len(x) // depth, depth, *x.shape[1:]), 1, 2)
 
 
 @jax.jit  # without it, what is not traced must be an array of JAX's own: numpy's would be refused

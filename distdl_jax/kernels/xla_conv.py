@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import jax.numpy as jnp
 from jax import Array, lax
+
+from distdl_jax.kernels.geometry import Placement, folded, unfolded
+
+MOST_DIMS = 3
+"""The most feature dimensions of the convolutions that XLA calls libraries for."""
 
 
 def conv(
@@ -25,11 +31,15 @@ def conv(
 
     All convolutions of the library go through here. XLA's kernel for CPUs reads beyond the array where padding is
     negative in front and positive at the end (openxla/xla#48713), and so do JAX's gradients where there is more padding
-    in front than the kernel reaches. So an excess or lack in front is padded, or cut off, beforehand.
+    in front than the kernel reaches. So an excess or lack in front is padded, or cut off, beforehand. A convolution of
+    four feature dimensions is a sum of those of three, since no library that XLA calls has one.
     """
     first, sizes = (1, kernel.shape[:-2]) if channels_last else (2, kernel.shape[2:])
     ones = (1,) * len(sizes)
-    along = zip(padding, sizes, dilation or ones, x_dilation or ones, strict=True)
+    dilation, x_dilation = dilation or ones, x_dilation or ones
+    if len(sizes) > MOST_DIMS and not channels_last:
+        return _by_planes(x, kernel, Placement(tuple(stride), tuple(padding), tuple(dilation)), x_dilation, groups)
+    along = zip(padding, sizes, dilation, x_dilation, strict=True)
     before, left, spread = [(0, 0, 0)] * x.ndim, [], []
     for axis, ((low, high), taps, d, s) in enumerate(along, first):
         in_conv = min(max(low, 0), d * (taps - 1))
@@ -39,7 +49,7 @@ def conv(
         spread.append(s if in_conv == low else 1)
     if any(map(any, before)):
         x = lax.pad(x, jnp.zeros((), x.dtype), before)
-    features = "TDHW"[-len(sizes) :]
+    features = "DHW"[-len(sizes) :]
     last = (f"N{features}C", f"{features}IO", f"N{features}C")
     return lax.conv_general_dilated(
         x,
@@ -51,3 +61,23 @@ def conv(
         dimension_numbers=last if channels_last else None,
         feature_group_count=groups,
     )
+
+
+def _by_planes(x: Array, kernel: Array, window: Placement, x_dilation: Sequence[int], groups: int) -> Array:
+    """Sum the convolutions of one dimension less, one for each tap along the first dimension."""
+    between = [(0, 0, x_dilation[0] - 1 if axis == 2 else 0) for axis in range(x.ndim)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), between) if x_dilation[0] > 1 else x
+    planes, of_planes = window.planes(x, kernel.shape[2]), window.of_planes()
+
+    def of_tap(tap: int) -> Array:
+        return conv(
+            folded(planes[tap]),
+            kernel[:, :, tap],
+            of_planes.stride,
+            of_planes.padding,
+            x_dilation=x_dilation[1:],
+            dilation=of_planes.dilation,
+            groups=groups,
+        )
+
+    return unfolded(reduce(jnp.add, map(of_tap, range(len(planes)))), planes[0].shape[2])

@@ -20,6 +20,7 @@ from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.all_to_all import all_to_all_partition, plan_all_to_all
 from distdl_jax.primitives.broadcast import broadcast_rule, plan_broadcast
+from distdl_jax.primitives.circular_shift import checked_shifts, plan_roll
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
@@ -225,6 +226,21 @@ class ReduceScatter(_Primitive, function=functional.reduce_scatter, plan=plan_re
 
     P_x: Partition
     axes: int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Roll(_Primitive, function=functional.roll, plan=plan_roll):
+    """`functional.roll` as a layer. Shifts and dimensions are checked when it is made."""
+
+    P_x: Partition
+    shift: int | tuple[int, ...]
+    axis: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shifts = checked_shifts(self.shift, self.axis, self.P_x)
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(shift=tuple(shifts.values()), axis=tuple(shifts))
 
 
 @dataclass(frozen=True, init=False)

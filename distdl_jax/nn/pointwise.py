@@ -99,6 +99,8 @@ class DistributedPointwise(AffineLayer):
     - `in_features`, `out_features`: n_in and n_out.
     - `dim`: the dimension of the channels, or features; a negative one counts from the end.
     - `bias`: whether there is a b.
+    - `replicated`: whether the workers along `dim` hold copies of all channels of x, not blocks of them: of a vector
+      that conditions a network on a time, say. Then nothing is gathered.
 
     A worker outside P_x gets its x back.
 
@@ -118,6 +120,7 @@ class DistributedPointwise(AffineLayer):
     out_features: int
     dim: int = 1
     bias: bool = True
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
@@ -137,24 +140,31 @@ class DistributedPointwise(AffineLayer):
         return {name: _with_copies(shape, *cut[name]) for name, shape in self._shapes.items()}
 
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> PointwisePlan:
-        dtype, extent = common_dtype("x", x, self.P_x.ranks), owned_grid("x", self.P_x, x).extent
-        if extent[self.dim] != self.in_features:
-            raise PlanError(
-                f"`x` ({shape_text(extent)}) must have length {self.in_features}, `in_features`, in dimension "
-                f"{self.dim}, `dim`."
-            )
+        dtype = self._checked_dtype(x)
         of_params = plan_replicated_params(params, self.param_specs())
         for plan in of_params.values():
             dtype = np.dtype(jnp.promote_types(dtype, plan.inputs[self.P_x.ranks[0]].dtype))
-        workers = self.P_x.shape[self.dim]
-        rows = balanced_sizes(self.out_features, workers)
+        rows = balanced_sizes(self.out_features, self.P_x.shape[self.dim])
         blocks = {}
         for rank, worker in enumerate(self.P_x.ranks):
             shape = list(x[worker].shape)
             shape[self.dim] = rows[index_of(rank, self.P_x.shape)[self.dim]]
             blocks[worker] = ShapeDtype(tuple(shape), dtype)
-        to_whole = Unmoved(x) if workers == 1 else plan_all_gather(x, self.P_x, self.dim)
+        stays = self.replicated or len(rows) == 1
+        to_whole = Unmoved(x) if stays else plan_all_gather(x, self.P_x, self.dim)
         return PointwisePlan(blocks, to_whole, of_params, self.dim, dtype)
+
+    def _checked_dtype(self, x: ShapeDtypes) -> np.dtype:
+        """Return the dtype of x, which must have the channels that the weight multiplies."""
+        grid = owned_grid("x", self.P_x, x)
+        lengths = [stop - start for start, stop in grid.ranges[self.dim]]
+        if {*lengths} != {self.in_features} if self.replicated else sum(lengths) != self.in_features:
+            each = " on each worker" * self.replicated
+            raise PlanError(
+                f"`x` ({shape_text(grid.extent)}) must have length {self.in_features}, `in_features`, in dimension "
+                f"{self.dim}, `dim`{each}, but has {lengths} there."
+            )
+        return common_dtype("x", x, self.P_x.ranks)
 
 
 def _with_copies(shape: tuple[int, ...], P: Partition, cut: tuple[int, ...]) -> TensorSpec:

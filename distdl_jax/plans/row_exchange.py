@@ -12,7 +12,7 @@ import numpy as np
 from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.exchange import Exchange, Overlap
 from distdl_jax.plans.messages import ExchangePlan, Piece
-from distdl_jax.plans.rows import Rows, Start, run_or_rows
+from distdl_jax.plans.rows import Rows, distinct, run_or_rows
 
 
 @dataclass(frozen=True, init=False)
@@ -37,21 +37,23 @@ class RowExchange(Exchange):
     entries: ProductGrid
     indices: Rows
 
-    # By index along `axis`: the numbers of the rows that it needs; the places of its entries among them, and how many.
+    # By index along `axis`: the numbers of the rows that it needs, ascending. - What `plan` has found, by rank.
     _rows: list[np.ndarray] = field(compare=False, repr=False)
-    _places: list[tuple[Start, int]] = field(compare=False, repr=False)
     _plans: dict[int, ExchangePlan] = field(compare=False, repr=False)
 
     def __init__(self, owned: ProductGrid, entries: ProductGrid, axis: int, indices: Rows) -> None:
         after = axis + len(indices.shape)
-        boxes = product(*entries.ranges[axis:after])
-        numbers = (indices.array[tuple(slice(*side) for side in box)].ravel() for box in boxes)
-        lists = [np.unique(each, return_inverse=True) for each in numbers]
-        lengths = tuple((0, len(rows)) for rows, _ in lists)
-        needed = ProductGrid(entries.ranks, (*entries.ranges[:axis], lengths, *entries.ranges[after:]))
+        vars(self).update(axis=axis, entries=entries, indices=indices, _plans={})
+        places = product(*(range(p) for p in entries.shape[axis:after]))
+        vars(self).update(_rows=[distinct(self._numbers(place)) for place in places])
+        lists = tuple((0, len(rows)) for rows in self._rows)
+        needed = ProductGrid(entries.ranks, (*entries.ranges[:axis], lists, *entries.ranges[after:]))
         super().__init__(owned, needed)
-        rows, places = [rows for rows, _ in lists], [(run_or_rows(places), len(places)) for _, places in lists]
-        vars(self).update(axis=axis, entries=entries, indices=indices, _rows=rows, _places=places, _plans={})
+
+    def _numbers(self, place: tuple[int, ...]) -> np.ndarray:
+        """Return the numbers of a worker's entries, from its place along the dimensions of `indices`."""
+        box = (self.entries.ranges[self.axis + d][i] for d, i in enumerate(place))
+        return self.indices.array[tuple(slice(*side) for side in box)].ravel()
 
     def plan(self, rank: int) -> ExchangePlan:
         """Return the part of the worker of world rank `rank` in moving the rows; it is kept."""
@@ -65,7 +67,12 @@ class RowExchange(Exchange):
         if (cell := self.needed.cell_of.get(rank)) is None:
             return ExchangePlan(origin, origin, (), ())
         before = box_shape(self.needed.box(cell))
-        start, count = self._places[self.needed.index(cell)[self.axis]]
+        place = self.entries.index(self.entries.cell_of[rank])[self.axis :][: len(self.indices.shape)]
+        numbers = self._numbers(place)
+        start, count = (
+            run_or_rows(np.searchsorted(self._rows[self.needed.index(cell)[self.axis]], numbers)),
+            len(numbers),
+        )
         source = (*origin[: self.axis], start, *origin[self.axis + 1 :])
         shape = (*before[: self.axis], count, *before[self.axis + 1 :])
         copies = (Piece(source, origin, shape),) if prod(shape) else ()

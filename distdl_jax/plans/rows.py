@@ -34,8 +34,8 @@ class Rows:
 
     @property
     def repeats(self) -> bool:
-        """Whether a number is in it more than once."""
-        return len(np.unique(self.array)) < self.array.size
+        """Whether one of the numbers, 0 or more, is in it more than once."""
+        return self.array.size > 0 and bool(np.bincount(self.array.ravel()).max() > 1)
 
     @property
     def ascends(self) -> bool:
@@ -73,3 +73,13 @@ def run_or_rows(numbers: np.ndarray) -> Start:
 def numbers_of(start: Start, length: int) -> np.ndarray:
     """Return the numbers of `length` rows: `run_or_rows` read backwards."""
     return start.array if isinstance(start, Rows) else np.arange(start, start + length)
+
+
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """Return the different numbers, ascending; of many integers much faster than `np.unique`.
+
+    >>> distinct(np.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    ascending = np.sort(numbers, axis=None)
+    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]

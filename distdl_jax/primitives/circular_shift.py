@@ -38,7 +38,7 @@ class RollPlan(BoxPlan):
 
 def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Sizes) -> RollPlan:
     """Plan `roll` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
-    shifts = _shifts(shift, axis, P_x)
+    shifts = checked_shifts(shift, axis, P_x)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     owned = owned_grid("x", P_x, inputs)
     needed = []
@@ -78,14 +78,14 @@ def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
     Source: numpy's roll.
     """
     check_partitions(P_x=P_x)
-    shifts = _shifts(shift, axis, P_x)
+    shifts = checked_shifts(shift, axis, P_x)
     label = f"roll by {shifts} on {P_x.describe()}"
     plan = partial(plan_roll, P_x=P_x, shift=tuple(shifts.values()), axis=tuple(shifts))
     with jax.named_scope("roll"):
         return plan_and_run(P_x.world, tuple(sorted(P_x.ranks)), label, plan, x)
 
 
-def _shifts(shift: Sizes, axis: Sizes, P_x: Partition) -> dict[int, int]:
+def checked_shifts(shift: Sizes, axis: Sizes, P_x: Partition) -> dict[int, int]:
     """Return the shift along each dimension, ascending, that is named."""
     by, along = checked_integers("shift", shift, or_one=True), checked_integers("axis", axis, or_one=True)
     if len(by) != len(along) and 1 not in (len(by), len(along)):

@@ -13,8 +13,10 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import functional as F
+from distdl_jax.arrays.pixel_shuffle import KINDS, plan_pixels
 from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.primitives.circular_shift import plan_roll
 
 
 def roll(sizes: Any, P_x: On, shift: Any, axis: Any) -> Beside:
@@ -188,12 +190,27 @@ def test_mask_of_shifted_windows_and_other_dtypes() -> None:
         np.testing.assert_array_equal(np.moveaxis(np.asarray(y, x.dtype), -1, 1), want.astype(x.dtype), name)
 
 
+def images(lengths: tuple[int, ...], P: dj.Partition) -> dict[int, ShapeDtype]:
+    spec = dj.TensorSpec(lengths, P)
+    return {worker: ShapeDtype(spec.shape_on(worker), np.dtype(float)) for worker in P.ranks}
+
+
+def test_no_more_moves_than_has_to() -> None:
+    """Nothing where blocks hold whole windows or pixels; of a roll, what crosses a block's edge."""
+    P = dj.planning_world(64)
+    P_last, P_first = P.grid([1, 8, 8, 1]), P.grid([1, 1, 8, 8])
+    whole = [plan_window_partition(images((2, 32, 48, 3), P_last), P_last, 2)]
+    whole += [plan_pixels(kind, images((2, 8, 16, 32), P_first), P_first, 2) for kind in KINDS]
+    cut_off = plan_window_partition(images((2, 36, 48, 3), P_last), P_last, 6)
+    for worker in P.ranks:
+        assert all(plan.split.moved.part(worker) is plan.join.moved.part(worker) is None for plan in whole)
+    assert any(cut_off.split.moved.part(worker) is not None for worker in P.ranks)
+    (step,) = plan_roll(images((1, 32, 48, 3), P_last), P_last, (1, -2), (1, 2)).steps(9)
+    assert sorted(message.size for message in step.recvs) == [1 * 2 * 3, 1 * 4 * 3, 3 * 2 * 3]
+
+
 def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     """And plans need no other worker."""
-
-    def images(lengths: tuple[int, ...], P: dj.Partition) -> dict[int, ShapeDtype]:
-        spec = dj.TensorSpec(lengths, P)
-        return {worker: ShapeDtype(spec.shape_on(worker), np.dtype(float)) for worker in P.ranks}
 
     def planned(P: dj.Partition, window: Any, axes: Any = None) -> Any:
         return plan_window_partition(images((1, 6, 8, 2), P.grid([1, 2, 2, 1])), P.grid([1, 2, 2, 1]), window, axes)

@@ -1,5 +1,7 @@
 """What one worker traces alone of dj.jit, it takes as it was agreed on; what all trace anew, they agree on anew."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -114,3 +116,20 @@ def test_equal_functions_share_no_trace():
 
     for n in (3, 4, 3, 4):
         assert gathered(n).tolist() == [1] * n
+
+
+@pytest.mark.simulated(2)
+def test_a_weak_number_that_one_worker_does_not_read() -> None:
+    """It is traced as often on all workers: in a trace more, the movement's agreement would be one worker's alone."""
+    P = dj.Partition()
+    P_0, P_1 = P.grid([1], [0]), P.grid([1], [1])
+    traces = []
+
+    def scaled(weight: Any, x: Any) -> Any:
+        traces.append(weight)
+        y = dj.functional.repartition(x, P_0, P_1, preserve_batch=False)
+        return weight * y if P.rank == 1 else y
+
+    y = dj.jit(scaled)(jnp.asarray(2.0), jnp.ones(3) if P.rank == 0 else jnp.zeros(0))
+    assert y.tolist() == [2, 2, 2] * P.rank
+    assert len(set(P.allgather_data(len(traces)))) == 1

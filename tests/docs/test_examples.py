@@ -308,12 +308,17 @@ def network(name: str, workers: int, options: str) -> Example:
     return Example(name, FEW + options + OUT, simulate=workers)
 
 
+MIXTURE = "--layers 1 --width 8 --heads 2 --length 15 --hidden 8 --experts 3 --samples 8 --capacity 1.0"
+
+
 @examples(
     network("fno", 2, "--size 8 --width 2 --modes 2 --blocks 1 --samples 4"),
     network("mesh_network", 2, "--size 6 --width 4 --blocks 1 --samples 4"),
     network("fno4d", 2, "--size 4 --times 4 --width 2 --modes 2 --blocks 1 --samples 2 --partition 1x1x1x1x1x2"),
+    network("moe_transformer", 2, MIXTURE),
     network("resnet", 2, "--size 8 --width 1 --blocks 1"),
     only_long=(
+        network("moe_transformer", 4, MIXTURE + " --beside --partition 2x2x1"),
         network("resnet", 4, "--size 32 --width 1"),
         network("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 2x1x2x1"),
         network("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 4x1x1x1"),
@@ -331,5 +336,5 @@ def test_whole_networks_beside_plain_jax(example: Example, ends: Ends, folder: P
     status, output = ends(example)
     assert status == (1 if example.name == "digits_mlp" else 0), output  # two epochs don't reach the accuracy
     found = differences(output, "their .*")
-    assert len(found) == (3 if example.name == "resnet" else 2) and max(found) < 1e-10
+    assert len(found) == (3 if example.name in ("moe_transformer", "resnet") else 2) and max(found) < 1e-10
     assert is_drawn(example, folder)

@@ -11,9 +11,10 @@ import pytest
 from all_workers import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
+from distdl_jax import functional as F
 from distdl_jax import nn
 
 
@@ -93,6 +94,53 @@ MORE = (
 def test_beside_the_sequential_ones() -> None:
     """Output and all gradients: batch, channels and features split, evenly or not, with empty blocks, on any teams."""
     check_beside(CASES if LONG == 1 else CASES + MORE)
+
+
+@pytest.mark.simulated(4)
+def test_conditioned_on_a_vector_and_on_another_tensor() -> None:
+    """FiLM and AdaIN as the docs write them: the gradients of all parameters, of the vector and of both tensors."""
+    P, on_x, sizes = dj.Partition(), on(1, 2, 2, ranks=(3, 1, 2, 0)), (2, 3, [0, 4])
+    P_x, P_c = on_x.partition(P), on(1, 1, 4).partition(P)
+    embed, norm = nn.DistributedPointwise(P_c, 3, 4), nn.DistributedInstanceNorm(P_x, 3)
+    layers = {"embed": embed} | {
+        name: nn.DistributedPointwise(P_x, 4, 3, replicated=True) for name in ("scale", "shift")
+    }
+    draw = np.random.default_rng(5).normal
+    x, style, weight, time = draw(size=(2, 3, 4)), 1 + draw(size=(2, 3, 5)), draw(size=(2, 3, 4)), draw(size=(2, 3, 1))
+    key = jax.random.key(1)
+    params = {name: layer.init(key, float) for name, layer in layers.items()}
+    params["time"] = jnp.asarray(time)
+    specs = {name: layer.param_specs() for name, layer in layers.items()}
+    specs["time"] = dj.TensorSpec(time.shape, P_x, replicated=True)
+
+    def loss(params: Any, x: Any, style: Any) -> Any:
+        time = jnp.tanh(embed(params["embed"], dj.replicated(params["time"], P_x)))
+        scale, shift = (layers[name](params[name], time) for name in ("scale", "shift"))
+        y = norm({}, jnp.sin((1 + scale) * x + shift))
+        y = y * F.std(style, P_x, axes=2) + F.mean(style, P_x, axes=2)
+        return jnp.sum(jnp.cos(y) * cut(weight, on_x, P.rank, sizes))
+
+    def plain(params: Any, x: Any, style: Any) -> Any:
+        def pointwise(name: str, x: Any) -> Any:
+            return jnp.einsum("oi,nid->nod", params[name]["weight"], x) + params[name]["bias"][:, None]
+
+        time = jnp.tanh(pointwise("embed", params["time"]))
+        y = jnp.sin((1 + pointwise("scale", time)) * x + pointwise("shift", time))
+        y = (y - y.mean(2, keepdims=True)) / jnp.sqrt(y.var(2, keepdims=True) + 1e-5)
+        y = y * style.std(2, keepdims=True) + style.mean(2, keepdims=True)
+        return jnp.sum(jnp.cos(y) * weight)
+
+    own = cut(x, on_x, P.rank, sizes), cut(style, on_x, P.rank)
+    value, (of_params, *of_tensors) = dj.jit(dj.value_and_grad(loss, (0, 1, 2)))(params, *own)
+    gathered, slopes = dj.gather(params, specs), dj.gather(of_params, specs)
+    both = P.broadcast_data(
+        (jax.tree.map(np.asarray, gathered), jax.tree.map(np.asarray, slopes)) if P.rank == 0 else None
+    )
+    want, (its_params, *its_tensors) = jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(both[0], x, style)
+    close(value, want, 1e-12, "value")
+    jax.tree.map(lambda got, its: close(got, its, 1e-12, "parameters"), both[1], its_params)
+    close(of_tensors[0], cut(np.asarray(its_tensors[0]), on_x, P.rank, sizes), 1e-12, "x")
+    close(of_tensors[1], cut(np.asarray(its_tensors[1]), on_x, P.rank), 1e-12, "style")
 
 
 @pytest.mark.world(4)
@@ -177,6 +225,10 @@ def test_refusals() -> None:
             lambda P: nn.DistributedSqueezeExcitation(P.grid([2, 1, 1]), 3, 2, "relu"),
             dj.InvalidTypeError,
         ),
-        ("`x` (4 x 3 x 4) must have length 4, `in_features`, in dimension 1, `dim`.", planned, dj.PlanError),
+        (
+            "`x` (4 x 3 x 4) must have length 4, `in_features`, in dimension 1, `dim`, but has [3] there.",
+            planned,
+            dj.PlanError,
+        ),
     ):
         assert sentence in refusal(2, work, error)

@@ -18,7 +18,6 @@ from distdl_jax.arrays.pixel_shuffle import plan_pixels
 from distdl_jax.arrays.scans import plan_cumulative
 from distdl_jax.arrays.window_partition import plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.circular_shift import plan_roll
 from matrix.case import Case
 from matrix.layer_cases import (
     attention_of_two_heads,
@@ -265,8 +264,8 @@ PRIMITIVES = (
         "roll",
         on(2, 2, ranks=(3, 1, 2, 0)),
         (3, 4),
-        lambda x, P: F.roll(x, P, (1, -3), (0, 1)),
-        lambda x, P: plan_roll(x, P, (1, -3), (0, 1)),
+        lambda x, P: nn.Roll(P, (1, -3), (0, 1))(x),
+        lambda x, P: nn.Roll(P, (1, -3), (0, 1)).plan(x),
         lambda x: np.roll(x, (1, -3), (0, 1)),
     ),
     function(

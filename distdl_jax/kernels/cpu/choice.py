@@ -160,7 +160,7 @@ def measured_algorithms(problem: Problem, direction: Direction, names: Sequence[
 def candidates(problem: Problem, direction: Direction) -> tuple[str, ...]:
     """Return the algorithms that are worth measuring."""
     tried = worth_trying(_records_like(problem, direction), available(problem, direction))
-    # Groups in plain XLA can take 900 times as long as in other words, and seconds to compile; 4 dimensions 35 times.
+    # Groups in plain XLA can take 900 times as long as in other words, and seconds to compile; 4 dimensions 70 times.
     return tried if problem.groups == 1 and problem.dims < 4 else tuple(name for name in tried if name != "plain")
 
 
@@ -189,7 +189,7 @@ def _unseen(problem: Problem, direction: Direction) -> str:
             )
         if "onednn" in available(problem, direction):
             return "onednn"
-    if problem.dims > 3:  # of which XLA makes loops, so that there is nothing for records to tell
+    if problem.dims > 3:  # of which XLA has no kernel, so that there is nothing for records to tell
         return "products" if problem.groups == 1 and math.prod(problem.weight[2:]) == 1 else "rewritten"
     return best_everywhere(_records_like(problem, direction))
 

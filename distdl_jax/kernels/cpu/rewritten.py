@@ -22,7 +22,7 @@ from jax import Array, lax
 
 from distdl_jax.kernels.cpu import taps
 from distdl_jax.kernels.cpu.rewritten_2d import planar, planar_weight_gradient
-from distdl_jax.kernels.geometry import Placement, padded, row_major
+from distdl_jax.kernels.geometry import Placement, folded, row_major, unfolded
 
 MOST_GROUPS = 16
 """The most groups that are written out as convolutions of their own; of more, one after the other in a loop."""
@@ -132,9 +132,8 @@ def _weight_gradient(x: Array, weight: Array, dy: Array, window: Placement) -> A
     if x.ndim < 5:
         return planar_weight_gradient(x, dy, weight.shape[2:], window)
     # One plane of the kernel after the other: the stack of planes is not needed, and not kept from forward on.
-    planes = map(_folded, _planes(x, weight.shape[2], window))
-    plane_window, dy = _of_planes(window), _folded(dy)
-    return jnp.stack([_weight_gradient(plane, weight[:, :, 0], dy, plane_window) for plane in planes], axis=2)
+    planes, dy = map(folded, window.planes(x, weight.shape[2])), folded(dy)
+    return jnp.stack([_weight_gradient(plane, weight[:, :, 0], dy, window.of_planes()) for plane in planes], axis=2)
 
 
 def _by_planes(x: Array, weight: Array, window: Placement) -> Array:
@@ -142,28 +141,6 @@ def _by_planes(x: Array, weight: Array, window: Placement) -> Array:
 
     That leaves a dimension less. Of four there are so two such steps.
     """
-    planes = _planes(x, weight.shape[2], window)
-    leading = (x.shape[0], planes[0].shape[2])
-    stacked = _folded(jnp.concatenate(planes, axis=1))
+    stacked = jnp.concatenate(window.planes(x, weight.shape[2]), axis=1)
     kernel = jnp.concatenate([weight[:, :, i] for i in range(weight.shape[2])], axis=1)
-    y = _as_products(stacked, kernel, _of_planes(window))
-    return jnp.swapaxes(y.reshape(*leading, *y.shape[1:]), 1, 2)
-
-
-def _planes(x: Array, kernel: int, window: Placement) -> list[Array]:
-    """Return, for each plane of the kernel, the planes of x that it meets, one for each output along the depth."""
-    x = padded(x, (window.padding[0], *((0, 0),) * (x.ndim - 3)))
-    dilation, stride = window.dilation[0], window.stride[0]
-    outputs = (x.shape[2] - dilation * (kernel - 1) - 1) // stride + 1
-    starts = (dilation * i for i in range(kernel))
-    return [lax.slice_in_dim(x, start, start + stride * (outputs - 1) + 1, stride, axis=2) for start in starts]
-
-
-def _of_planes(window: Placement) -> Placement:
-    return Placement(window.stride[1:], window.padding[1:], window.dilation[1:])
-
-
-def _folded(x: Array) -> Array:
-    """Return N x C x depth x features as (N depth) x C x features."""
-    x = jnp.swapaxes(x, 1, 2)
-    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+    return unfolded(_as_products(folded(stacked), kernel, window.of_planes()), stacked.shape[2])
