@@ -134,6 +134,50 @@ class Partition(WorkerTeam):
             ranks = range(cells if 0 < cells < self.size else self.size)
         return self.create_partition_inclusive(ranks).create_cartesian_topology_partition(sizes)
 
+    def slice(
+        self, dim: int | Sequence[int] | None = None, index: int | Sequence[int] = 0, *, keepdims: bool = True
+    ) -> CartesianPartition:
+        """Return the workers whose index along `dim` is `index`: of a grid its first column, say, or its first row.
+
+        Of P with shape p_0 x ... x p_{D-1} it is the partition with 1 in place of p_d for each d of `dim`, and the same
+        on all workers. `P.slice(dim=1)` is where a tensor is whole along dimension 1 and cut along the others as on P;
+        `P.slice()` is P's first worker, with P's number of dimensions, for a tensor that is not cut.
+
+        **Arguments:**
+
+        - `dim`: the dimension that is fixed, or several; negative ones count from the end. Default: all.
+        - `index`: where it is fixed, or one index for each of `dim`; negative ones count from the end.
+        - `keepdims`: whether `dim` stays, with one worker; else it is left out. So where P is the P_W of a layer,
+          P_n x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
+
+        **Raises:** `InvalidArgumentError`, on every worker, for a dimension or an index that P doesn't have;
+        `InvalidTypeError` for what is no integer.
+
+        >>> import distdl_jax as dj
+        >>> P = dj.planning_world(6).grid([3, 2])
+        >>> P.slice(dim=1), P.slice(dim=0, index=-1, keepdims=False)
+        (CartesianPartition(3 x 1, workers 0, 2, 4; index=(0, 0)), CartesianPartition(2, workers 4, 5; index=None))
+        """
+        named = checked_integers("dim", range(self.dim) if dim is None else dim, or_one=True)
+        checked_axes("dim", named, self._shape)
+        places = checked_integers("index", index, or_one=True)
+        places = places * len(named) if len(places) == 1 and not isinstance(index, Iterable) else places
+        if len(places) != len(named):
+            raise InvalidArgumentError(f"`index` (={index!r}) must be one index, or one for each `dim` (={named}).")
+        fixed: dict[int, int] = {}
+        for axis, place in zip(named, places, strict=True):
+            size = self._shape[axis]
+            if not -size <= place < size:
+                raise InvalidArgumentError(
+                    f"`index` (={index!r}) must be {-size} to {size - 1} along dimension {axis}: {self._summary()} has "
+                    f"{size} there."
+                )
+            fixed[axis % self.dim] = place % size
+        shape = (1 if axis in fixed else size for axis, size in enumerate(self._shape) if keepdims or axis not in fixed)
+        indices = enumerate(index_of(rank, self._shape) for rank in range(self.size))
+        ranks = [rank for rank, cell in indices if all(cell[axis] == place for axis, place in fixed.items())]
+        return self.grid(shape, ranks)
+
     def create_allreduction_partition(
         self, axes_reduce: int | Sequence[int] | None = None, axes_keep: int | Sequence[int] | None = None
     ) -> Partition:
@@ -277,50 +321,6 @@ class CartesianPartition(Partition):
             stride = math.prod(self._shape[axis + 1 :])
             neighbors.append((rank - stride if place else None, rank + stride if place + 1 < size else None))
         return neighbors
-
-    def slice(
-        self, dim: int | Sequence[int] | None = None, index: int | Sequence[int] = 0, *, keepdims: bool = True
-    ) -> CartesianPartition:
-        """Return the workers whose index along `dim` is `index`: of a grid its first column, say, or its first row.
-
-        Of P with shape p_0 x ... x p_{D-1} it is the partition with 1 in place of p_d for each d of `dim`, and the same
-        on all workers. `P.slice(dim=1)` is where a tensor is whole along dimension 1 and cut along the others as on P;
-        `P.slice()` is P's first worker, with P's number of dimensions, for a tensor that is not cut.
-
-        **Arguments:**
-
-        - `dim`: the dimension that is fixed, or several; negative ones count from the end. Default: all.
-        - `index`: where it is fixed, or one index for each of `dim`; negative ones count from the end.
-        - `keepdims`: whether `dim` stays, with one worker; else it is left out. So where P is the P_W of a layer,
-          P_n x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
-
-        **Raises:** `InvalidArgumentError`, on every worker, for a dimension or an index that P doesn't have;
-        `InvalidTypeError` for what is no integer.
-
-        >>> import distdl_jax as dj
-        >>> P = dj.planning_world(6).grid([3, 2])
-        >>> P.slice(dim=1), P.slice(dim=0, index=-1, keepdims=False)
-        (CartesianPartition(3 x 1, workers 0, 2, 4; index=(0, 0)), CartesianPartition(2, workers 4, 5; index=None))
-        """
-        named = checked_integers("dim", range(self.dim) if dim is None else dim, or_one=True)
-        checked_axes("dim", named, self._shape)
-        places = checked_integers("index", index, or_one=True)
-        places = places * len(named) if len(places) == 1 and not isinstance(index, Iterable) else places
-        if len(places) != len(named):
-            raise InvalidArgumentError(f"`index` (={index!r}) must be one index, or one for each `dim` (={named}).")
-        fixed: dict[int, int] = {}
-        for axis, place in zip(named, places, strict=True):
-            size = self._shape[axis]
-            if not -size <= place < size:
-                raise InvalidArgumentError(
-                    f"`index` (={index!r}) must be {-size} to {size - 1} along dimension {axis}: {self._summary()} has "
-                    f"{size} there."
-                )
-            fixed[axis % self.dim] = place % size
-        shape = (1 if axis in fixed else size for axis, size in enumerate(self._shape) if keepdims or axis not in fixed)
-        indices = enumerate(index_of(rank, self._shape) for rank in range(self.size))
-        ranks = [rank for rank, cell in indices if all(cell[axis] == place for axis, place in fixed.items())]
-        return self.grid(shape, ranks)
 
     def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> CartesianPartition | Partition:
         """Return this worker's slice of the grid: dimensions marked true remain, the others are fixed at its own index.

@@ -52,9 +52,7 @@ class LossOverClasses(Loss):
 
     def _first_along(self, *axes: int) -> Partition:
         """Return the workers whose index is 0 along `axes`, where the partition that they form has length 1."""
-        P = self.P_x
-        ranks = [rank for rank in range(P.size) if not any(index_of(rank, P.shape)[d] for d in axes)]
-        return P.grid([1 if d in axes else p for d, p in enumerate(P.shape)], ranks)
+        return self.P_x.slice(axes)
 
     @property
     def _rank(self) -> int:

@@ -153,6 +153,7 @@ def test_slices_are_those_of_the_array_of_ranks():
     P_W = P.grid([2, 3, 2])
     assert P_W.slice(1, keepdims=False).ranks == (0, 1, 6, 7), "P_x of a layer, P_n x P_in"
     assert P_W.slice(2, keepdims=False).ranks == (0, 2, 4, 6, 8, 10), "P_y, P_n x P_out"
+    assert P.slice(index=-1) == P.grid([1], [12]), "without a topology it has one dimension"
 
 
 @pytest.mark.parametrize("remain", list(itertools.product([False, True], repeat=3)), ids=str)
