@@ -47,6 +47,11 @@ class Network(BaseLayer):
         return last_partition([layer for _, layer in self._parts])
 
     @property
+    def _copied(self) -> tuple[int, ...]:
+        last = [layer for _, layer in self._parts if isinstance(layer, BaseLayer)][-1:]
+        return last[0]._copied if last else ()
+
+    @property
     def draws(self) -> bool:
         """Whether a layer draws random numbers in training, and needs a `key`."""
         return any(draws_numbers(layer) for _, layer in self._parts)

@@ -257,7 +257,8 @@ def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
 
     **Arguments, returns:** as `mean`, of x's dtype; x must not be complex. A NaN is above all.
 
-    **Raises:** as `mean`; `PlanError`, too, where the tensor has no entries along `axes`.
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` and `PlanError` as `mean`; `PlanError`, too, where the tensor
+    has no entries along `axes`.
     """
     return _reduce(x, P_x, "max", axes, keepdims)
 

@@ -96,6 +96,63 @@ def test_beside_the_sequential_ones() -> None:
     check_beside(CASES if LONG == 1 else CASES + MORE)
 
 
+@pytest.mark.simulated(2)
+def test_under_transformations() -> None:
+    """A block of them in a scan of checkpoints, mapped over two inputs, and its second derivative, as in plain JAX."""
+    P, on_x, sizes = dj.Partition(), on(1, 1, 2, ranks=(1, 0)), (2, 3, [0, 4])
+    P_x = on_x.partition(P)
+    block = nn.Sequential(
+        nn.DistributedLayerNorm(P_x, 3, dim=1),
+        nn.DistributedPointwise(P_x, 3, 3),
+        nn.DistributedPReLU(P_x, 3),
+        nn.DistributedSqueezeExcitation(P_x, 3, 2, jnp.tanh),
+    )
+    params, specs = block.init(jax.random.key(3), float), block.param_specs()
+    both, weight, step = np.random.default_rng(7).normal(size=(3, 2, 2, 3, 4))
+
+    def plain(params: Any, x: Any) -> Any:
+        norm, pointwise, prelu, squeeze = params
+        y = (x - x.mean(1, keepdims=True)) / jnp.sqrt(x.var(1, keepdims=True) + 1e-5)
+        y = y * norm["weight"][:, None] + norm["bias"][:, None]
+        y = jnp.einsum("oi,nid->nod", pointwise["weight"], y) + pointwise["bias"][:, None]
+        y = jnp.where(y > 0, y, prelu["weight"][:, None] * y)
+        s = jnp.tanh(y.mean(2) @ squeeze["fc1"]["weight"].T + squeeze["fc1"]["bias"])
+        return y * jax.nn.sigmoid(s @ squeeze["fc2"]["weight"].T + squeeze["fc2"]["bias"])[..., None]
+
+    def results(apply: Any, derivatives: Any, params: Any, both: Any, weight: Any, step: Any) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            again = jax.checkpoint(lambda x: x + apply(params, x))
+            y, _ = jax.lax.scan(lambda x, _: (again(x), None), x, None, length=2)
+            return jnp.sum(weight[0] * jnp.sin(y))
+
+        mapped = jax.vmap(derivatives.grad(loss, argnums=1), (None, 0))(params, both)
+        curvature = derivatives.hvp(lambda x: jnp.sum(weight[1] * jnp.sin(apply(params, x))), (both[0],), (step[0],))
+        return derivatives.grad(loss)(params, both[0]), (mapped, curvature)
+
+    def own(x: np.ndarray) -> Any:
+        return np.stack([cut(each, on_x, P.rank, sizes) for each in x])
+
+    of_params, (mapped, curvature) = dj.jit(lambda *args: results(block, dj, *args))(
+        params, *map(own, (both, weight, step))
+    )
+    trees = dj.gather((params, of_params), (specs, specs))
+    whole, slopes = P.broadcast_data(jax.tree.map(np.asarray, trees) if P.rank == 0 else None)
+    want, (its_mapped, its_curvature) = jax.jit(lambda *args: results(plain, Plain, *args))(whole, both, weight, step)
+    jax.tree.map(lambda got, its: close(got, its, 1e-12, "parameters"), slopes, want)
+    close(mapped, own(np.asarray(its_mapped)), 1e-12, "mapped")
+    close(curvature, cut(np.asarray(its_curvature), on_x, P.rank, sizes), 1e-11, "second derivative")
+
+
+class Plain:
+    """The derivatives of plain JAX."""
+
+    grad = staticmethod(jax.grad)
+
+    @staticmethod
+    def hvp(f: Any, primals: Any, tangents: Any) -> Any:
+        return jax.jvp(jax.grad(f), primals, tangents)[1]
+
+
 @pytest.mark.simulated(4)
 def test_conditioned_on_a_vector_and_on_another_tensor() -> None:
     """FiLM and AdaIN as the docs write them: the gradients of all parameters, of the vector and of both tensors."""

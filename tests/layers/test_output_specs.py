@@ -73,6 +73,10 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "copies of a global pool": lambda P: (
         nn.DistributedGlobalAvgPool(part(P, 1, 2, 2), copies=True), (2, 4, 5), (2, 4, 1), part(P, 1, 2, 2, 1), (2,),
     ),
+    "network of a pool": lambda P: (
+        nn.Sequential(jnp.tanh, nn.DistributedGlobalMaxPool(part(P, 1, 2, 2), copies=True), jax.nn.sigmoid),
+        (2, 4, 5), (2, 4, 1), part(P, 1, 2, 2, 1), (2,),
+    ),
     "flatten": lambda P: (nn.Flatten(part(P, 2, 1, 2), part(P, 1, 3)), (2, 4, 5), (2, 20), part(P, 1, 3), ()),
     "flatten where it is": lambda P: (nn.Flatten(part(P, 2, 1, 2)), (2, 4, 5), (2, 20), part(P, 2, 2), ()),
     "unflatten": lambda P: (
@@ -104,7 +108,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "network": lambda P: (network(P), (2, 1, 8, 7), (2, 3), part(P, 1, 1), ()),
     "functions": lambda P: (nn.Sequential(jnp.sin), (7, 3), (7, 3), part(P, 3, 1), ()),
 }  # fmt: skip
-ON = {"network": on(1, 1, 1, 1), "functions": on(3, 1)}
+ON = {"network of a pool": on(1, 2, 2), "network": on(1, 1, 1, 1), "functions": on(3, 1)}
 
 
 @pytest.mark.simulated(4)

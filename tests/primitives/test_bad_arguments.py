@@ -195,6 +195,21 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             },
             {"grid": "", "mode": "", "padding_mode": "", "max_displacement": "integer float tuple None"},
         ),
+        "mean": (
+            dj.functional.mean,
+            {"x": x, "P_x": C, "axes": 0},
+            {"P_x": "partition", "axes": "None"},
+        ),
+        "DistributedPointwise": (
+            nn.DistributedPointwise,
+            {"P_x": C, "in_features": 3, "dim": 0, "out_features": 2},
+            {"P_x": "partition", "in_features": "integer", "dim": ""},
+        ),
+        "DistributedPReLU": (
+            nn.DistributedPReLU,
+            {"P_x": C, "num_parameters": 1, "init": 0.1},
+            {"num_parameters": "", "init": "integer negative float"},
+        ),
         "rfft": (
             dj.functional.rfft,
             {"x": x, "P_x": C, "axes": 0},
