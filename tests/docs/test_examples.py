@@ -316,6 +316,7 @@ MIXTURE = "--layers 1 --width 8 --heads 2 --length 15 --hidden 8 --experts 3 --s
     network("mesh_network", 2, "--size 6 --width 4 --blocks 1 --samples 4"),
     network("fno4d", 2, "--size 4 --times 4 --width 2 --modes 2 --blocks 1 --samples 2 --partition 1x1x1x1x1x2"),
     network("moe_transformer", 2, MIXTURE),
+    network("poisson_cnn", 2, "--size 7 --width 2 --samples 2"),
     network("resnet", 2, "--size 8 --width 1 --blocks 1"),
     only_long=(
         network("moe_transformer", 4, MIXTURE + " --beside --partition 2x2x1"),
@@ -324,6 +325,7 @@ MIXTURE = "--layers 1 --width 8 --heads 2 --length 15 --hidden 8 --experts 3 --s
         network("resnet", 4, "--size 16 --width 2 --blocks 1 1 --partition 4x1x1x1"),
         network("fno4d", 4, "--size 5 --times 3 --width 2 --modes 2 --samples 4 --partition 1x1x2x1x1x2"),
         network("mesh_network", 4, "--size 7 --width 4 --blocks 2 --samples 4 --partition 2x2x1"),
+        network("poisson_cnn", 4, "--size 9 --width 2 --samples 4 --partition 2x1x2x1"),
         network("fno", 4, "--dims 3 --size 6 --width 2 --modes 2 --samples 4 --partition 2x1x1x2x1"),
         # Smaller ones have gradients so close to 0 that adam makes 1e-8 of their rounding, on one worker too.
         network("super_resolution", 4, "--size 8 --width 4 --samples 6 --partition 2x1x2x1"),
