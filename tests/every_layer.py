@@ -68,6 +68,17 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         )
         for d in (1, 2, 3)
     },
+    "DistributedGraphConv": lambda P: nn.DistributedGraphConv(
+        P_x=P.grid([4, 1]),
+        in_features=2,
+        out_features=3,
+        senders=[1, 0, 2, 1],
+        receivers=[0, 1, 1, 2],
+        num_nodes=3,
+        aggregation="mean",
+        root=True,
+        bias=False,
+    ),
     "DistributedUpsample": lambda P: nn.DistributedUpsample(P_x=P.grid([1, 2, 2]), P_y=None, scale_factor=2),
     "DistributedAdaptiveAvgPool": lambda P: nn.DistributedAdaptiveAvgPool(P_x=P.grid([1, 2, 2]), output_size=3),
     "DistributedGlobalAvgPool": lambda P: nn.DistributedGlobalAvgPool(P_x=P.grid([1, 2, 2])),

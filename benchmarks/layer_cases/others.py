@@ -141,3 +141,11 @@ def graph_cases(n: int) -> Iterator[Case]:
     yield Case("DistributedGraphNetBlock, nodes split", [Tensor((m, features), (n, 1)) for m in (nodes, len(senders))],
                lambda: nn.DistributedGraphNetBlock(on(n, 1), features, senders, receivers, nodes), block,
                lambda layer, params, v, e: layer(params, v, e)[0])  # fmt: skip
+
+    def neighbours(p: Any, v: Any) -> Any:
+        summed = jax.ops.segment_sum(v[senders], receivers, nodes)
+        return summed @ p["weight"].T + p["bias"] + v @ p["root"].T
+
+    yield Case("DistributedGraphConv, nodes split", [Tensor((nodes, features), (n, 1))],
+               lambda: nn.DistributedGraphConv(on(n, 1), features, features, senders, receivers, nodes),
+               neighbours)  # fmt: skip

@@ -59,6 +59,7 @@ from distdl_jax.nn.data_movement import (
 )
 from distdl_jax.nn.dropout import Dropout
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
@@ -156,6 +157,7 @@ __all__ = [
     "DistributedGeneralConv4d",
     "DistributedGlobalAvgPool",
     "DistributedGlobalMaxPool",
+    "DistributedGraphConv",
     "DistributedGraphNetBlock",
     "DistributedGroupNorm",
     "DistributedHuberLoss",

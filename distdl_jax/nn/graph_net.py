@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import describe
+from distdl_jax.nn.graph_conv import checked_edges
 from distdl_jax.nn.network import params_of_part
 from distdl_jax.nn.norms.per_sample import DistributedLayerNorm
 from distdl_jax.nn.pointwise import DistributedPointwise
@@ -27,7 +28,7 @@ from distdl_jax.plans.rows import Rows
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.primitives.take import TakePlan, checked_segments, plan_segment_sum, plan_take, segment_sum, take
+from distdl_jax.primitives.take import TakePlan, plan_segment_sum, plan_take, segment_sum, take
 from distdl_jax.static import Static
 from distdl_jax.validation import check_function, check_key, checked_integer
 
@@ -123,16 +124,8 @@ class DistributedGraphNetBlock(Static):
         checked_integer("hidden_layers", hidden_layers, 0)
         check_function("activation", activation)
         vars(self).update(P_x=P_x, features=features, hidden_features=hidden, hidden_layers=hidden_layers)
-        (senders, n), (receivers, _) = (
-            checked_segments(rows, num_nodes, name, "num_nodes")
-            for name, rows in (("senders", senders), ("receivers", receivers))
-        )
+        senders, receivers, n = checked_edges(senders, receivers, num_nodes)
         vars(self).update(activation=activation, senders=senders, receivers=receivers, num_nodes=n)
-        if len(self.senders.shape) != 1 or self.senders.shape != self.receivers.shape:
-            raise InvalidArgumentError(
-                f"`senders` (of shape {shape_text(self.senders.shape)}) and `receivers` (of shape "
-                f"{shape_text(self.receivers.shape)}) must have one number for each edge."
-            )
 
     @property
     def input_partition(self) -> Partition:

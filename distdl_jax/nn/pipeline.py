@@ -186,7 +186,8 @@ class Pipeline(Network):
 
         **Arguments and returns:** as `nn.Sequential`. The state goes from microbatch to microbatch.
 
-        **Raises:** `PlanError`, on every worker, where the batch can't be cut; what the stages raise.
+        **Raises:** `InvalidTypeError` where `training` is not True or False; `PlanError`, on every worker, where the
+        batch can't be cut; what the stages raise.
         """
         keys = None if key is None else jax.random.split(key, self.microbatches)
 

@@ -35,7 +35,7 @@ class Rows:
     @property
     def repeats(self) -> bool:
         """Whether one of the numbers, 0 or more, is in it more than once."""
-        return self.array.size > 0 and bool(np.bincount(self.array.ravel()).max() > 1)
+        return bool(np.any(np.bincount(self.array.ravel()) > 1))
 
     @property
     def ascends(self) -> bool:
