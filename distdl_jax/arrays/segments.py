@@ -15,11 +15,11 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
-from distdl_jax.plans.rows import Rows
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.primitives.rows import Rows
 from distdl_jax.primitives.take import TakePlan, checked_segments, segment_sum, summed_partition, taken_rows
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie

@@ -14,7 +14,6 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import Ends, ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
-from distdl_jax.plans.rows import Rows
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_reduce import Operation, plan_all_reduce
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
@@ -24,6 +23,7 @@ from distdl_jax.primitives.circular_shift import checked_shifts, plan_roll
 from distdl_jax.primitives.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import plan_repartition
+from distdl_jax.primitives.rows import Rows
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce, sum_rule
 from distdl_jax.primitives.take import (
     checked_rows,

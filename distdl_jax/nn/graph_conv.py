@@ -20,10 +20,10 @@ from distdl_jax.layer.weighted_layer import AffineLayer
 from distdl_jax.nn.pointwise import DistributedPointwise, PointwisePlan
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_range, balanced_ranges, index_of
-from distdl_jax.plans.rows import Rows
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, is_differentiable, owned_grid
 from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
+from distdl_jax.primitives.rows import Rows
 from distdl_jax.primitives.take import TakePlan, checked_segments, plan_segment_sum, plan_take
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_boolean, checked_integer

@@ -24,10 +24,10 @@ from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges
-from distdl_jax.plans.rows import Rows
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.rows import Rows
 from distdl_jax.primitives.take import TakePlan, plan_segment_sum, plan_take, segment_sum, take
 from distdl_jax.static import Static
 from distdl_jax.validation import check_function, check_key, checked_integer

@@ -14,12 +14,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape, intersect_ranges
-from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
-from distdl_jax.plans.rows import Rows, Start, numbers_of
+from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round, Start
 
 
 class _Segment(NamedTuple):
@@ -128,24 +125,6 @@ def shift_schedule(position: Mapping[int, int], rank: int, sends: Pieces, recvs:
     return tuple(Round(send_in.get(k), recv_in.get(k)) for k in sorted(send_in.keys() | recv_in.keys()))
 
 
-def _sources_disjoint(lines: Sequence[_Line]) -> bool:
-    """Return whether no element of the owned block is in two pieces.
-
-    The pieces are all the products of the lines' overlaps, so they are disjoint when those of each line are.
-    """
-    # Without a piece in one line there is no piece at all.
-    return not all(lines) or all(map(_line_disjoint, lines))
-
-
-def _line_disjoint(line: _Line) -> bool:
-    found = [overlap for overlaps in line.values() for overlap in overlaps]
-    spans = sorted((overlap.source, overlap.length) for overlap in found if isinstance(overlap.source, int))
-    if len(spans) < len(found):
-        numbers = [numbers_of(overlap.source, overlap.length) for overlap in found]
-        return not Rows(np.concatenate(numbers)).repeats
-    return all(start + length <= following for (start, length), (following, _) in pairwise(spans))
-
-
 @dataclass(frozen=True, init=False)
 class Exchange:
     """Who owns which box and who needs which box: the same value on every worker, from which each plans its part.
@@ -211,7 +190,9 @@ class Exchange:
             in_shape = box_shape(self.owned.box(cell))
             lines = [self._overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
             sends = product_pieces(lines, self.needed.shape, self.needed.ranks)
-            in_disjoint = _sources_disjoint(lines)
+            # Pieces are all the products of the lines' overlaps, so they are disjoint where those of each line are; and
+            # without a piece in one line there is no piece at all.
+            in_disjoint = not all(lines) or all(map(self._are_disjoint, lines))
         if (cell := self.needed.cell_of.get(rank)) is not None:
             out_shape = box_shape(self.needed.box(cell))
             lines = [self._overlaps_of_needed(d, j) for d, j in enumerate(self.needed.index(cell))]
@@ -220,6 +201,12 @@ class Exchange:
         recvs.pop(rank, None)
         rounds = shift_schedule(self._position, rank, sends, recvs)
         return ExchangePlan(in_shape, out_shape, copies, rounds, in_disjoint)
+
+    def _are_disjoint(self, line: Mapping[int, Sequence[Overlap]]) -> bool:
+        """Return whether no row of the owned block is in two overlaps."""
+        found = (overlap for overlaps in line.values() for overlap in overlaps)
+        spans = sorted((start, length) for start, _, length in found if isinstance(start, int))
+        return all(start + length <= following for (start, length), (following, _) in pairwise(spans))
 
     @cached_property
     def team(self) -> tuple[int, ...]:

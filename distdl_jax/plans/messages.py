@@ -7,12 +7,25 @@ then the same set of pieces read backwards, which is what `ExchangePlan.reverse`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-import numpy as np
 
-from distdl_jax.plans.rows import Rows, Start
+class RowList(ABC):
+    """A list of row numbers, a value: along one dimension, a piece in the place of a range."""
+
+    array: Any
+
+    @property
+    @abstractmethod
+    def ascends(self) -> bool:
+        """Whether no number is less than the one before."""
+
+
+Start = int | RowList
+"""The numbers of some rows: the first of them where they follow each other, and else all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +52,33 @@ class Piece:
         return prod(self.shape)
 
     @property
-    def source(self) -> tuple[slice | np.ndarray, ...]:
+    def source(self) -> tuple[slice | Any, ...]:
         """The piece as an index of the sender's input block."""
         return _index(self.source_start, self.shape)
 
     @property
-    def dest(self) -> tuple[slice | np.ndarray, ...]:
+    def dest(self) -> tuple[slice | Any, ...]:
         """The piece as an index of the receiver's output block."""
         return _index(self.dest_start, self.shape)
 
     @property
     def fills_box(self) -> bool:
         """Whether it is a box in the output block, not a list of rows."""
-        return not any(isinstance(start, Rows) for start in self.dest_start)
+        return all(isinstance(start, int) for start in self.dest_start)
 
     @property
     def ascends(self) -> bool:
         """Whether the numbers of the rows that it fills ascend."""
-        return all(start.ascends for start in self.dest_start if isinstance(start, Rows))
+        return all(start.ascends for start in self.dest_start if not isinstance(start, int))
 
     def reverse(self) -> Piece:
         """Return the same piece on its way back."""
         return Piece(self.dest_start, self.source_start, self.shape)
 
 
-def _index(starts: tuple[Start, ...], shape: tuple[int, ...]) -> tuple[slice | np.ndarray, ...]:
+def _index(starts: tuple[Start, ...], shape: tuple[int, ...]) -> tuple[slice | Any, ...]:
     sides = zip(starts, shape, strict=True)
-    return tuple(start.array if isinstance(start, Rows) else slice(start, start + n) for start, n in sides)
+    return tuple(slice(start, start + n) if isinstance(start, int) else start.array for start, n in sides)
 
 
 @dataclass(frozen=True, slots=True)

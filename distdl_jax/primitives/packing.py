@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.plans.messages import ExchangePlan, Piece
-from distdl_jax.plans.rows import Start
+from distdl_jax.plans.messages import ExchangePlan, Piece, Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.channel import Channel
 from distdl_jax.primitives.collectives import accumulation_dtype

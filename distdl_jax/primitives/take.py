@@ -15,12 +15,12 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
-from distdl_jax.plans.row_exchange import RowExchange
-from distdl_jax.plans.rows import Rows
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.primitives.row_exchange import RowExchange
+from distdl_jax.primitives.rows import Rows
 from distdl_jax.validation import checked_axis, checked_integer, is_traced
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
@@ -12,7 +13,7 @@ import numpy as np
 from distdl_jax.plans.decomposition import ProductGrid, box_shape
 from distdl_jax.plans.exchange import Exchange, Overlap
 from distdl_jax.plans.messages import ExchangePlan, Piece
-from distdl_jax.plans.rows import Rows, distinct, run_or_rows
+from distdl_jax.primitives.rows import Rows, distinct, numbers_of, run_or_rows
 
 
 @dataclass(frozen=True, init=False)
@@ -104,3 +105,10 @@ class RowExchange(Exchange):
             for i, ((start, _), (first, last)) in enumerate(zip(self.owned.ranges[d], ends, strict=True))
             if first < last
         }
+
+    def _are_disjoint(self, line: Mapping[int, Sequence[Overlap]]) -> bool:
+        found = [overlap for overlaps in line.values() for overlap in overlaps]
+        if all(isinstance(overlap.source, int) for overlap in found):
+            return super()._are_disjoint(line)
+        numbers = [numbers_of(overlap.source, overlap.length) for overlap in found]
+        return not Rows(np.concatenate(numbers)).repeats

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from distdl_jax.plans.messages import RowList, Start
 
-class Rows:
+
+class Rows(RowList):
     """Row numbers in an immutable array: equal and hashed as a value, with the same repr on every worker.
 
     >>> rows = Rows([[2, 0], [2, 1]])
@@ -55,10 +57,6 @@ class Rows:
         return f"row numbers (of shape {' x '.join(map(str, self.shape))}, checksum {self._checksum:08x})"
 
 
-Start = int | Rows
-"""The numbers of some rows: the first of them where they follow each other, and else all."""
-
-
 def run_or_rows(numbers: np.ndarray) -> Start:
     """Return the first of numbers that follow each other, and else all of them.
 
@@ -72,7 +70,8 @@ def run_or_rows(numbers: np.ndarray) -> Start:
 
 def numbers_of(start: Start, length: int) -> np.ndarray:
     """Return the numbers of `length` rows: `run_or_rows` read backwards."""
-    return start.array if isinstance(start, Rows) else np.arange(start, start + length)
+    numbers: np.ndarray = np.arange(start, start + length) if isinstance(start, int) else start.array
+    return numbers
 
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
