@@ -72,7 +72,7 @@ def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
-    >>> roll(jnp.arange(5), P, 2, 0).tolist()
+    >>> dj.functional.roll(jnp.arange(5), P, 2, 0).tolist()
     [3, 4, 0, 1, 2]
 
     Source: numpy's roll.

@@ -123,7 +123,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
     where a number has no row, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
-    >>> take(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2, -1]).tolist()
+    >>> dj.functional.take(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2, -1]).tolist()
     [3.0, 1.0, 3.0, 3.0]
 
     Source: `jax.numpy.take`; the ghost nodes of mesh solvers, as in PETSc's VecScatter.
@@ -168,7 +168,7 @@ def segment_sum(
     every worker of both, where `segment_ids` don't fit x, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
-    >>> segment_sum(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2], 4).tolist()
+    >>> dj.functional.segment_sum(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2], 4).tolist()
     [2.0, 0.0, 4.0, 0.0]
 
     Source: `jax.ops.segment_sum`; the adjoint of `take`.

@@ -93,8 +93,8 @@ def test_what_the_original_refuses_or_means_otherwise() -> None:
 
 
 @pytest.mark.world(4)
-def test_input_channels_split_alone_are_refused() -> None:
+def test_input_channels_split_alone_split_the_weight() -> None:
     """The original takes the feature algorithm for them, unchecked."""
     P_x = dj.Partition().grid([1, 4, 1])
-    with pytest.raises(dj.InvalidArgumentError, match=r"`P_x` \(1 x 4 x 1\) splits the channels over 4 workers"):
-        nn.DistributedConv1d(P_x, in_channels=4, out_channels=4, kernel_size=3)
+    layer = nn.DistributedConv1d(P_x, in_channels=4, out_channels=4, kernel_size=3)
+    assert layer.kind == "channel" and layer.P_W.size == 4 and layer.P_y == P_x

@@ -174,7 +174,7 @@ def test_wrong_blocks_raise_on_every_worker_of_the_layer():
         ({"in_features": 0}, dj.InvalidArgumentError, "`in_features` (=0) must be 1 or more"),
         ({"out_features": -3}, dj.InvalidArgumentError, "`out_features` (=-3) must be 1 or more"),
         ({"in_features": 2.5}, dj.InvalidTypeError, "`in_features` (=2.5) must be an integer"),
-        ({"P_W": None}, dj.InvalidTypeError, "`P_W` (=None) must be a partition"),
+        ({"P_W": "here"}, dj.InvalidTypeError, "`P_W` (='here') must be a partition"),
         ({"P_x": "here"}, dj.InvalidTypeError, "`P_x` (='here') must be a partition"),
         ({"P_W": [1]}, dj.InvalidArgumentError, "`P_W` (1) must have two dimensions"),
         ({"P_W": [1] * 4}, dj.InvalidArgumentError, "or three, P_n x P_fo x P_fi, with those along the batch"),
