@@ -65,7 +65,7 @@ class Move:
         return {}
 
     def plan(self, x: Any, params: Any = None) -> Any:
-        raise NotImplementedError
+        return nn.Repartition(*self.between).plan(x)
 
     def __call__(self, params: dict, x: jax.Array) -> jax.Array:
         return dj.functional.repartition(x, *self.between)
