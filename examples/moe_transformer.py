@@ -40,7 +40,7 @@ from distdl_jax import nn
 import beside
 import launch
 from training import say
-from transformer import BASE
+from transformer import BASE, attention, norm
 from transformer_text import Text, documentation
 
 PARTITION = "of the stream, as in 2x2x1: workers along the batch, along the sequence, and 1"
@@ -111,22 +111,6 @@ class Transformer:
 
 def plain(given: Namespace, params: Params, state: Any, characters: Any, training: bool) -> Any:
     """Compute the same network on one worker, in plain JAX."""
-
-    def norm(params: Params, x: jax.Array) -> jax.Array:
-        return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * params["weight"]
-
-    def turned(x: jax.Array) -> jax.Array:
-        low, high = jnp.split(x, 2, -1)
-        angles = np.arange(x.shape[1])[:, None, None] * BASE ** (-2 * np.arange(low.shape[-1]) / x.shape[-1])
-        cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-        return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
-
-    def attention(params: Params, x: jax.Array) -> jax.Array:
-        q, k, v = jnp.einsum("nse,hide->inshd", x, params["qkv"])
-        scores = jnp.einsum("nshd,nthd->nhst", turned(q), turned(k)) / np.sqrt(q.shape[-1]).astype(x.dtype)
-        scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
-        return jnp.einsum("nhst,nthd,ehd->nse", jax.nn.softmax(scores), v, params["out"])
-
     x, after = params["embed"]["weight"][characters], []
     for its in params["blocks"]:
         x = x + attention(its["attention"], norm(its["norm_1"], x))

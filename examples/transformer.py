@@ -160,26 +160,32 @@ class Transformer:
         )
 
 
+def norm(params: Params, x: jax.Array) -> jax.Array:
+    """Normalise by the root mean square."""
+    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * params["weight"]
+
+
+def turned(x: jax.Array) -> jax.Array:
+    """Turn pairs of features by angles that grow with the position."""
+    low, high = jnp.split(x, 2, -1)
+    angles = np.arange(x.shape[1])[:, None, None] * BASE ** (-2 * np.arange(low.shape[-1]) / x.shape[-1])
+    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def attention(params: Params, x: jax.Array) -> jax.Array:
+    """Attend to all characters before, and to the character itself."""
+    q, k, v = jnp.einsum("nse,hide->inshd", x, params["qkv"])
+    scores = jnp.einsum("nshd,nthd->nhst", turned(q), turned(k)) / np.sqrt(q.shape[-1]).astype(x.dtype)
+    scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
+    return jnp.einsum("nhst,nthd,ehd->nse", jax.nn.softmax(scores), v, params["out"])
+
+
 def plain(params: Params, characters: Any) -> jax.Array:
     """Compute the logits of the same network, n x s x v, in plain JAX."""
 
-    def norm(params: Params, x: jax.Array) -> jax.Array:
-        return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * params["weight"]
-
     def linear(params: Params, x: jax.Array) -> jax.Array:
         return x @ params["weight"].T + params["bias"]
-
-    def turned(x: jax.Array) -> jax.Array:
-        low, high = jnp.split(x, 2, -1)
-        angles = np.arange(x.shape[1])[:, None, None] * BASE ** (-2 * np.arange(low.shape[-1]) / x.shape[-1])
-        cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-        return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
-
-    def attention(params: Params, x: jax.Array) -> jax.Array:
-        q, k, v = jnp.einsum("nse,hide->inshd", x, params["qkv"])
-        scores = jnp.einsum("nshd,nthd->nhst", turned(q), turned(k)) / np.sqrt(q.shape[-1]).astype(x.dtype)
-        scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
-        return jnp.einsum("nhst,nthd,ehd->nse", jax.nn.softmax(scores), v, params["out"])
 
     x = params["embed"]["weight"][characters]
     for its in params["blocks"]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from math import ceil, floor, prod
 from typing import Any
@@ -23,10 +23,10 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_boolean, checked_integers, is_real
-from distdl_jax.world import Workers, World
+from distdl_jax.world import World
 
 MODES = ("bilinear", "nearest")
 PADDING_MODES = ("zeros", "border", "reflection")
@@ -168,23 +168,14 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
 
 
 @dataclass(frozen=True)
-class SampledPlan(Plan):
+class SampledPlan(BlocksPlan):
     """The plan of `grid_sample`: each worker gets the entries of x that its outputs may read.
 
-    - `fetch`: the movement of these.
-    - `blocks`: the shapes and dtypes of the outputs, by world rank.
+    `fetch` is the movement of these.
     """
 
     fetch: RangesPlan
     how: _How
-    blocks: ShapeDtypes = field(hash=False)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.blocks))
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self.blocks[worker]
 
     def run(self, world: World, x: Array, grid: Array) -> Array:
         """Return this worker's block of the output."""
@@ -226,7 +217,7 @@ def _planned(x: ShapeDtypes, grid: ShapeDtypes, P_x: Partition, how: _How) -> Sa
         m = outputs.extent[d + 2]
         reach = None if how.reach is None else how.reach[d]
         needed[d + 2] = tuple(_reached(own, m, n, how.align_corners, reach) for own in outputs.ranges[d + 2])
-    return SampledPlan(plan_ranges("grid_sample", x, P_x, Halos(owned, tuple(needed))), how, blocks)
+    return SampledPlan(blocks, plan_ranges("grid_sample", x, P_x, Halos(owned, tuple(needed))), how)
 
 
 def _reached(own: Range, m: int, n: int, align_corners: bool, reach: float | None) -> Range:

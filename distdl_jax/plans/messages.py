@@ -16,6 +16,8 @@ from typing import Any
 class RowList(ABC):
     """A list of row numbers, a value: along one dimension, a piece in the place of a range."""
 
+    __slots__ = ()
+
     array: Any
 
     @property
