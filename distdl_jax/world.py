@@ -79,9 +79,6 @@ class Transport(Protocol):
     operation, in the compiled program too: that is how callers keep it from being dropped.
     """
 
-    largest_tree: int
-    """Teams of up to this many workers broadcast and reduce faster by a tree of messages than in one operation."""
-
     @property
     def effect(self) -> Any:
         """The JAX effect that orders its operations."""

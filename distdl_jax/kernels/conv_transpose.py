@@ -52,6 +52,16 @@ class TransposedProblem:
         return 0 in (*self.y, *self.x, *self.weight)
 
     @property
+    def flops(self) -> int:
+        """Multiplications and additions of one direction, of the algorithm that is used."""
+        if self.is_empty:
+            return 0
+        if (ordinary := self.ordinary) is not None:
+            return ordinary.flops
+        taps = math.prod(self.weight[2:])
+        return 2 * self.x[0] * self.weight[0] * self.weight[1] * math.prod(self.x[2:]) * taps
+
+    @property
     def ordinary(self) -> Problem | None:
         """The ordinary convolution that it is; None where a dimension has a stride and a dilation."""
         if not all(1 in pair for pair in zip(self.stride, self.dilation, strict=True)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,15 @@ class Placement:
         return tuple(
             (n + sum(padding) - reach - 1) // stride + 1
             for n, padding, reach, stride in zip(sizes, self.padding, self.reach(kernel), self.stride, strict=True)
+        )
+
+    def pairs(self, sizes: Sequence[int], kernel: Sequence[int]) -> int:
+        """Return how many pairs of an output and a tap meet an entry of the input, not its padding."""
+        return math.prod(
+            sum(max(0, min(m, (n - 1 + low - d * tap) // s + 1) - max(0, -(-(low - d * tap) // s))) for tap in range(k))
+            for n, k, m, s, (low, _), d in zip(
+                sizes, kernel, self.outputs(sizes, kernel), self.stride, self.padding, self.dilation, strict=True
+            )
         )
 
     def padding_read(self, sizes: Sequence[int], kernel: Sequence[int], outputs: Sequence[int]) -> Pairs:

@@ -97,6 +97,14 @@ class Problem:
         return math.prod(self.y) * math.prod(self.weight[1:])
 
     @property
+    def flops(self) -> int:
+        """Multiplications and additions of one direction, without those with padding."""
+        if self.is_empty:
+            return 0
+        pairs = self.window.pairs(self.x[2:], self.weight[2:])
+        return 2 * self.x[0] * math.prod(self.weight[:2]) * pairs
+
+    @property
     def has_choice(self) -> bool:
         """Whether there are several algorithms: on CPUs, in single and double precision."""
         fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"

@@ -23,7 +23,7 @@ from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.primitives.plan import PARAMS, Action, MovementPlan, ShapeDtypes, actions_within
 from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
@@ -133,6 +133,11 @@ class ParameterPlan:
         """The dtype of the copies of the weight, and of their placeholders."""
         return self.dtypes["weight"]
 
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What workers do, in order: of the parameters alone."""
+        return ()
+
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Return this worker's copy of its weight, of `shape`, and of its bias.
 
@@ -152,6 +157,10 @@ class BroadcastParameterPlan(ParameterPlan):
 
     movement: MovementPlan
     multiply: frozenset[int]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return actions_within(self.movement, PARAMS)
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Return this worker's copies; as `ParameterPlan.run`."""
@@ -177,6 +186,10 @@ class GatheredParameterPlan(ParameterPlan):
     """
 
     gathered: Mapping[str, MovementPlan] = field(hash=False)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return tuple(step for plan in self.gathered.values() for step in actions_within(plan, PARAMS))
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Return this worker's copies; as `ParameterPlan.run`."""

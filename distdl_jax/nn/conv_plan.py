@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,9 @@ from distdl_jax.layer.matmul_plan import ProductPlan
 from distdl_jax.layer.sliding_windows import WindowsPlan
 from distdl_jax.layer.split_halo import SplitHaloPlan, plan_split_halo
 from distdl_jax.plans.decomposition import Range
-from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import Action, MovementPlan, ShapeDtypes, Unmoved
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
 
@@ -52,6 +55,13 @@ class LocalConvolution:
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the product."""
         return self.problem.y
+
+    def work(self, x: ShapeDtype) -> Work:
+        """Return what it takes; x is stored for the weight's gradient."""
+        flops, size = self.problem.flops, x.dtype.itemsize
+        arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
+        read, written = size * sum(arrays[:2]), size * arrays[2]
+        return Work("convolution", flops, flops, flops, read, written, saves_x=True, shape=self.problem)
 
     def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""
@@ -96,6 +106,10 @@ class ConvolutionPlan(ProductPlan):
             if isinstance(each, LocalConvolution)
         }
         return replace(self, local=local)
+
+    @property
+    def _fetching(self) -> tuple[Action, ...]:
+        return super()._fetching if self.split_halo is None else self.split_halo.actions
 
     def _fetched(self, world: World, x: Array) -> Array | Parts:
         return super()._fetched(world, x) if self.split_halo is None else self.split_halo.run(world, x)

@@ -23,8 +23,9 @@ from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
+from distdl_jax.plans.work import Work
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import Action, Computes, Plan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import Padding, Sizes
 from distdl_jax.world import Workers
@@ -54,6 +55,15 @@ class PoolingPlan(Plan):
     def output(self, worker: int) -> ShapeDtype:
         counts = self.fetch.output_counts(self.fetch.index(worker))
         return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (*self.fetch.actions, Computes(self._work))
+
+    def _work(self, worker: int) -> Work:
+        x, y = self.fetch.output(worker), self.output(worker)
+        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
+        return Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written, saves_x=True, saves_y=True)
 
     def padding(self, worker: int) -> Pairs:
         """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""

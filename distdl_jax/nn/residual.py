@@ -18,7 +18,8 @@ from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
 from distdl_jax.nn.network import Network, RunPart, last_partition, params_of_part
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
 from distdl_jax.tracing.tie import tie
 
 WAYS = ("body", "shortcut")
@@ -31,6 +32,16 @@ class ResidualPlan(BlocksPlan):
 
     body: Plan
     shortcut: Plan | None
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        ways = zip(WAYS, (self.body, self.shortcut), strict=True)
+        actions = tuple(action for name, plan in ways if plan is not None for action in actions_within(plan, X, name))
+        return (*actions, Computes(self._sum, dependence(actions)))
+
+    def _sum(self, worker: int) -> Work:
+        y = self.blocks[worker]
+        return Work("elementwise", y.size, read=2 * y.size * y.dtype.itemsize, written=y.size * y.dtype.itemsize)
 
 
 @dataclass(frozen=True)

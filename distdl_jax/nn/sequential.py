@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import jax
@@ -19,7 +19,8 @@ from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, en
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
 
 Params = tuple[Any, ...]
 
@@ -30,6 +31,32 @@ class SequentialPlan(BlocksPlan):
 
     plans: tuple[Plan, ...]
 
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        found: list[Action] = []
+        of = X
+        for place, plan in enumerate(self.plans):
+            actions = actions_within(plan, of, str(place))
+            of = dependence(actions, of)
+            found += actions
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class FunctionPlan(BlocksPlan):
+    """The plan of a plain function on every worker's block; `inputs` are the shapes and dtypes before."""
+
+    inputs: ShapeDtypes = field(hash=False)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (Computes(self._work),)
+
+    def _work(self, worker: int) -> Work:
+        x, y = self.inputs[worker], self.blocks[worker]
+        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
+        return Work("elementwise", y.size, x.size, read=read, written=written, saves_y=True)
+
 
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:
     """Plan a plain function on every worker's block; it is traced once for each shape and dtype."""
@@ -39,7 +66,7 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
     for block in set(x.values()):
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
         outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-    return BlocksPlan({worker: outputs[block] for worker, block in x.items()})
+    return FunctionPlan({worker: outputs[block] for worker, block in x.items()}, x)
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -21,7 +21,12 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan, TeamMovement, plan_all_sum_reduce
 from distdl_jax.primitives.block_checks import is_differentiable
-from distdl_jax.primitives.collectives import accumulation_dtype, allreduce_in_team
+from distdl_jax.primitives.collectives import (
+    Operations,
+    accumulation_dtype,
+    allreduce_in_team,
+    allreduce_operations,
+)
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run
 from distdl_jax.world import Workers, World
 
@@ -38,6 +43,13 @@ class Extremum(TeamMovement):
         with jax.named_scope("all_max" if self.largest else "all_min"):
             order, back = _order(np.dtype(x.dtype), self.largest)
             return back(allreduce_in_team(world, self.team, order(x), "max"))
+
+    def operations(self, worker: int, x: ShapeDtype) -> Operations:
+        dtype = np.dtype(f"int{8 * x.dtype.itemsize}") if is_differentiable(x.dtype) else x.dtype
+        return allreduce_operations(self.team, ShapeDtype(x.shape, dtype), "max")
+
+    def adjoint_input(self, y: ShapeDtype) -> ShapeDtype:
+        return ShapeDtype((2, *y.shape), accumulation_dtype(y.dtype))
 
     def residual(self, x: Array, y: Array) -> Array:
         """Return where this worker has the largest."""

@@ -14,8 +14,9 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable
-from distdl_jax.primitives.collectives import allreduce_in_team
+from distdl_jax.primitives.collectives import allreduce_in_team, allreduce_operations
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Workers, World
 
 
@@ -36,6 +37,10 @@ class TeamMovement(ABC):
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards; see `Movement.run`."""
 
+    @abstractmethod
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        """Return what `run` communicates; see `Movement.operations`."""
+
 
 class AllSum(TeamMovement):
     """One worker's part of an all-sum-reduction."""
@@ -43,6 +48,9 @@ class AllSum(TeamMovement):
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope("all_sum_reduce"):
             return allreduce_in_team(world, self.team, x)
+
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        return allreduce_operations(self.team, x)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import is_differentiable
 from distdl_jax.primitives.channel import Channel, tag_of, tied_zeros
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.primitives.packing import exchange
+from distdl_jax.primitives.packing import exchange, exchange_operations
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
+from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Workers, World
 
 
@@ -45,6 +46,11 @@ class BoxMovement:
     copies: bool = False
     adds: bool = False
     lead: tuple[int, ...] = ()
+
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        dtype = accumulation_dtype(self.dtype) if self.adds else self.dtype
+        tag = tag_of(self.name, self.team)
+        return tuple(op for step in self.steps for op in exchange_operations(step, self.lead, dtype, tag))
 
     def adjoint(self) -> BoxMovement:
         return replace(

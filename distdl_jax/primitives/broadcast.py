@@ -17,8 +17,14 @@ from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import check_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
 from distdl_jax.primitives.channel import tag_of, tied_zeros
-from distdl_jax.primitives.collectives import broadcast_in_team, reduce_in_team
+from distdl_jax.primitives.collectives import (
+    broadcast_in_team,
+    broadcast_operations,
+    reduce_in_team,
+    reduce_operations,
+)
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, Unmoved, plan_and_run, taking_part
+from distdl_jax.programs.ir import Operation
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_boolean
 from distdl_jax.world import Workers, World
@@ -87,6 +93,12 @@ class Replication:
                 else:
                     done.append(result)
             return tie(tied_zeros(target, x) if y is None else y, *done)
+
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        in_team = broadcast_operations if self.is_broadcast else reduce_operations
+        return tuple(
+            op for task in self._tasks() for op in in_team(task.team.participants, worker, task.shape_dtype, task.tag)
+        )
 
     def _tasks(self) -> list[_Task]:
         """Return this worker's tasks in the one order in which all workers go through the teams: no cycle can form."""

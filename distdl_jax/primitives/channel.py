@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.programs.ir import Operation
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Transport
 
@@ -51,6 +52,31 @@ class Channel:
         """Return `y`, tied to every message sent, and after those that were sent without receiving another."""
         y = tie(y, *self._done)
         return self._transport.sent_first(y) if self._sends_alone else y
+
+
+def message(
+    tag: int,
+    sent: ShapeDtype | None = None,
+    dest: int | None = None,
+    coming: ShapeDtype | None = None,
+    source: int | None = None,
+) -> Operation:
+    """Return what `Channel` communicates: `sent` to `dest`, `coming` from `source`, or both. The team is ()."""
+    given = sent or coming
+    assert given is not None  # one of the two at least
+    return Operation(
+        "recv" if sent is None else "send" if coming is None else "sendrecv",
+        (),
+        dest=dest,
+        source=source,
+        send_tag=tag,
+        recv_tag=tag,
+        count=given.size,
+        received=0 if coming is None else coming.size,
+        dtype=given.dtype.name,
+        received_dtype=coming.dtype.name if sent is not None and coming is not None else "",
+        itemsize=given.dtype.itemsize,
+    )
 
 
 def tag_of(*operation: object) -> int:

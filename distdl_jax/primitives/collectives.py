@@ -6,14 +6,26 @@ summed in float32 and rounded once; the sum of booleans is their "or".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
-from distdl_jax.primitives.channel import Channel, tied_zeros
+from distdl_jax.primitives.channel import Channel, message, tied_zeros
+from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Reduction, Workers, World
+
+LARGEST_TREE = 8
+"""Teams of up to this many workers broadcast and reduce by a tree of messages, larger ones in one operation of MPI's.
+
+mpi4jax's own broadcast fills a template and copies it on every receiver before it receives; a message does not.
+"""
+
+Operations = tuple[Operation, ...]
+"""What one worker communicates, in order."""
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
@@ -36,7 +48,7 @@ def broadcast_in_team(
     """Return the first worker's `x` on every worker of `team`; the others pass None."""
     if shape_dtype.size == 0 or len(team) == 1:
         return tied_zeros(shape_dtype, anchor) if x is None else x
-    if len(team) > world.transport.largest_tree:
+    if len(team) > LARGEST_TREE:
         return world.transport.broadcast(tied_zeros(shape_dtype, anchor) if x is None else x, team)
     channel = Channel(world.transport, anchor, tag)
     for action, partner in broadcast_steps(len(team), team.index(world.rank)):
@@ -47,6 +59,15 @@ def broadcast_in_team(
             channel.send(x, team[partner])
     assert x is not None
     return channel.finish(x)
+
+
+def broadcast_operations(team: Workers, worker: int, shape_dtype: ShapeDtype, tag: int) -> Operations:
+    """Return what `worker` communicates in `broadcast_in_team`."""
+    if shape_dtype.size == 0 or len(team) == 1:
+        return ()
+    if len(team) > LARGEST_TREE:
+        return (_of_team("bcast", team, shape_dtype),)
+    return _tree(broadcast_steps(len(team), team.index(worker)), team, shape_dtype, tag)
 
 
 def reduce_in_team(
@@ -61,12 +82,22 @@ def reduce_in_team(
         x = x.astype(wide.dtype)
     if shape_dtype.size == 0 or len(team) == 1:
         y = tied_zeros(wide, anchor) if x is None else x
-    elif len(team) > world.transport.largest_tree:
+    elif len(team) > LARGEST_TREE:
         summable, op = _reducible(tied_zeros(wide, anchor) if x is None else x, "sum")
         y = world.transport.reduce(summable, team, op)
     else:
         y = _tree_reduce(world, team, x, anchor, wide, tag)
     return y.astype(shape_dtype.dtype)
+
+
+def reduce_operations(team: Workers, worker: int, shape_dtype: ShapeDtype, tag: int) -> Operations:
+    """Return what `worker` communicates in `reduce_in_team`."""
+    wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
+    if shape_dtype.size == 0 or len(team) == 1:
+        return ()
+    if len(team) > LARGEST_TREE:
+        return (_of_team("reduce", team, *_reduced(wide, "sum")),)
+    return _tree(reduction_steps(len(team), team.index(worker)), team, wide, tag)
 
 
 def allreduce_in_team(world: World, team: Workers, x: Array, op: Reduction = "sum") -> Array:
@@ -75,6 +106,41 @@ def allreduce_in_team(world: World, team: Workers, x: Array, op: Reduction = "su
         return x
     reducible, op = _reducible(x.astype(accumulation_dtype(np.dtype(x.dtype))), op)
     return world.transport.allreduce(reducible, team, op).astype(x.dtype)
+
+
+def allreduce_operations(team: Workers, shape_dtype: ShapeDtype, op: Reduction = "sum") -> Operations:
+    """Return what each worker of `team` communicates in `allreduce_in_team`."""
+    if shape_dtype.size == 0 or len(team) == 1:
+        return ()
+    wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
+    return (_of_team("allreduce", team, *_reduced(wide, op)),)
+
+
+def _tree(steps: Iterable[tuple[str, int]], team: Workers, shape_dtype: ShapeDtype, tag: int) -> Operations:
+    return tuple(
+        message(tag, coming=shape_dtype, source=team[partner])
+        if action == "receive"
+        else message(tag, shape_dtype, team[partner])
+        for action, partner in steps
+    )
+
+
+def _reduced(shape_dtype: ShapeDtype, op: Reduction) -> tuple[ShapeDtype, Reduction]:
+    """Return the shape and dtype, and the operation, in which `_reducible` has an array reduced."""
+    is_bool = shape_dtype.dtype == np.bool_
+    return (ShapeDtype(shape_dtype.shape, np.dtype(np.uint8)), "max") if is_bool else (shape_dtype, op)
+
+
+def _of_team(kind: str, team: Workers, given: ShapeDtype, op: str = "") -> Operation:
+    return Operation(
+        kind,
+        team,
+        root=None if kind == "allreduce" else team[0],
+        count=given.size,
+        dtype=given.dtype.name,
+        itemsize=given.dtype.itemsize,
+        op=op.upper(),
+    )
 
 
 def _tree_reduce(

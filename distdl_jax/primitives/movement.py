@@ -17,6 +17,8 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.programs.ir import Operation
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
@@ -42,6 +44,9 @@ class Movement(Protocol):
     def run(self, world: World, x: Array) -> Array:
         """Run it over `world`: messages only, in the order of the plan, tied to `x` and to the result."""
 
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        """Return what `run` communicates on `worker`, whose part it is and whose block is like `x`, in order."""
+
     def adjoint(self) -> Movement:
         """Return the movement F* with <F x, y> = <x, F* y>, summed over all workers."""
 
@@ -54,6 +59,9 @@ class NonlinearMovement(Movement, Protocol):
 
     Backward, its adjoint moves the result of `before_adjoint`, and `after_adjoint` makes the cotangent of it.
     """
+
+    def adjoint_input(self, y: ShapeDtype) -> ShapeDtype:
+        """Return the shape and dtype of what `before_adjoint` returns, from those of the output."""
 
     def residual(self, x: Array, y: Array) -> Array:
         """Return the residual of the input and the output: it is batched where x is."""
@@ -90,11 +98,21 @@ class _Pullback:
     def run(self, world: World, x: Array) -> Array:
         return self.of.adjoint().run(world, x)
 
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        return self.of.adjoint().operations(worker, x)
+
     def adjoint(self) -> Movement:
         return self.of
 
     def batched(self, n: int) -> Movement:
         return _Pullback(self.of.batched(n))
+
+
+def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Operation, ...]:
+    """Return what the adjoint of a movement communicates on `worker`, where the movement left a block like `y`."""
+    if not part.differentiable:
+        return ()
+    return part.adjoint().operations(worker, part.adjoint_input(y) if _is_nonlinear(part) else y)
 
 
 def move(world: World, part: Movement, x: Array) -> Array:

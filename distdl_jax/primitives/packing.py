@@ -12,8 +12,9 @@ from jax import Array, lax
 
 from distdl_jax.plans.messages import ExchangePlan, Piece, Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.channel import Channel
+from distdl_jax.primitives.channel import Channel, message
 from distdl_jax.primitives.collectives import accumulation_dtype
+from distdl_jax.programs.ir import Operation
 from distdl_jax.tracing.tie import tie
 
 
@@ -43,6 +44,19 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
     blocks = [(piece, _cut(x, piece, lead)) for piece in plan.copies]
     blocks += [block for pieces, packed in arrived for block in _unpacked(packed, pieces, lead)]
     return _assembled(plan, blocks, lead, dtype)
+
+
+def exchange_operations(plan: ExchangePlan, lead: tuple[int, ...], dtype: np.dtype, tag: int) -> tuple[Operation, ...]:
+    """Return what `exchange` communicates, of blocks of `dtype`, with messages of one tag."""
+    found = []
+    for step in plan.rounds:
+        sent, coming = (
+            None if half is None else ShapeDtype((math.prod(lead) * half.size,), dtype)
+            for half in (step.send, step.recv)
+        )
+        dest, source = (None if half is None else half.partner for half in (step.send, step.recv))
+        found.append(message(tag, sent, dest, coming, source))
+    return tuple(found)
 
 
 FEW = 32

@@ -7,25 +7,98 @@ whichever worker makes it. So one process can make the plans of any number of wo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_shapes
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.movement import Movement, move
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.movement import Movement, adjoint_operations, move
+from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Workers, World
 
 ShapeDtypes = Mapping[int, ShapeDtype]
 """The shapes and dtypes of workers' blocks, by world rank."""
 
 
+X: Final = frozenset({"x"})
+PARAMS: Final = frozenset({"params"})
+BOTH: Final = X | PARAMS
+"""Inputs of a plan, on which what moves or is computed depends."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """An action of a plan: a movement.
+
+    - `of`: the plan's inputs that what moves depends on. Where one of them is differentiated, the adjoint runs.
+    - `place`: of the layer, within the network that the plan is of: "3.body.0"; "" in its own plan.
+    """
+
+    movement: MovementPlan
+    of: frozenset[str] = X
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Computes:
+    """An action of a plan: what each worker computes by itself.
+
+    - `work`: from a worker's world rank to its arithmetic; None where it has none.
+    - `of`: the plan's inputs that the data depends on.
+    - `uses_params`: whether parameters take part in it, too.
+    - `place`: as of `Moves`.
+    """
+
+    work: Callable[[int], Work | None]
+    of: frozenset[str] = X
+    uses_params: bool = False
+    place: str = ""
+
+
+Action = Moves | Computes
+
+
+def actions_within(
+    plan: Plan, of: frozenset[str] = X, place: str = "", params: frozenset[str] = PARAMS
+) -> tuple[Action, ...]:
+    """Return the actions of a plan that is part of another one.
+
+    - `of`: the inputs of the outer plan that x of the inner one depends on; `params`: that its parameters do.
+    - `place`: of the inner plan's layer within the outer one's.
+    """
+    depends = {"x": of, "params": params}
+    return tuple(
+        replace(
+            action,
+            of=frozenset().union(*(depends[name] for name in action.of)),
+            place=f"{place}.{action.place}" if place and action.place else place or action.place,
+        )
+        for action in plan.actions
+    )
+
+
+def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:
+    """Return the inputs that the result of actions depends on, where their x depends on `of`."""
+    uses_params = any(isinstance(action, Computes) and action.uses_params for action in actions)
+    return of.union(PARAMS if uses_params else (), *(action.of for action in actions))
+
+
 class Plan(ABC):
     """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What all workers do, in order, for `dj.cost`; of a plan that does not say so, raises `PlanError`."""
+        raise PlanError(
+            f"{type(self).__name__} does not say what its workers do: give it a property `actions`, a tuple of `Moves` "
+            "and `Computes` (docs/own-layers.md)."
+        )
 
     @property
     @abstractmethod
@@ -67,6 +140,22 @@ class MovementPlan(Plan):
     def part(self, worker: int) -> Movement | None:
         """Return the movement of any worker of the world; None where it keeps its block, and nobody waits for it."""
 
+    inputs: ShapeDtypes
+    """The shapes and dtypes of the workers' blocks before, by world rank."""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (Moves(self),)
+
+    def operations(self, worker: int, *, adjoint: bool = False) -> tuple[Operation, ...]:
+        """Return what `worker` communicates in the movement, or in its adjoint, in order."""
+        part = self.part(worker)
+        if part is None:
+            return ()
+        if adjoint:
+            return adjoint_operations(part, worker, self.output(worker))
+        return part.operations(worker, self.inputs[worker])
+
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards, given its block `x`."""
         part = self.part(world.rank)
@@ -78,6 +167,10 @@ class Unmoved(MovementPlan):
     """The plan of an operation in which every worker keeps its block; `inputs` are their shapes and dtypes."""
 
     inputs: ShapeDtypes = field(hash=False)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return ()
 
     @cached_property
     def workers(self) -> Workers:

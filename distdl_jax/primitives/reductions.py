@@ -19,7 +19,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import Extremum, ExtremumPlan
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
 from distdl_jax.primitives.block_checks import common_dtype, is_differentiable, owned_grid
-from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
+from distdl_jax.primitives.collectives import Operations, accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.primitives.statistics import Along, Moments
 from distdl_jax.tracing.materialize import materialize
@@ -96,6 +96,9 @@ class CountedExtremum(Extremum):
 
     def run(self, world: World, x: Array) -> Array:
         return super().run(world, x[..., 0])
+
+    def operations(self, worker: int, x: ShapeDtype) -> Operations:
+        return super().operations(worker, ShapeDtype(x.shape[:-1], x.dtype))
 
     def residual(self, x: Array, y: Array) -> Array:
         """Return how many of this worker's entries are the largest."""

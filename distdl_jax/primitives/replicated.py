@@ -19,6 +19,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan, TeamMovement, teams_of
 from distdl_jax.primitives.block_checks import common_shape_dtype
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
+from distdl_jax.programs.ir import Operation
 from distdl_jax.validation import checked_axes
 from distdl_jax.world import Workers, World
 
@@ -28,6 +29,9 @@ class Copy(TeamMovement):
 
     def run(self, world: World, x: Array) -> Array:
         return x
+
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        return ()
 
 
 @dataclass(frozen=True)

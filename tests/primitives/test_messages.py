@@ -19,6 +19,7 @@ from matrix.transformations import TRANSFORMATIONS
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.primitives import collectives
 from distdl_jax.programs.ir import operations
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.transports.mpi import transport
@@ -52,7 +53,7 @@ def test_long_messages_travel_in_pieces(
     What is no broadcast and no sum does not know of trees: each dtype takes it once.
     """
     monkeypatch.setattr(transport, "MAX_ELEMENTS", 5)
-    monkeypatch.setattr(transport.MPITransport, "largest_tree", largest_tree)
+    monkeypatch.setattr(collectives, "LARGEST_TREE", largest_tree)
     chosen = movements(2 if largest_tree == 1 else 3)
     others = chosen[5:][(turn + largest_tree // 8) % 2 :: 2]
     check_exactly([(case, dtype) for case in (*chosen[:5], *others)])
@@ -78,7 +79,7 @@ def test_a_long_message_is_as_many_operations_as_it_takes(monkeypatch: pytest.Mo
 def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broadcast and sum-reduce by the transport's collectives stand the deepest transformation, as they do by trees."""
     used_transport = dj.Partition().world.transport
-    monkeypatch.setattr(type(used_transport), "largest_tree", 1)
+    monkeypatch.setattr(collectives, "LARGEST_TREE", 1)
     some, rank = tuple(movements(31)[:5]), dj.Partition().rank
     check_exactly([(case, "float64") for case in some])
     operators = library(some).values()
@@ -127,7 +128,7 @@ def test_order_of_teams() -> None:
 @pytest.mark.parametrize("largest_tree", [0, 8])
 def test_what_is_sent_is_sent_before_it_is_read(largest_tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the compiled program: others wait for what is sent, and what reads it may take long."""
-    monkeypatch.setattr(transport.MPITransport, "largest_tree", largest_tree)
+    monkeypatch.setattr(collectives, "LARGEST_TREE", largest_tree)
     P = dj.Partition()
     root = P.create_partition_inclusive([0])
     x = jnp.ones((9, 9 + largest_tree)) if P.rank == 0 else dj.zero_volume_tensor(9)

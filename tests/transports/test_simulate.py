@@ -14,7 +14,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.functional import all_sum_reduce, broadcast, halo_exchange, repartition, sum_reduce
-from distdl_jax.transports.threads.transport import ThreadTransport
+from distdl_jax.primitives import collectives
 
 pytestmark = pytest.mark.limit(600)
 
@@ -71,7 +71,7 @@ def test_a_linear_layer_in_teams_of_all_sizes(size):
     [("float64", 8), ("bfloat16", 8), ("float16", 1), ("complex64", 1), ("int8", 8), ("bool", 1), ("bool", 8)],
 )
 def test_every_dtype_travels_also_without_elements(dtype, largest_tree, monkeypatch):
-    monkeypatch.setattr(ThreadTransport, "largest_tree", largest_tree)
+    monkeypatch.setattr(collectives, "LARGEST_TREE", largest_tree)
 
     def program():
         P, P_root, P_all = partitions()

@@ -52,9 +52,6 @@ _MPI_DTYPES = {"bool", "float32", "float64", "complex64", "complex128"} | {
 class MPITransport:
     """The operations of this worker over the communicators of its world."""
 
-    # mpi4jax's own broadcast fills a template and copies it on every receiver before it receives; a message does not.
-    largest_tree = 8
-
     def __init__(self, communicators: Communicators) -> None:
         self._communicators = communicators
 

@@ -23,9 +23,6 @@ from distdl_jax.world import Reduction, Workers
 class ThreadTransport:
     """The operations of this worker at the rendezvous of its world."""
 
-    # As over MPI, so that sums are added in the same order, and checks report the same messages.
-    largest_tree = 8
-
     def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self._rank = rank
         self._rendezvous = rendezvous

@@ -1,0 +1,1 @@
+"""What a training step of a network costs each worker, foreseen from its plans."""

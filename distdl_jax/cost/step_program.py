@@ -1,0 +1,62 @@
+"""One worker's part of a training step, from the actions of a plan: what it computes and communicates, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves
+from distdl_jax.programs.ir import Operation
+
+Direction = Literal["forward", "input gradient", "parameter gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a worker does: an operation of MPI's, or the arithmetic of one direction.
+
+    - `place`: of the layer in the network: "3.body.0".
+    - `does`: what; of a movement's adjoint the direction is "input gradient".
+    """
+
+    place: str
+    direction: Direction
+    does: Operation | Work
+
+
+def step_events(
+    actions: Sequence[Action], worker: int, *, backward: bool = True, x_has_gradient: bool = False
+) -> Iterator[Event]:
+    """Yield what `worker` does in one training step, in order: all actions forward, and backward what has a derivative.
+
+    - `backward`: whether gradients of the parameters are computed.
+    - `x_has_gradient`: whether that of the network's input is, too.
+    """
+    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
+    for action in actions:
+        yield from _forward(action, worker)
+    for action in reversed(actions) if backward else ():
+        yield from _backward(action, worker, differentiated)
+
+
+def _forward(action: Action, worker: int) -> Iterator[Event]:
+    match action:
+        case Moves(movement):
+            for operation in movement.operations(worker):
+                yield Event(action.place, "forward", operation)
+        case Computes(work) if (mine := work(worker)) is not None:
+            yield Event(action.place, "forward", mine)
+
+
+def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+    match action:
+        case Moves(movement) if action.of & differentiated:
+            for operation in movement.operations(worker, adjoint=True):
+                yield Event(action.place, "input gradient", operation)
+        case Computes(work) if (mine := work(worker)) is not None:
+            if action.of & differentiated:
+                yield Event(action.place, "input gradient", mine)
+            if action.uses_params:
+                yield Event(action.place, "parameter gradient", mine)
