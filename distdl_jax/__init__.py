@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.block_functions import map_blocks
     from distdl_jax.checked_jit import check, jit
+    from distdl_jax.costs.cost import cost
     from distdl_jax.errors import (
         CheckpointError,
         DistDLError,
@@ -47,6 +48,7 @@ _MODULES = {
     "transports.open_world": ("close",),
     "block_functions": ("map_blocks",),
     "checked_jit": ("check", "jit"),
+    "costs.cost": ("cost",),
     "errors": (
         "CheckpointError",
         "DistDLError",
@@ -85,6 +87,7 @@ __all__ = [
     "check_replicated",
     "checkpoint",
     "close",
+    "cost",
     "data",
     "from_torch",
     "functional",
