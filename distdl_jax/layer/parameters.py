@@ -19,11 +19,12 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
-from distdl_jax.primitives.plan import PARAMS, Action, MovementPlan, ShapeDtypes, actions_within
+from distdl_jax.primitives.plan import PARAMS, Action, MovementPlan, ShapeDtypes, actions_within, taking_part
 from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
@@ -114,6 +115,10 @@ class ParameterPartitions:
         """Plan the movement that gives each worker of P the whole of the block of which it has a piece."""
         pieces = {worker: blocks[name] for worker, blocks in params.items()}
         owned = owned_grid(f'params["{name}"]', P, pieces)
+        if P.shape[0] == self.shards:  # one block in all, so everyone gathers all of its pieces
+            of_owners = taking_part(pieces, P.ranks)
+            dtype = common_dtype(f'params["{name}"]', pieces, P.ranks)
+            return GatherPlan("parameters", of_owners, dtype, owned, (0,), gathers=True)
         rows = balanced_ranges(owned.extent[0], P.shape[0] // self.shards)
         needed = tuple(block for block in rows for _ in range(self.shards))
         return plan_ranges("parameters", pieces, P, Halos(owned, (needed, *owned.ranges[1:])))

@@ -119,7 +119,8 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
 
     With P_x of shape p_0 x ... x p_{D-1} and a tensor of n_0 x ... x n_{D-1}, the result has the whole n_d in the
     dimensions of `axes`, and this worker's own block in the others. The adjoint sums the cotangents of the copies
-    back onto the blocks: `reduce_scatter`, onto blocks of the sizes that they had.
+    back onto the blocks: `reduce_scatter`, onto blocks of the sizes that they had. Along a dimension of p > 8 workers
+    each sends ceil(log2 p) messages, of all blocks but one in all; along a shorter one, p - 1.
 
     **Arguments:**
 

@@ -5,8 +5,10 @@ import pytest
 from playing import play, play_adjoint
 
 import distdl_jax as dj
+from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import plan_all_gather
+from distdl_jax.primitives.plan import PARAMS, Moves
 
 
 @pytest.mark.parametrize("p", [9, 12, 16, 17, 33])
@@ -28,3 +30,12 @@ def test_a_long_line_gathers_by_doubling(p: int) -> None:
         assert max(map(len, of_workers)) == (p - 1).bit_length()
         received = sum(op.count if op.kind == "recv" else op.received for ops in of_workers for op in ops)
         assert received == 2 * 2 * (p - 1) * sum(lengths)
+
+
+def test_a_sharded_weight_is_gathered_by_doubling() -> None:
+    """Cut over 16 workers of a data-parallel convolution: 4 messages for the weight, 4 for the bias."""
+    P = dj.planning_world(16).grid([16, 1, 1])
+    layer = nn.DistributedConv1d(P, in_channels=3, out_channels=20, kernel_size=3, sharded=True)
+    actions = layer.plan({w: ShapeDtype((2, 3, 8), np.dtype("float32")) for w in range(16)}).actions
+    gathers = [action.movement for action in actions if isinstance(action, Moves) and action.of == PARAMS]
+    assert [len(gather.operations(5)) for gather in gathers] == [4, 4]
