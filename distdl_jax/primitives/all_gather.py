@@ -26,8 +26,8 @@ LARGEST_DIRECT = 8
 """Lines of up to this many workers send each other their blocks directly, longer ones by recursive doubling.
 
 The bytes are the same. On 2 cores, 4 and 8 workers showed no difference in time beyond that between equal
-programs, and direct messages need no blocks in between. What p - 1 messages in place of ceil(log2 p) cost are latency and time to
-compile, for which many workers pay.
+programs, and direct messages need no blocks in between. What p - 1 messages in place of
+ceil(log2 p) cost are latency and time to compile, for which many workers pay.
 """
 
 
