@@ -17,6 +17,7 @@ from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
+from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import checked_axes, checked_boolean, checked_booleans, checked_integer, checked_integers
 from distdl_jax.watchdog.status import worker_status
@@ -55,13 +56,13 @@ class Partition(WorkerTeam):
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         world = open_world(comm)
-        self._set(world, tuple(range(world.size)), (world.size,))
+        self._set(world, worker_ranks(range(world.size)), (world.size,))
 
     @staticmethod
     def of_workers(world: World, ranks: Iterable[int]) -> Partition:
         """Return the partition of the workers `ranks` (world ranks, in order); of none, the null partition."""
         partition = object.__new__(Partition)
-        ranks = tuple(ranks)
+        ranks = worker_ranks(ranks)
         partition._set(world, ranks, (len(ranks),))
         return partition
 
@@ -86,6 +87,8 @@ class Partition(WorkerTeam):
 
         **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
         """
+        if isinstance(ranks, range) and ranks == range(self.size):
+            return self.of_workers(self._world, self._ranks)
         chosen, size = checked_integers("ranks", ranks), self.size
         if outside := [rank for rank in chosen if not 0 <= rank < size]:
             raise InvalidArgumentError(

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.decomposition import Workers
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.all_gather import all_gather
 from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 from jax import Array
 
-from distdl_jax.plans.decomposition import Workers as Workers
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import Workers as Workers
 from distdl_jax.programs.ir import Operation, Program
 from distdl_jax.watchdog.call_log import CallLog
 

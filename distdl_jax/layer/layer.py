@@ -33,6 +33,7 @@ from distdl_jax.layer.output_specs import spec_of_blocks
 from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -245,7 +246,7 @@ class PartitionedLayer(BaseLayer):
     @cached_property
     def _team(self) -> Workers:
         """The world ranks of the workers that take part, ascending."""
-        return tuple(sorted({*self.P_x.ranks, *self.output_partition.ranks}))
+        return union(self.P_x.ranks, self.output_partition.ranks)
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Plan:
         """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.

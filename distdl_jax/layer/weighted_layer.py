@@ -15,6 +15,7 @@ from distdl_jax.initialization import Initializer, UniformFanIn, initialize_para
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import ParameterPartitions, Params
 from distdl_jax.partition import Partition
+from distdl_jax.plans.worker_ranks import union
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.world import Workers
 
@@ -73,7 +74,7 @@ class WeightedLayer(AffineLayer):
 
     @cached_property
     def _team(self) -> Workers:
-        return tuple(sorted({*self._work.ranks, *self.input_partition.ranks, *self.output_partition.ranks}))
+        return union(self._work.ranks, self.input_partition.ranks, self.output_partition.ranks)
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of each parameter: a pytree like the parameters."""

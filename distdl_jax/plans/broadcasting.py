@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import Workers, index_of, rank_of
+from distdl_jax.plans.decomposition import index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.validation import checked_axes
 
 Shape = tuple[int, ...]

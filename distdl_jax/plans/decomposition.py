@@ -7,16 +7,14 @@ A *range* is a half-open interval `(start, stop)` of one dimension's indices, a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 
 from distdl_jax.errors import InvalidArgumentError
-
-Workers = tuple[int, ...]
-"""World ranks, in the order of a team's ranks."""
+from distdl_jax.plans.worker_ranks import ConsecutiveRanks, positions, worker_ranks
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
@@ -177,7 +175,7 @@ class ProductGrid:
             raise InvalidArgumentError(
                 f"`ranks` (of length {len(self.ranks)}) must hold one rank per cell of a grid of shape {self.shape}."
             )
-        if len(self.cell_of) != len(self.ranks):
+        if not isinstance(self.ranks, ConsecutiveRanks) and len(self.cell_of) != len(self.ranks):
             twice = sorted(rank for rank, count in Counter(self.ranks).items() if count > 1)
             raise InvalidArgumentError(f"`ranks` holds {twice} more than once, but a worker has one cell only.")
         for d, ranges in enumerate(self.ranges):
@@ -196,7 +194,7 @@ class ProductGrid:
                 f"must have the same number of dimensions."
             )
         ranges = (balanced_ranges(n, p) for n, p in zip(global_shape, partition_shape, strict=True))
-        return cls(tuple(ranks), tuple(ranges))
+        return cls(worker_ranks(ranks), tuple(ranges))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -204,9 +202,9 @@ class ProductGrid:
         return tuple(len(ranges) for ranges in self.ranges)
 
     @cached_property
-    def cell_of(self) -> dict[int, int]:
+    def cell_of(self) -> Mapping[int, int]:
         """From a world rank to the row-major number of its cell."""
-        return {rank: cell for cell, rank in enumerate(self.ranks)}
+        return positions(self.ranks)
 
     def index(self, cell: int) -> tuple[int, ...]:
         """Return the index of cell number `cell`."""

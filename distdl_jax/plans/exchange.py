@@ -17,6 +17,7 @@ from typing import NamedTuple
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import ProductGrid, Range, box_shape, intersect_ranges
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round, Start
+from distdl_jax.plans.worker_ranks import positions, union
 
 
 class _Segment(NamedTuple):
@@ -211,7 +212,7 @@ class Exchange:
     @cached_property
     def team(self) -> tuple[int, ...]:
         """The world ranks of all workers that own or need something, ascending."""
-        return tuple(sorted({*self.owned.ranks, *self.needed.ranks}))
+        return union(self.owned.ranks, self.needed.ranks)
 
     @property
     def is_identity(self) -> bool:
@@ -219,8 +220,8 @@ class Exchange:
         return self.owned == self.needed
 
     @cached_property
-    def _position(self) -> dict[int, int]:
-        return {rank: i for i, rank in enumerate(self.team)}
+    def _position(self) -> Mapping[int, int]:
+        return positions(self.team)
 
     @cached_property
     def _owned_segments(self) -> tuple[_Segments, ...]:

@@ -9,7 +9,7 @@ dimension for each group, which costs nothing, and there a message's pieces are 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -20,6 +20,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import ProductGrid, Range, index_of, rank_of
 from distdl_jax.plans.exchange import Overlap, product_pieces, shift_schedule
 from distdl_jax.plans.messages import ExchangePlan, Piece
+from distdl_jax.plans.worker_ranks import positions, union
 
 Axis = tuple[Range, ...]
 """The ranges along a dimension, which follow each other from 0 on."""
@@ -151,7 +152,7 @@ class Reshaping:
     @cached_property
     def team(self) -> tuple[int, ...]:
         """The world ranks of all workers that own or need something, ascending."""
-        return tuple(sorted({*self.owned.ranks, *self.needed.ranks}))
+        return union(self.owned.ranks, self.needed.ranks)
 
     def in_shape(self, rank: int) -> tuple[int, ...]:
         """Return the shape in which the block of x of a worker is looked at: a length for each group, 0 where it has
@@ -175,8 +176,8 @@ class Reshaping:
         return ExchangePlan(self.in_shape(rank), self.out_shape(rank), copies, rounds)
 
     @cached_property
-    def _position(self) -> dict[int, int]:
-        return {rank: i for i, rank in enumerate(self.team)}
+    def _position(self) -> Mapping[int, int]:
+        return positions(self.team)
 
     def _indices(self, side: int, grid: ProductGrid, rank: int) -> list[tuple[int, ...]] | None:
         """Return the place of a worker's block in each group."""

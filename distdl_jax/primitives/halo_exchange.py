@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,6 +17,7 @@ from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
@@ -39,6 +41,10 @@ class RangesPlan(BoxPlan):
                 raise PlanError(
                     f"What workers need must be in the tensor, but in dimension {d}, of length {n}, they need {ranges}."
                 )
+
+    @cached_property
+    def workers(self) -> Workers:
+        return union(self.halos.owned.ranks)
 
     @property
     def copies(self) -> bool:

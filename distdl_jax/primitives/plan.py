@@ -18,6 +18,7 @@ from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
+from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.movement import Movement, adjoint_operations, move
 from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Workers, World
@@ -185,7 +186,7 @@ class Unmoved(MovementPlan):
 
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> dict[int, ShapeDtype]:
     """Return the shapes and dtypes on the workers of `teams`, by world rank, ascending, from those on more workers."""
-    workers = sorted({worker for team in teams for worker in team})
+    workers = union(*teams)
     if missing := [worker for worker in workers if worker not in shape_dtypes]:
         raise InvalidArgumentError(
             f"`x` must say what each worker that takes part holds, but says nothing of worker {missing[0]}."

@@ -22,8 +22,9 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.plans.broadcasting import reduction_team
-from distdl_jax.plans.decomposition import Box, ProductGrid, Workers, box_shape, ranges_of_sizes
+from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan
 from distdl_jax.tracing.tie import tie

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distdl_jax.plans.decomposition import Workers
+from distdl_jax.plans.worker_ranks import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from distdl_jax.plans.decomposition import Workers
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations, simplified
 from distdl_jax.programs.pairing import Pairing
 

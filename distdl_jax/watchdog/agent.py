@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from distdl_jax.agreement.replay import OthersArePast
 from distdl_jax.errors import PlanError
-from distdl_jax.plans.decomposition import Workers
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say

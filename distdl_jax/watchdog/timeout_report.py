@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.plans.decomposition import Workers
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.programs.matching import find_stops
 from distdl_jax.watchdog.clock import seconds_text

@@ -1,0 +1,104 @@
+"""World ranks of workers in an order. Those that follow each other, as of most partitions, are found by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Workers = tuple[int, ...]
+"""World ranks, in the order of a team's ranks."""
+
+
+class ConsecutiveRanks(tuple[int, ...]):
+    """A tuple of world ranks that follow each other: a search, and a comparison with another, takes no loop."""
+
+    _hash: int
+    _text: str
+
+    def __contains__(self, rank: object) -> bool:
+        if not isinstance(rank, int):
+            return super().__contains__(rank)
+        return bool(self) and self[0] <= rank <= self[-1]
+
+    def index(self, rank: Any, *limits: Any) -> int:
+        """Return the place of `rank`; raises `ValueError` where it is not there."""
+        if limits or not isinstance(rank, int) or rank not in self:
+            return super().index(rank, *limits)
+        return rank - self[0]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ConsecutiveRanks):
+            return len(self) == len(other) and self[:1] == other[:1]
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        if "_hash" not in vars(self):
+            self._hash = super().__hash__()
+        return self._hash
+
+    def __repr__(self) -> str:
+        if "_text" not in vars(self):
+            self._text = super().__repr__()
+        return self._text
+
+
+class _Positions(Mapping[int, int]):
+    """From a rank to its place among ranks that follow each other."""
+
+    def __init__(self, ranks: ConsecutiveRanks) -> None:
+        self._ranks = ranks
+
+    def __getitem__(self, rank: int) -> int:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        return rank - self._ranks[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+def worker_ranks(ranks: Iterable[int]) -> Workers:
+    """Return ranks as a tuple, one that knows it where they follow each other.
+
+    >>> worker_ranks([4, 5, 6]).index(6), worker_ranks([2, 0])
+    (2, (2, 0))
+    """
+    if isinstance(ranks, ConsecutiveRanks):
+        return ranks
+    ranks = tuple(ranks)
+    if ranks and ranks[-1] - ranks[0] + 1 == len(ranks) and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+        return ConsecutiveRanks(ranks)
+    return ranks
+
+
+def union(*teams: Iterable[int]) -> Workers:
+    """Return the ranks of all teams, ascending.
+
+    >>> union((3, 1), (2, 1))
+    (1, 2, 3)
+    """
+    largest = max(teams, key=lambda team: len(team) if isinstance(team, ConsecutiveRanks) else -1, default=())
+    if isinstance(largest, ConsecutiveRanks) and all(_is_within(team, largest) for team in teams):
+        return largest
+    return worker_ranks(sorted({rank for team in teams for rank in team}))
+
+
+def _is_within(team: Iterable[int], ranks: ConsecutiveRanks) -> bool:
+    if isinstance(team, ConsecutiveRanks):
+        return not team or (team[0] in ranks and team[-1] in ranks)
+    return all(rank in ranks for rank in team)
+
+
+def positions(ranks: Workers) -> Mapping[int, int]:
+    """Return a mapping from each of `ranks` to its place.
+
+    >>> positions((5, 3))[3]
+    1
+    """
+    return _Positions(ranks) if isinstance(ranks, ConsecutiveRanks) else {rank: i for i, rank in enumerate(ranks)}
