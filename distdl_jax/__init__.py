@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
+    from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.block_functions import map_blocks
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from distdl_jax.gathering import gather, scatter
     from distdl_jax.initialization import init, init_block
+    from distdl_jax.machine.machine import Machine
     from distdl_jax.optimizer_specs import specs_like
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.planning import planning_world
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
+    "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
@@ -59,6 +60,7 @@ _MODULES = {
     ),
     "gathering": ("gather", "scatter"),
     "initialization": ("init", "init_block"),
+    "machine.machine": ("Machine",),
     "optimizer_specs": ("specs_like",),
     "partition": ("CartesianPartition", "Partition"),
     "planning": ("planning_world",),
@@ -77,6 +79,7 @@ __all__ = [
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
+    "Machine",
     "Partition",
     "PlanError",
     "SetupError",
@@ -101,6 +104,7 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "machine",
     "map_blocks",
     "nn",
     "optim",
