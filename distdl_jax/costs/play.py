@@ -141,13 +141,13 @@ def play(steps: Sequence[Step], rows: int, workers: int, *, noise: float = 0.0, 
         if repeats := len(increments) > 1 and np.allclose(increments[-1], increments[-2], rtol=1e-9, atol=1e-12):
             break
     if not noise:
-        return Played(spent, np.array([increments[-1].max()]), repeats)
-    draw, mean, ends = np.random.default_rng(seed), Spent.none(rows, workers), [float(clock.max())]
+        return Played(spent, np.max(increments[-1], keepdims=True), repeats)
+    draw, mean, ends = np.random.default_rng(seed), Spent.none(rows, workers), [float(np.max(clock))]
     for _ in range(NOISY_PASSES):
         spent = Spent.none(rows, workers)
         clock = _pass(steps, clock, spent, draw, noise)
         mean.add(spent, 1 / NOISY_PASSES)
-        ends.append(float(clock.max()))
+        ends.append(float(np.max(clock)))
     return Played(mean, np.diff(ends), repeats)
 
 
