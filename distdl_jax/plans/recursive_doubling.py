@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distdl_jax.plans.decomposition import Range, Workers
+from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
+from distdl_jax.plans.worker_ranks import Workers
 
 
 def doubling_steps(

@@ -1,4 +1,4 @@
-"""The solver finds what a search of all choices finds: on chains, residuals and nested skips, with and without limit."""
+"""The solver finds what a search of all choices finds: on chains, residuals, skips, with and without limit."""
 
 import itertools
 
