@@ -1,0 +1,163 @@
+"""What plans say that workers communicate in a training step is, operation by operation, what their programs do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.costs.step_program import step_events
+from distdl_jax.programs.ir import Operation, operations
+
+Network = tuple[Any, dj.TensorSpec]
+
+
+def lenet(P: dj.Partition) -> Network:
+    """A small network on four workers, from an image on one of them to scores on one."""
+    conv, one = P.grid([1, 1, 2, 2]), P.grid([1, 1, 1, 1], [0])
+    layers = nn.Sequential(
+        nn.Repartition(one, conv),
+        nn.DistributedConv2d(conv, in_channels=1, out_channels=6, kernel_size=5, padding=2),
+        jax.nn.relu,
+        nn.DistributedMaxPool2d(conv, 2),
+        nn.DistributedConv2d(conv, in_channels=6, out_channels=16, kernel_size=5),
+        nn.DistributedAvgPool2d(conv, 2),
+        nn.Repartition(conv, one),
+        nn.DistributedConv2d(one, in_channels=16, out_channels=3, kernel_size=1),
+    )
+    return layers, dj.TensorSpec((3, 1, 28, 28), one)
+
+
+def linear(P: dj.Partition) -> Network:
+    """Two products whose weights are cut on both sides."""
+    row, weight = P.grid([1, 2]), P.grid([2, 2])
+    layers = nn.Sequential(
+        nn.DistributedLinear(row, row, weight, 7, 9), jnp.tanh, nn.DistributedLinear(row, row, weight, 9, 5)
+    )
+    return layers, dj.TensorSpec((3, 7), row)
+
+
+def residual(P: dj.Partition) -> Network:
+    """A residual block with the batch and two features split, unevenly."""
+    conv = P.grid([2, 1, 1, 2])
+
+    def layer() -> nn.DistributedConv2d:
+        return nn.DistributedConv2d(conv, in_channels=3, out_channels=3, kernel_size=3, padding=1)
+
+    block = nn.Residual(nn.Sequential(layer(), jax.nn.relu, layer()))
+    return nn.Sequential(layer(), block, layer()), dj.TensorSpec((3, 3, 9, 11), conv)
+
+
+def channels(P: dj.Partition) -> Network:
+    """Convolutions whose channels are split, with a stride, with sharded parameters, and with empty blocks."""
+    conv = P.grid([1, 2, 1, 2])
+    layers = nn.Sequential(
+        nn.DistributedConv2d(conv, in_channels=5, out_channels=6, kernel_size=3, padding=1, stride=2),
+        nn.DistributedConv2d(conv, in_channels=6, out_channels=1, kernel_size=3, sharded=True),
+    )
+    return layers, dj.TensorSpec((3, 5, 19, 7), conv)
+
+
+@pytest.mark.parametrize("build", [lenet, linear, residual, channels])
+def test_plans_foresee_every_operation_of_a_training_step(build: Callable[[dj.Partition], Network]) -> None:
+    """In order, with partners, tags, lengths and dtypes; the last is the sum of the loss's parts."""
+
+    def program() -> dict[int, Any]:
+        network, spec = build(dj.Partition())
+        params, x = network.init(jax.random.key(0), jnp.float32), jnp.zeros(spec.local_shape, jnp.float32)
+        x = x if spec.box else dj.zero_volume_tensor(spec.global_shape[0], dtype=jnp.float32)
+        step = dj.value_and_grad(lambda params, x: jnp.sum(network(params, x) ** 2))
+        return dict(dj.check(step, params, x).programs)
+
+    programs = dj.simulate(4, program)[0]
+    network, spec = build(dj.planning_world(4))
+    actions = network.plan(blocks(spec)).actions
+    cost = dj.cost(network, spec)
+    for worker, found in programs.items():
+        real = [without_team(operation) for operation, times in operations(found) for _ in range(times or 0)]
+        foreseen = [event.does for event in step_events(actions, worker) if isinstance(event.does, Operation)]
+        assert foreseen == real[:-1]
+        assert (real[-1].kind, real[-1].count) == ("allreduce", 1)
+        sent = [operation for operation in real if operation.is_message and operation.dest is not None]
+        assert cost.messages[worker] == len(sent)
+        assert cost.bytes[worker] == sum(operation.bytes_sent for operation in real[:-1])
+
+
+def blocks(spec: dj.TensorSpec) -> dict[int, dj.ShapeDtype]:
+    """Return the shapes and dtypes of all workers' blocks."""
+    dtype = np.dtype("float32")
+    return {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(spec.partition.world.size)}
+
+
+def without_team(operation: Operation) -> Operation:
+    """Return the operation; a message's team, all workers, is not in plans."""
+    return replace(operation, team=()) if operation.is_message else operation
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2), (3, 2, 2)])
+def test_flops_of_a_convolution_are_what_xla_counts(stride: int, padding: int, dilation: int) -> None:
+    """Products with padding don't count."""
+    P = dj.planning_world(1).grid([1, 1, 1, 1])
+    options = {"kernel_size": (3, 2), "stride": stride, "padding": min(padding, 1), "dilation": dilation}
+    layer = nn.DistributedConv2d(P, in_channels=4, out_channels=6, groups=2, bias=False, **options)
+    spec = dj.TensorSpec((2, 4, 9, 8), P)
+
+    def convolve(x: jax.Array, w: jax.Array) -> jax.Array:
+        pads = [(min(padding, 1),) * 2] * 2
+        return jax.lax.conv_general_dilated(
+            x, w, (stride,) * 2, pads, rhs_dilation=(dilation,) * 2, feature_group_count=2
+        )
+
+    args = (jnp.zeros((2, 4, 9, 8)), jnp.zeros((6, 2, 3, 2)))
+    counted = jax.jit(convolve).lower(*args).cost_analysis()["flops"]
+    y = layer.plan(blocks(spec)).output(0).shape
+    assert y == jax.eval_shape(convolve, *args).shape
+    assert dj.cost(layer, spec, backward=False).flops[0] == counted
+    assert math.prod(y) > 0
+
+
+def test_a_linear_layer_counts_two_flops_for_each_product() -> None:
+    """Forward, for the input where it has a gradient, and for the weight."""
+    P = dj.planning_world(1).grid([1, 1])
+    layer = nn.DistributedLinear(P, P, P, 5, 7)
+    (first, second) = dj.cost(
+        nn.Sequential(layer, nn.DistributedLinear(P, P, P, 7, 3)), dj.TensorSpec((4, 5), P)
+    ).layers
+    assert first.amounts.flops[0] == 2 * (2 * 4 * 5 * 7)
+    assert second.amounts.flops[0] == 3 * (2 * 4 * 7 * 3)
+
+
+def test_parameters_and_what_the_optimiser_stores() -> None:
+    """On the workers that hold them, in bytes."""
+    P = dj.planning_world(2).grid([1, 1, 2])
+    layer = nn.DistributedConv1d(P, in_channels=1, out_channels=2, kernel_size=3)
+    spec = dj.TensorSpec((1, 1, 8), P)
+    adam, sgd = (dj.cost(layer, spec, optimiser=name).workers for name in ("adam", "sgd"))
+    assert adam.parameters.tolist() == adam.gradients.tolist() == [4 * (2 * 3 + 2), 0]
+    assert adam.optimiser.tolist() == [2 * 32, 0]
+    assert sgd.optimiser.tolist() == [0, 0]
+    forward = dj.cost(layer, spec, backward=False).workers
+    assert not forward.gradients.any()
+    assert not forward.optimiser.any()
+
+
+def test_what_can_not_be_foreseen_is_refused() -> None:
+    """By the argument's name, or the plan's class."""
+    P = dj.planning_world(1).grid([1, 1])
+    layer, spec = nn.DistributedLinear(P, P, P, 5, 7), dj.TensorSpec((4, 5), P)
+    with pytest.raises(dj.InvalidArgumentError, match=r"`optimiser` .*'nadam'.* must be one of sgd, "):
+        dj.cost(layer, spec, optimiser="nadam")
+    with pytest.raises(dj.InvalidTypeError, match=r"`network` .* must be a layer"):
+        dj.cost(jax.nn.relu, spec)
+    with pytest.raises(dj.PlanError, match="`x` has shape"):
+        dj.cost(layer, dj.TensorSpec((4, 6), P))
+    with pytest.raises(dj.PlanError, match="NormPlan does not say what its workers do"):
+        dj.cost(nn.DistributedLayerNorm(P, 5), spec)
