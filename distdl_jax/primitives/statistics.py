@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import jax
@@ -27,6 +27,8 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan
+from distdl_jax.primitives.movement import Movement
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
 
@@ -132,8 +134,7 @@ class Moments:
         total = np.maximum(counts.sum(axis=0), 1).astype(self.dtype)
         if not self.centred:
             squares = self._sums(world.rank, x, jnp.square)
-            blocks = dict.fromkeys(team, ShapeDtype(squares.shape, self.dtype))
-            return jnp.zeros_like(squares), AllSumPlan((team,), blocks).run(world, squares) / total
+            return jnp.zeros_like(squares), self._summed(team, squares.shape).run(world, squares) / total
         if x.size:
             mean, squares = _mean_and_squares(x, self.entries, self.box(world.rank))
         else:
@@ -152,11 +153,58 @@ class Moments:
             return tie(self.entries.sums(self.box(worker), jnp.zeros(x.shape, self.dtype)), x)
         return self.entries.sums(self.box(worker), of(x))
 
+    @property
+    def movement(self) -> MovementPlan:
+        """What `run` moves, of all teams."""
+        return _MovementOfTeams(self)
+
+    def movement_of(self, worker: int) -> MovementPlan:
+        """Return the plan of the movement in the team of `worker`."""
+        x = jax.ShapeDtypeStruct(box_shape(self.box(worker)), self.dtype)
+        sums = jax.eval_shape(partial(self.entries.sums, self.box(worker)), x).shape
+        team = self.team(worker)
+        return self._gathered(team, 2 * math.prod(sums)) if self.centred else self._summed(team, sums)
+
+    def _summed(self, team: Workers, shape: tuple[int, ...]) -> AllSumPlan:
+        """Plan the sum of a team's squares on all of its workers."""
+        return AllSumPlan((team,), dict.fromkeys(team, ShapeDtype(shape, self.dtype)))
+
     def _gathered(self, team: Workers, size: int) -> GatherPlan:
         """Plan the gather of the rows of a team on all of its workers."""
         grid = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, size),)))
         row = ShapeDtype((1, size), self.dtype)
         return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
+
+
+@dataclass(frozen=True)
+class _MovementOfTeams(MovementPlan):
+    """The movement of `moments`, in each of its teams."""
+
+    moments: Moments
+
+    @property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.moments.grid.ranks))
+
+    @cached_property
+    def _plans(self) -> dict[int, MovementPlan]:
+        """By worker, the plan of its team."""
+        found: dict[int, MovementPlan] = {}
+        for worker in self.moments.grid.ranks:
+            if worker not in found:
+                found |= dict.fromkeys(self.moments.team(worker), self.moments.movement_of(worker))
+        return found
+
+    @property
+    def inputs(self) -> ShapeDtypes:  # type: ignore[override]
+        return {worker: plan.inputs[worker] for worker, plan in self._plans.items()}
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self._plans[worker].output(worker)
+
+    def part(self, worker: int) -> Movement | None:
+        alone = worker not in self._plans or len(self.moments.team(worker)) == 1
+        return None if alone else self._plans[worker].part(worker)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

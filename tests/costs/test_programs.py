@@ -66,7 +66,18 @@ def channels(P: dj.Partition) -> Network:
     return layers, dj.TensorSpec((3, 5, 19, 7), conv)
 
 
-@pytest.mark.parametrize("build", [lenet, linear, residual, channels])
+def norms(P: dj.Partition) -> Network:
+    """Normalisations over all workers and over some, with weights of which workers hold copies."""
+    conv = P.grid([2, 1, 2, 1])
+    layers = nn.Sequential(
+        nn.DistributedGroupNorm(conv, 2, 4),
+        nn.DistributedRMSNorm(conv, (9, 7)),
+        nn.DistributedLayerNorm(conv, (4, 9, 7)),
+    )
+    return layers, dj.TensorSpec((3, 4, 9, 7), conv)
+
+
+@pytest.mark.parametrize("build", [lenet, linear, residual, channels, norms])
 def test_plans_foresee_every_operation_of_a_training_step(build: Callable[[dj.Partition], Network]) -> None:
     """In order, with partners, tags, lengths and dtypes; the last is the sum of the loss's parts."""
 
@@ -159,5 +170,6 @@ def test_what_can_not_be_foreseen_is_refused() -> None:
         dj.cost(jax.nn.relu, spec)
     with pytest.raises(dj.PlanError, match="`x` has shape"):
         dj.cost(layer, dj.TensorSpec((4, 6), P))
-    with pytest.raises(dj.PlanError, match="NormPlan does not say what its workers do"):
-        dj.cost(nn.DistributedLayerNorm(P, 5), spec)
+    embedding = nn.DistributedEmbedding(P, P.grid([1, 1, 1]), P, 5, 7)
+    with pytest.raises(dj.PlanError, match="EmbeddingPlan does not say what its workers do"):
+        dj.cost(embedding, dj.TensorSpec((4, 5), P), dtype="int32")

@@ -24,8 +24,9 @@ from distdl_jax.layer.parameters import (
 from distdl_jax.nn.norms.scaling import scaled
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.work import Work
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.primitives.plan import PARAMS, Action, BlocksPlan, Computes, Moves, ShapeDtypes, actions_within
 from distdl_jax.primitives.replicated import ReplicatedPlan
 from distdl_jax.primitives.statistics import Along, Entries, Moments
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
@@ -49,6 +50,19 @@ class NormPlan(BlocksPlan):
     param_dims: tuple[int, ...]
     eps: float
     dtype: np.dtype
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (
+            Moves(self.moments.movement),
+            *(action for plan in self.of_params.values() for action in actions_within(plan, PARAMS)),
+            Computes(self._work, uses_params=bool(self.of_params)),
+        )
+
+    def _work(self, worker: int) -> Work:
+        y = self.blocks[worker]
+        read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
+        return Work("normalisation", 4 * y.size, 8 * y.size, 2 * y.size, read, written, saves_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
