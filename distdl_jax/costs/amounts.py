@@ -18,7 +18,6 @@ class Amounts:
     Bytes:
 
     - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and what the optimiser stores.
-    - `activations`: what is stored from the forward to the backward pass.
     - `bytes_forward`, `bytes_backward`: in messages that the worker sends.
     - `team_bytes_forward`, `team_bytes_backward`: that it hands to collective operations.
 
@@ -32,7 +31,6 @@ class Amounts:
     parameters: np.ndarray
     gradients: np.ndarray
     optimiser: np.ndarray
-    activations: np.ndarray
     flops_forward: np.ndarray
     flops_input: np.ndarray
     flops_parameters: np.ndarray
@@ -96,8 +94,3 @@ class Amounts:
         """All bytes sent in messages, and handed to collective operations."""
         in_messages = self.bytes_forward + self.bytes_backward
         return in_messages + self.team_bytes_forward + self.team_bytes_backward
-
-    @property
-    def memory(self) -> np.ndarray:
-        """The bytes that are stored over a step."""
-        return self.parameters + self.gradients + self.optimiser + self.activations

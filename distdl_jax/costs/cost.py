@@ -13,8 +13,9 @@ from jax.typing import DTypeLike
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.step_program import step_events
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
+from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -62,11 +63,6 @@ class Cost:
         """The bytes that each worker sends in messages, and hands to collective operations."""
         return self.workers.bytes
 
-    @property
-    def memory(self) -> np.ndarray:
-        """The bytes that each worker holds at most at one time."""
-        return self.workers.memory
-
 
 def cost(
     network: Callable[..., Any],
@@ -107,7 +103,14 @@ def cost(
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
     x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
-    layers = _layer_amounts(list(placed_layers(network)), network.plan(x).actions, size, backward)
+    placed = list(placed_layers(network))
+    for place, layer in placed:
+        if isinstance(layer, Wrapper):
+            raise PlanError(
+                f"`layers[{place}]` is {type(layer).__name__}, whose plan is that of the layer in it: what it does "
+                "beyond that is not foreseen. Ask for the cost of the network without it."
+            )
+    layers = _layer_amounts(placed, network.plan(x).actions, size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, OPTIMISERS[optimiser], backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers)

@@ -67,12 +67,14 @@ def channels(P: dj.Partition) -> Network:
 
 
 def norms(P: dj.Partition) -> Network:
-    """Normalisations over all workers and over some, with weights of which workers hold copies."""
+    """Normalisations over all workers and over some, and a transposed convolution; workers hold copies of weights."""
     conv = P.grid([2, 1, 2, 1])
     layers = nn.Sequential(
         nn.DistributedGroupNorm(conv, 2, 4),
         nn.DistributedRMSNorm(conv, (9, 7)),
         nn.DistributedLayerNorm(conv, (4, 9, 7)),
+        nn.DistributedBatchNorm(conv, 4),
+        nn.DistributedConvTranspose2d(conv, in_channels=4, out_channels=3, kernel_size=3, stride=2),
     )
     return layers, dj.TensorSpec((3, 4, 9, 7), conv)
 
@@ -173,3 +175,5 @@ def test_what_can_not_be_foreseen_is_refused() -> None:
     embedding = nn.DistributedEmbedding(P, P.grid([1, 1, 1]), P, 5, 7)
     with pytest.raises(dj.PlanError, match="EmbeddingPlan does not say what its workers do"):
         dj.cost(embedding, dj.TensorSpec((4, 5), P), dtype="int32")
+    with pytest.raises(dj.PlanError, match=r"`layers\[1\]` is Remat, .* not foreseen"):
+        dj.cost(nn.Sequential(layer, nn.Remat(nn.DistributedLinear(P, P, P, 7, 3))), spec)
