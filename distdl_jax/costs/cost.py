@@ -13,9 +13,9 @@ from jax.typing import DTypeLike
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.step_program import step_events
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.costs.traced import completed
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
-from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -72,10 +72,11 @@ def cost(
     backward: bool = True,
     dtype: DTypeLike = jnp.float32,
 ) -> Cost:
-    """Foresee what a training step of `network` costs each worker: from plans alone, without a message.
+    """Foresee what a training step of `network` costs each worker: without a message, and nothing runs.
 
     A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
-    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`.
+    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Plans say what
+    workers do; a layer whose plan does not is traced for each worker, on 256 workers at most.
 
     **Arguments:**
 
@@ -88,7 +89,8 @@ def cost(
     **Returns:** the `Cost`.
 
     **Raises:** `InvalidTypeError` where `network` is no layer or `x_spec` no spec; `InvalidArgumentError` where
-    `optimiser` is none of those; `PlanError` where x does not fit, or a layer does not say what it does.
+    `optimiser` is none of those; `PlanError` where x does not fit, or a layer on more workers than that does not say
+    what it does.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -103,14 +105,8 @@ def cost(
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
     x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
-    placed = list(placed_layers(network))
-    for place, layer in placed:
-        if isinstance(layer, Wrapper):
-            raise PlanError(
-                f"`layers[{place}]` is {type(layer).__name__}, whose plan is that of the layer in it: what it does "
-                "beyond that is not foreseen. Ask for the cost of the network without it."
-            )
-    layers = _layer_amounts(placed, network.plan(x).actions, size, backward)
+    plan = completed(network, network.plan(x), x, x_spec.partition.world, number)
+    layers = _layer_amounts(list(placed_layers(network)), plan.actions, size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, OPTIMISERS[optimiser], backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers)
