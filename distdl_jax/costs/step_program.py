@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves
+from distdl_jax.primitives.plan import PARAMS, Action, Computes, CustomDerivative, Moves
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -36,27 +36,34 @@ def step_events(
     """
     differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     for action in actions:
-        yield from _forward(action, worker)
+        yield from _forward(action, worker, action.place)
     for action in reversed(actions) if backward else ():
         yield from _backward(action, worker, differentiated)
 
 
-def _forward(action: Action, worker: int) -> Iterator[Event]:
+def _forward(action: Action, worker: int, place: str, direction: Direction = "forward") -> Iterator[Event]:
     match action:
         case Moves(movement):
             for operation in movement.operations(worker):
-                yield Event(action.place, "forward", operation)
+                yield Event(place, direction, operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            yield Event(action.place, "forward", mine)
+            yield Event(place, direction, mine)
+        case CustomDerivative(forward):
+            for step in forward:
+                yield from _forward(step, worker, place)
 
 
 def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+    place, has_gradient = action.place, bool(action.of & differentiated)
     match action:
-        case Moves(movement) if action.of & differentiated:
+        case Moves(movement) if has_gradient:
             for operation in movement.operations(worker, adjoint=True):
-                yield Event(action.place, "input gradient", operation)
+                yield Event(place, "input gradient", operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            if action.of & differentiated:
-                yield Event(action.place, "input gradient", mine)
+            if has_gradient:
+                yield Event(place, "input gradient", mine)
             if action.uses_params:
-                yield Event(action.place, "parameter gradient", mine)
+                yield Event(place, "parameter gradient", mine)
+        case CustomDerivative(_, backward) if has_gradient:
+            for step in backward:
+                yield from _forward(step, worker, place, "input gradient")

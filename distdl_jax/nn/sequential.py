@@ -19,7 +19,7 @@ from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, en
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
+from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
 
 Params = tuple[Any, ...]
@@ -53,9 +53,7 @@ class FunctionPlan(BlocksPlan):
         return (Computes(self._work),)
 
     def _work(self, worker: int) -> Work:
-        x, y = self.inputs[worker], self.blocks[worker]
-        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("elementwise", y.size, x.size, read=read, written=written, saves_y=True)
+        return elementwise(self.inputs[worker], self.blocks[worker], saves_y=True)
 
 
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from distdl_jax.plans.shape_dtype import ShapeDtype
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -29,3 +31,19 @@ class Work:
     saves_y: bool = False
     saved: int = 0
     shape: Hashable = None
+
+
+def matrix_product(rows: int, inner: int, columns: int, itemsize: int) -> Work:
+    """Return the work of a product of x, rows x inner, and a weight, inner x columns; x is stored for the weight's
+    gradient.
+    """
+    flops = 2 * rows * inner * columns
+    read, written = itemsize * (rows * inner + inner * columns), itemsize * rows * columns
+    shape = (rows, inner, columns)
+    return Work("matrix product", flops, flops, flops, read, written, saves_x=True, shape=shape)
+
+
+def elementwise(x: ShapeDtype, y: ShapeDtype, flops: int = 1, *, saves_x: bool = False, saves_y: bool = False) -> Work:
+    """Return the work of a few `flops` for each entry of y, forward, and of x, backward."""
+    read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
+    return Work("elementwise", flops * y.size, flops * x.size, 0, read, written, saves_x=saves_x, saves_y=saves_y)

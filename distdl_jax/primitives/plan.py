@@ -62,7 +62,22 @@ class Computes:
     place: str = ""
 
 
-Action = Moves | Computes
+@dataclass(frozen=True)
+class CustomDerivative:
+    """An action of a plan: a function whose derivative is written out, not the adjoints of what it does forward.
+
+    - `forward`, `backward`: what is done in each direction, in order. Movements run as they are in both. The work
+      backward is `Work.flops_x`.
+    - `of`, `place`: as of `Moves`.
+    """
+
+    forward: tuple[Moves | Computes, ...]
+    backward: tuple[Moves | Computes, ...]
+    of: frozenset[str] = X
+    place: str = ""
+
+
+Action = Moves | Computes | CustomDerivative
 
 
 def actions_within(

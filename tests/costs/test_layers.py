@@ -1,0 +1,91 @@
+"""What plans of layers of each family say that workers communicate is what their programs do, and so are products."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from foreseen import Build, Network, blocks, check_foreseen
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.costs.step_program import step_events
+from distdl_jax.plans.work import Work
+from distdl_jax.tracing.jaxprs import equations
+
+
+def embedding(P: dj.Partition) -> Network:
+    """Indices of a vocabulary that is cut, as the sequence is behind it."""
+    row, split = P.grid([2, 1]), P.grid([2, 2, 1])
+    layers = nn.Sequential(
+        nn.DistributedEmbedding(row, split, split, 11, 5, padding_idx=2), nn.DistributedLayerNorm(split, (5,))
+    )
+    return layers, dj.TensorSpec((3, 7), row)
+
+
+def attention(shape: list[int], **options: Any) -> Build:
+    """Return a network of two attentions on a partition of this shape."""
+
+    def build(P: dj.Partition) -> Network:
+        split = P.grid(shape)
+        layer = nn.DistributedMultiHeadAttention(split, embed_dim=12, num_heads=6, **options)
+        return nn.Sequential(layer, layer), dj.TensorSpec((3, 10, 12), split)
+
+    return build
+
+
+NETWORKS: dict[str, Build] = {
+    "embedding": embedding,
+    "attention with heads split": attention([2, 1, 2]),
+    "ring": attention([1, 4, 1], num_key_heads=2),
+    "causal ring": attention([1, 4, 1], causal=True, rotary=100.0),
+    "causal ring and heads": attention([1, 2, 2], causal=True, fused=True),
+    "exchanged heads": attention([1, 4, 1], exchange="heads", bias=False),
+    "exchanged heads, of fewer keys": attention([1, 4, 1], exchange="heads", num_key_heads=2, causal=True),
+    "gathered sequence": attention([2, 2, 1], exchange="gather"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_plans_foresee_every_operation_of_a_training_step(name: str) -> None:
+    """In order, with partners, tags, lengths and dtypes."""
+    check_foreseen(NETWORKS[name])
+
+
+ALONE: dict[str, Build] = {
+    "attention": attention([1, 1, 1]),
+    "causal attention with fewer keys": attention([1, 1, 1], causal=True, num_key_heads=3),
+    "fused attention": attention([1, 1, 1], fused=True, rotary=100.0),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_flops_of_matrix_products_are_what_xla_counts(name: str) -> None:
+    """Of all products in the gradient of a network's parameters, one by one."""
+
+    def flops() -> int:
+        network, spec = ALONE[name](dj.Partition())
+        params, x = network.init(jax.random.key(0), jnp.float32), jnp.zeros(spec.global_shape, jnp.float32)
+        program = jax.make_jaxpr(jax.value_and_grad(lambda params: jnp.sum(network(params, x) ** 2)))(params)
+        found = (eqn for eqn in equations(program.jaxpr.eqns) if eqn.primitive.name == "dot_general")
+        return sum(map(flops_of_product, found))
+
+    (counted,) = dj.simulate(1, flops)
+    planned, spec = ALONE[name](dj.planning_world(1))
+    names = {"forward": "flops", "input gradient": "flops_x", "parameter gradient": "flops_params"}
+    events = step_events(planned.plan(blocks(spec, np.dtype("float32"))).actions, 0)
+    assert counted == sum(
+        getattr(event.does, names[event.direction])
+        for event in events
+        if isinstance(event.does, Work) and event.does.kind == "matrix product"
+    )
+
+
+def flops_of_product(eqn: Any) -> int:
+    """Return XLA's count of a product in a program."""
+    product = jax.jit(partial(jax.lax.dot_general_p.bind, **eqn.params))
+    return int(product.lower(*(operand.aval for operand in eqn.invars)).cost_analysis()["flops"])
