@@ -13,7 +13,8 @@ class Work:
     """One worker's arithmetic on its block, and on its copy of the parameters.
 
     - `kind`: of operation: "convolution", "matrix product", "fft", "elementwise" and so on.
-    - `flops`: multiplications and additions of the forward pass, as XLA counts them.
+    - `flops`: multiplications and additions of the forward pass, as XLA counts them; of complex numbers, in
+      real arithmetic.
     - `flops_x`, `flops_params`: the same of the gradient with respect to the input, and to the parameters.
     - `read`, `written`: bytes that the forward pass reads and writes, each array once.
     - `saves_x`, `saves_y`: whether the backward pass reads the input, or the output, which are stored until then.
@@ -33,12 +34,15 @@ class Work:
     shape: Hashable = None
 
 
-def matrix_product(rows: int, inner: int, columns: int, itemsize: int) -> Work:
-    """Return the work of a product of x, rows x inner, and a weight, inner x columns; x is stored for the weight's
-    gradient.
+def matrix_product(
+    rows: int, inner: int, columns: int, itemsize: int, *, batch: int = 1, is_complex: bool = False
+) -> Work:
+    """Return the work of `batch` products of x, rows x inner, and a weight, inner x columns.
+
+    x is stored for the weight's gradient. A product of two complex numbers is four of real ones.
     """
-    flops = 2 * rows * inner * columns
-    read, written = itemsize * (rows * inner + inner * columns), itemsize * rows * columns
+    flops = 2 * batch * rows * inner * columns * (4 if is_complex else 1)
+    read, written = batch * itemsize * inner * (rows + columns), batch * itemsize * rows * columns
     shape = (rows, inner, columns)
     return Work("matrix product", flops, flops, flops, read, written, saves_x=True, shape=shape)
 

@@ -38,8 +38,28 @@ def attention(shape: list[int], **options: Any) -> Build:
     return build
 
 
+def spectral(P: dj.Partition) -> Network:
+    """Spectral convolutions: with two features split, unevenly, and frequencies on workers of their own."""
+    split, few = P.grid([1, 1, 2, 2]), P.grid([1, 1, 1, 3], [3, 1, 0])
+    layers = nn.Sequential(
+        nn.DistributedSpectralConv2d(split, 2, 3, modes=(2, 3)),
+        jax.nn.gelu,
+        nn.DistributedSpectralConv2d(split, 3, 2, modes=2, P_W=few),
+    )
+    return layers, dj.TensorSpec((3, 2, 7, 9), split)
+
+
+def fourier_operator(P: dj.Partition) -> Network:
+    """Two blocks in three dimensions, with the batch split too."""
+    split = P.grid([2, 1, 2, 1, 1])
+    block = nn.DistributedFNOBlock(split, 2, 2, modes=2)
+    return nn.Sequential(block, nn.Residual(block)), dj.TensorSpec((3, 2, 6, 5, 4), split)
+
+
 NETWORKS: dict[str, Build] = {
     "embedding": embedding,
+    "spectral convolutions": spectral,
+    "Fourier neural operator": fourier_operator,
     "attention with heads split": attention([2, 1, 2]),
     "ring": attention([1, 4, 1], num_key_heads=2),
     "causal ring": attention([1, 4, 1], causal=True, rotary=100.0),
@@ -56,10 +76,18 @@ def test_plans_foresee_every_operation_of_a_training_step(name: str) -> None:
     check_foreseen(NETWORKS[name])
 
 
+def spectral_alone(P: dj.Partition) -> Network:
+    """Two spectral convolutions on one worker."""
+    split = P.grid([1, 1, 1, 1])
+    first = nn.DistributedSpectralConv2d(split, 2, 3, modes=(2, 3))
+    return nn.Sequential(first, nn.DistributedSpectralConv2d(split, 3, 4, modes=2)), dj.TensorSpec((3, 2, 7, 9), split)
+
+
 ALONE: dict[str, Build] = {
     "attention": attention([1, 1, 1]),
     "causal attention with fewer keys": attention([1, 1, 1], causal=True, num_key_heads=3),
     "fused attention": attention([1, 1, 1], fused=True, rotary=100.0),
+    "spectral convolutions": spectral_alone,
 }
 
 
@@ -86,6 +114,7 @@ def test_flops_of_matrix_products_are_what_xla_counts(name: str) -> None:
 
 
 def flops_of_product(eqn: Any) -> int:
-    """Return XLA's count of a product in a program."""
+    """Return XLA's count of a product in a program; it counts one of complex numbers as one of real ones."""
     product = jax.jit(partial(jax.lax.dot_general_p.bind, **eqn.params))
-    return int(product.lower(*(operand.aval for operand in eqn.invars)).cost_analysis()["flops"])
+    flops = int(product.lower(*(operand.aval for operand in eqn.invars)).cost_analysis()["flops"])
+    return 4 * flops if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.complexfloating) else flops
