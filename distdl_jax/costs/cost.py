@@ -109,7 +109,7 @@ def cost(
     x = {worker: ShapeDtype(x_spec.shape_on(worker), of_x) for worker in range(size)}
     params = _param_blocks(network, number, size) if takes_indices else None
     placed = list(placed_layers(network))
-    for place, layer in placed:
+    for place, layer, _ in placed:
         if isinstance(layer, Wrapper):
             raise PlanError(
                 f"`layers[{place}]` is {type(layer).__name__}, whose plan is that of the layer in it: what it does "

@@ -56,7 +56,71 @@ def fourier_operator(P: dj.Partition) -> Network:
     return nn.Sequential(block, nn.Residual(block)), dj.TensorSpec((3, 2, 6, 5, 4), split)
 
 
+def entry_by_entry(P: dj.Partition) -> Network:
+    """Maps of channels that are split, and of channels that are not, with learned slopes and scales of channels."""
+    split = P.grid([2, 2, 1, 1])
+    layers = nn.Sequential(
+        nn.DistributedPointwise(split, 5, 6),
+        nn.DistributedPReLU(split, 6),
+        nn.DistributedSqueezeExcitation(split, 6, 3),
+        nn.Residual(nn.DistributedPointwise(split, 4, 4, dim=3, bias=False)),
+        nn.DistributedPReLU(split),
+        dj.map_blocks(jnp.tanh, split),
+    )
+    return layers, dj.TensorSpec((3, 5, 3, 4), split)
+
+
+def resampled(P: dj.Partition) -> Network:
+    """Layers whose outputs read some inputs each, with features split, unevenly."""
+    split, other = P.grid([1, 1, 2, 2]), P.grid([2, 1, 1, 1], [2, 1])
+    layers = nn.Sequential(
+        nn.DistributedConv2d(split, in_channels=1, out_channels=2, kernel_size=1),
+        nn.DistributedUpsample(split, scale_factor=1.5, mode="linear"),
+        nn.DistributedPad(split, [(1, 2), (3, 0)], mode="circular"),
+        nn.DistributedCrop(split, [(2, 0), (0, 1)]),
+        nn.DistributedAdaptiveAvgPool(split, (4, 3)),
+        nn.DistributedUpsample(split, other, size=(3, 7)),
+    )
+    return layers, dj.TensorSpec((3, 1, 5, 7), split)
+
+
+def pooled(copies: bool, layer: Any) -> Build:
+    """Return a network that ends with a pool of all features, or of copies on all workers."""
+
+    def build(P: dj.Partition) -> Network:
+        split = P.grid([1, 2, 2, 1])
+        convolution = nn.DistributedConv2d(split, in_channels=2, out_channels=3, kernel_size=1)
+        linear = nn.DistributedLinear(P.grid([1, 4]), in_features=3, out_features=2)
+        more = () if copies else (nn.Flatten(split), linear)
+        return nn.Sequential(convolution, layer(split, copies), *more), dj.TensorSpec((3, 2, 5, 4), split)
+
+    return build
+
+
+def movements(P: dj.Partition) -> Network:
+    """Movements as layers."""
+    split, turned = P.grid([2, 2, 1]), P.grid([4, 1, 1])
+    rows = nn.AllToAll(split, split_axis=2, concat_axis=1)
+    layers = nn.Sequential(
+        nn.DistributedPointwise(split, 5, 5, dim=2),
+        nn.Roll(split, shift=(1, -3), axis=(0, 1)),
+        nn.Take(split, [2, 0, 0, 1, 4, 6], axis=1),
+        nn.SegmentSum(split, [2, 0, 2, 1, 1, 0], 4, axis=1),
+        nn.AllReduce(split, "mean", axes_reduce=1),
+        rows,
+        nn.Repartition(rows.output_partition, turned),
+        nn.Reshape(turned, P.grid([1, 2]), (5, -1)),
+        nn.AllReduce(P.grid([1, 2]), "max"),
+    )
+    return layers, dj.TensorSpec((3, 7, 5), split)
+
+
 NETWORKS: dict[str, Build] = {
+    "entry by entry": entry_by_entry,
+    "resampled": resampled,
+    "mean of all features": pooled(False, nn.DistributedGlobalAvgPool),
+    "copies of the maximum of all features": pooled(True, nn.DistributedGlobalMaxPool),
+    "movements": movements,
     "embedding": embedding,
     "spectral convolutions": spectral,
     "Fourier neural operator": fourier_operator,
@@ -83,11 +147,19 @@ def spectral_alone(P: dj.Partition) -> Network:
     return nn.Sequential(first, nn.DistributedSpectralConv2d(split, 3, 4, modes=2)), dj.TensorSpec((3, 2, 7, 9), split)
 
 
+def pointwise_alone(P: dj.Partition) -> Network:
+    """Two maps of features on one worker."""
+    split = P.grid([1, 1, 1])
+    first = nn.DistributedPointwise(split, 5, 7, dim=2)
+    return nn.Sequential(first, jnp.tanh, nn.DistributedPointwise(split, 3, 2)), dj.TensorSpec((4, 3, 5), split)
+
+
 ALONE: dict[str, Build] = {
     "attention": attention([1, 1, 1]),
     "causal attention with fewer keys": attention([1, 1, 1], causal=True, num_key_heads=3),
     "fused attention": attention([1, 1, 1], fused=True, rotary=100.0),
     "spectral convolutions": spectral_alone,
+    "pointwise maps": pointwise_alone,
 }
 
 
