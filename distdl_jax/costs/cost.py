@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -18,6 +19,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action
+from distdl_jax.spec_trees import is_spec
 from distdl_jax.tensors import TensorSpec, check_spec
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -84,7 +86,7 @@ def cost(
     - `x_spec`: the global shape and the partition of its input.
     - `optimiser`: what the optimiser stores: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
     - `backward`: whether gradients are computed and parameters updated; else it is the forward pass alone.
-    - `dtype`: of the input and of the parameters.
+    - `dtype`: of the input and of the parameters; an input of indices is of int32.
 
     **Returns:** the `Cost`.
 
@@ -104,13 +106,26 @@ def cost(
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
-    x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
-    plan = completed(network, network.plan(x), x, x_spec.partition.world, number)
+    takes_indices = getattr(network, "takes_indices", False)
+    of_x = np.dtype(np.int32) if takes_indices else number
+    x = {worker: ShapeDtype(x_spec.shape_on(worker), of_x) for worker in range(size)}
+    params = _param_blocks(network, number, size) if takes_indices else None
+    plan = completed(network, network.plan(x, params), x, x_spec.partition.world, number)
     layers = _layer_amounts(list(placed_layers(network)), plan.actions, size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, OPTIMISERS[optimiser], backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers)
     return Cost(costs, Amounts.sum((each.amounts for each in costs), size))
+
+
+def _param_blocks(network: Layer, dtype: np.dtype, size: int) -> dict[int, Any]:
+    """Return the shapes and dtypes of all workers' parameters: trees, by world rank."""
+    specs = network.param_specs()
+
+    def on(worker: int) -> Any:
+        return jax.tree.map(lambda spec: ShapeDtype(spec.shape_on(worker), dtype), specs, is_leaf=is_spec)
+
+    return {worker: on(worker) for worker in range(size)}
 
 
 def _layer_amounts(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves, Traced
+from distdl_jax.primitives.plan import PARAMS, Action, Computes, CustomDerivative, Moves, Traced
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -36,40 +36,47 @@ def step_events(
     """
     differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     for action in actions:
-        yield from _forward(action, worker)
+        yield from _forward(action, worker, action.place)
     for action in reversed(actions) if backward else ():
         yield from _backward(action, worker, differentiated)
 
 
-def _forward(action: Action, worker: int) -> Iterator[Event]:
+def _forward(action: Action, worker: int, place: str, direction: Direction = "forward") -> Iterator[Event]:
     match action:
         case Moves(movement):
             for operation in movement.operations(worker):
-                yield Event(action.place, "forward", operation)
+                yield Event(place, direction, operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            yield Event(action.place, "forward", mine)
+            yield Event(place, direction, mine)
         case Traced(forward):
             for does in forward(worker):
-                yield Event(action.place, "forward", does)
+                yield Event(place, direction, does)
+        case CustomDerivative(forward):
+            for step in forward:
+                yield from _forward(step, worker, place)
 
 
 def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+    place, has_gradient = action.place, bool(action.of & differentiated)
     match action:
-        case Moves(movement) if action.of & differentiated:
+        case Moves(movement) if has_gradient:
             for operation in movement.operations(worker, adjoint=True):
-                yield Event(action.place, "input gradient", operation)
+                yield Event(place, "input gradient", operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            yield from _gradients(action, mine, differentiated)
-        case Traced() if (of_x := bool(action.of & differentiated)) or action.uses_params:
-            for does in action.backward(worker, of_x):
+            yield from _gradients(action, mine, has_gradient)
+        case Traced() if has_gradient or action.uses_params:
+            for does in action.backward(worker, has_gradient):
                 if isinstance(does, Operation):
-                    yield Event(action.place, "input gradient", does)
+                    yield Event(place, "input gradient", does)
                 else:
-                    yield from _gradients(action, does, differentiated)
+                    yield from _gradients(action, does, has_gradient)
+        case CustomDerivative(_, backward) if has_gradient:
+            for step in backward:
+                yield from _forward(step, worker, place, "input gradient")
 
 
-def _gradients(action: Computes | Traced, work: Work, differentiated: frozenset[str]) -> Iterator[Event]:
-    if action.of & differentiated:
+def _gradients(action: Computes | Traced, work: Work, has_gradient: bool) -> Iterator[Event]:
+    if has_gradient:
         yield Event(action.place, "input gradient", work)
     if action.uses_params:
         yield Event(action.place, "parameter gradient", work)

@@ -78,7 +78,22 @@ class Traced:
     place: str = ""
 
 
-Action = Moves | Computes | Traced
+@dataclass(frozen=True)
+class CustomDerivative:
+    """An action of a plan: a function whose derivative is written out, not the adjoints of what it does forward.
+
+    - `forward`, `backward`: what is done in each direction, in order. Movements run as they are in both. The work
+      backward is `Work.flops_x`.
+    - `of`, `place`: as of `Moves`.
+    """
+
+    forward: tuple[Moves | Computes, ...]
+    backward: tuple[Moves | Computes, ...]
+    of: frozenset[str] = X
+    place: str = ""
+
+
+Action = Moves | Computes | CustomDerivative | Traced
 
 
 def actions_within(
@@ -102,7 +117,7 @@ def actions_within(
 
 def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:
     """Return the inputs that the result of actions depends on, where their x depends on `of`."""
-    uses_params = any(not isinstance(action, Moves) and action.uses_params for action in actions)
+    uses_params = any(isinstance(action, Computes | Traced) and action.uses_params for action in actions)
     return of.union(PARAMS if uses_params else (), *(action.of for action in actions))
 
 
