@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
-from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.step_program import step_actions, step_events
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.remat_precision import Wrapper
@@ -115,7 +115,7 @@ def cost(
                 f"`layers[{place}]` is {type(layer).__name__}, whose plan is that of the layer in it: what it does "
                 "beyond that is not foreseen. Ask for the cost of the network without it."
             )
-    layers = _layer_amounts(placed, network.plan(x, params).actions, size, backward)
+    layers = _layer_amounts(placed, step_actions(network.plan(x, params)), size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, OPTIMISERS[optimiser], backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers)
