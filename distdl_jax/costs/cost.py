@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
-from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.step_program import step_actions, step_events
 from distdl_jax.costs.traced import completed
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
@@ -111,7 +111,7 @@ def cost(
     x = {worker: ShapeDtype(x_spec.shape_on(worker), of_x) for worker in range(size)}
     params = _param_blocks(network, number, size) if takes_indices else None
     plan = completed(network, network.plan(x, params), x, x_spec.partition.world, number)
-    layers = _layer_amounts(list(placed_layers(network)), plan.actions, size, backward)
+    layers = _layer_amounts(list(placed_layers(network)), step_actions(plan), size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, OPTIMISERS[optimiser], backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import PARAMS, Action, Computes, CustomDerivative, Moves, Traced
+from distdl_jax.primitives.plan import (
+    BOTH,
+    PARAMS,
+    Action,
+    Computes,
+    CustomDerivative,
+    MovementPlan,
+    Moves,
+    Plan,
+    Traced,
+)
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -24,6 +34,44 @@ class Event:
     place: str
     direction: Direction
     does: Operation | Work
+
+
+def step_actions(plan: Plan) -> tuple[Action, ...]:
+    """Return the actions of a training step, in which all workers differentiate alike.
+
+    A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
+    and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
+    """
+    actions, dependent = plan.actions, set[int]()
+    for action in actions:
+        if isinstance(action, Computes) and action.uses_params:
+            dependent.update(action.workers)
+        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action.movement, dependent):
+            return _all_differentiated(actions)
+    return actions
+
+
+def _meet_others(movement: MovementPlan, some: set[int]) -> bool:
+    """Say whether, in the adjoint of a movement, some workers meet others."""
+    if some.issuperset(movement.workers):
+        return False
+    operations = (each for worker in some for each in movement.operations(worker, adjoint=True))
+    return any(not some.issuperset(_partners(each)) for each in operations)
+
+
+def _partners(operation: Operation) -> Iterable[int]:
+    if not operation.is_message:
+        return operation.team
+    return [worker for worker in (operation.dest, operation.source) if worker is not None]
+
+
+def _all_differentiated(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """Return the actions with all that moves, and what follows from it, depending on the parameters."""
+    found, moved = [], False
+    for action in actions:
+        moved = moved or (isinstance(action, Moves) and "x" in action.of)
+        found.append(replace(action, of=action.of | PARAMS) if moved and "x" in action.of else action)
+    return tuple(found)
 
 
 def step_events(

@@ -28,9 +28,9 @@ class DropoutPlan(Unmoved):
     def actions(self) -> tuple[Action, ...]:
         return (Computes(self._work),)
 
-    def _work(self, worker: int) -> Work:
-        x = self.inputs[worker]
-        return replace(elementwise(x, x, 2), saved=x.size)
+    def _work(self, worker: int) -> Work | None:
+        x = self.inputs.get(worker)
+        return None if x is None else replace(elementwise(x, x, 2), saved=x.size)
 
 
 @dataclass(frozen=True)

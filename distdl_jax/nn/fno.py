@@ -41,9 +41,10 @@ class FNOBlockPlan(BlocksPlan):
         ways = (*self.spectral.actions, *self.pointwise.actions)
         return (*ways, Computes(self._sum, BOTH))
 
-    def _sum(self, worker: int) -> Work:
+    def _sum(self, worker: int) -> Work | None:
         """Return the work of the sum of both, and of the activation."""
-        y = self.blocks[worker]
+        if (y := self.blocks.get(worker)) is None:
+            return None
         size = y.size * y.dtype.itemsize
         return Work("elementwise", 2 * y.size, 2 * y.size, read=2 * size, written=size, saves_y=True)
 

@@ -56,9 +56,10 @@ class PointwisePlan(BlocksPlan):
         copies = (action for plan in self.of_params.values() for action in actions_within(plan, PARAMS))
         return (*self.to_whole.actions, *copies, Computes(self._work, uses_params=True))
 
-    def _work(self, worker: int) -> Work:
-        y, (_, inner) = self.blocks[worker], self.of_params["weight"].inputs[worker].shape
-        columns = y.shape[self.dim]
+    def _work(self, worker: int) -> Work | None:
+        if (y := self.blocks.get(worker)) is None:
+            return None
+        columns, (_, inner) = y.shape[self.dim], self.of_params["weight"].inputs[worker].shape
         return matrix_product(y.size // max(columns, 1), inner, columns, y.dtype.itemsize)
 
     def run(self, world: World, params: Params, x: Array) -> Array:

@@ -61,7 +61,7 @@ class PoolingPlan(Plan):
         return (*self.fetch.actions, Computes(self._work))
 
     def _work(self, worker: int) -> Work | None:
-        if worker not in self.workers:
+        if worker not in self.fetch.movement.inputs:
             return None
         x, y = self.fetch.output(worker), self.output(worker)
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize

@@ -38,9 +38,9 @@ class PReLUPlan(BlocksPlan):
     def actions(self) -> tuple[Action, ...]:
         return (*actions_within(self.of_params["weight"], PARAMS), Computes(self._work, uses_params=True))
 
-    def _work(self, worker: int) -> Work:
-        y = self.blocks[worker]
-        return elementwise(y, y, 2, saves_x=True)
+    def _work(self, worker: int) -> Work | None:
+        y = self.blocks.get(worker)
+        return None if y is None else elementwise(y, y, 2, saves_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""

@@ -54,9 +54,9 @@ class ScalingPlan(BlocksPlan):
         second = actions_within(self.fc2, dependence(first), "fc2")
         return (*self.pool.actions, *first, *second, Computes(self._scaling, BOTH))
 
-    def _scaling(self, worker: int) -> Work:
-        y = self.blocks[worker]
-        return elementwise(y, y, saves_x=True)
+    def _scaling(self, worker: int) -> Work | None:
+        y = self.blocks.get(worker)
+        return None if y is None else elementwise(y, y, saves_x=True)
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,14 @@ class Computes:
     - `of`: the plan's inputs that the data depends on.
     - `uses_params`: whether parameters take part in it, too.
     - `place`: as of `Moves`.
+    - `workers`: of the layer within a network, on which the result depends on its parameters.
     """
 
     work: Callable[[int], Work | None]
     of: frozenset[str] = X
     uses_params: bool = False
     place: str = ""
+    workers: Workers = ()
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,14 @@ def actions_within(
     - `place`: of the inner plan's layer within the outer one's.
     """
     depends = {"x": of, "params": params}
-    return tuple(
-        replace(
-            action,
-            of=frozenset().union(*(depends[name] for name in action.of)),
-            place=f"{place}.{action.place}" if place and action.place else place or action.place,
-        )
-        for action in plan.actions
-    )
+    found: list[Action] = []
+    for action in plan.actions:
+        within = f"{place}.{action.place}" if place and action.place else place or action.place
+        action = replace(action, of=frozenset().union(*(depends[name] for name in action.of)), place=within)
+        if isinstance(action, Computes) and not action.workers:
+            action = replace(action, workers=plan.workers)
+        found.append(action)
+    return tuple(found)
 
 
 def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:

@@ -56,8 +56,8 @@ class SpectralPlan(BlocksPlan):
 
     def _product(self, worker: int) -> Work | None:
         """Return the work of the products at a worker's frequencies: of complex numbers, in real arithmetic."""
-        x, y = self.there.blocks[worker], self.products[worker]
-        if not x.size or not y.size:
+        x, y = self.there.blocks.get(worker), self.products.get(worker)
+        if x is None or y is None or not x.size or not y.size:
             return None
         (rows, inner, *frequencies), columns = x.shape, y.shape[1]
         itemsize, batch = y.dtype.itemsize, prod(frequencies)

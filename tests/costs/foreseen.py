@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.step_program import step_actions, step_events
 from distdl_jax.programs.ir import Operation, operations
+from distdl_jax.spec_trees import is_spec
 
 Network = tuple[Any, dj.TensorSpec]
 """A network, and the spec of its input."""
@@ -27,14 +28,17 @@ def check_foreseen(build: Build, size: int = 4) -> None:
     def program() -> dict[int, Any]:
         network, spec = build(dj.Partition())
         dtype = dtype_of_input(network)
-        params, x = network.init(jax.random.key(0), jnp.float32), jnp.zeros(spec.local_shape, dtype)
-        x = x if spec.box else dj.zero_volume_tensor(spec.global_shape[0], dtype=dtype)
-        step = dj.value_and_grad(lambda params, x: jnp.sum(network(params, x) ** 2))
+        params = jax.tree.map(
+            lambda spec: np.zeros(spec.local_shape, np.float32), network.param_specs(), is_leaf=is_spec
+        )
+        x = np.zeros(spec.local_shape, dtype) if spec.box else dj.zero_volume_tensor(spec.global_shape[0], dtype=dtype)
+        options = {"key": jax.random.key(0)} if network.draws else {}
+        step = dj.value_and_grad(lambda params, x: jnp.sum(network(params, x, **options) ** 2))
         return dict(dj.check(step, params, x).programs)
 
     programs = dj.simulate(size, program)[0]
     network, spec = build(dj.planning_world(size))
-    actions = network.plan(blocks(spec, dtype_of_input(network))).actions
+    actions = step_actions(network.plan(blocks(spec, dtype_of_input(network))))
     cost = dj.cost(network, spec)
     for worker, found in programs.items():
         real = [without_team(operation) for operation, times in operations(found) for _ in range(times or 0)]

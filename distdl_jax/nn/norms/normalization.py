@@ -60,9 +60,8 @@ class NormPlan(BlocksPlan):
         )
 
     def _work(self, worker: int) -> Work | None:
-        if worker not in self.blocks:
+        if (y := self.blocks.get(worker)) is None:
             return None
-        y = self.blocks[worker]
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
         return Work("normalisation", 4 * y.size, 8 * y.size, 2 * y.size, read, written, saves_x=True)
 

@@ -37,9 +37,9 @@ class ConcatenationPlan(BlocksPlan):
     def actions(self) -> tuple[Action, ...]:
         return (*(action for plan in self.pieces for action in plan.actions), Computes(self._work))
 
-    def _work(self, worker: int) -> Work:
-        y = self.blocks[worker]
-        return elementwise(y, y, 0)
+    def _work(self, worker: int) -> Work | None:
+        y = self.blocks.get(worker)
+        return None if y is None else elementwise(y, y, 0)
 
     def run(self, world: World, xs: Sequence[Array]) -> Array:
         """Return this worker's block of the output."""

@@ -33,8 +33,10 @@ class GlobalPoolPlan(BlocksPlan):
     def actions(self) -> tuple[Action, ...]:
         return (Computes(self._work), *self.reduction.over_workers.actions)
 
-    def _work(self, worker: int) -> Work:
+    def _work(self, worker: int) -> Work | None:
         """Return the work of the sum, or of the maximum, of a worker's own features."""
+        if worker not in self.blocks:
+            return None
         x, y = self.inputs[worker], self.blocks[worker]
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
         return Work("elementwise", x.size, x.size, 0, read, written)
