@@ -34,14 +34,14 @@ def step_events(
     - `backward`: whether gradients of the parameters are computed.
     - `x_has_gradient`: whether that of the network's input is, too.
     """
-    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     for action in actions:
-        yield from _forward(action, worker)
+        yield from forward_events(action, worker)
     for action in reversed(actions) if backward else ():
-        yield from _backward(action, worker, differentiated)
+        yield from backward_events(action, worker, x_has_gradient=x_has_gradient)
 
 
-def _forward(action: Action, worker: int) -> Iterator[Event]:
+def forward_events(action: Action, worker: int) -> Iterator[Event]:
+    """Yield what `worker` does in the forward pass of an action."""
     match action:
         case Moves(movement):
             for operation in movement.operations(worker):
@@ -50,7 +50,9 @@ def _forward(action: Action, worker: int) -> Iterator[Event]:
             yield Event(action.place, "forward", mine)
 
 
-def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+def backward_events(action: Action, worker: int, *, x_has_gradient: bool = False) -> Iterator[Event]:
+    """Yield what `worker` does in the backward pass of an action: nothing where no data has a derivative."""
+    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     match action:
         case Moves(movement) if action.of & differentiated:
             for operation in movement.operations(worker, adjoint=True):
