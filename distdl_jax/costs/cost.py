@@ -26,6 +26,7 @@ from distdl_jax.layer.layer import Layer
 from distdl_jax.machine.machine import Machine, load
 from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec, check_spec
 
@@ -146,18 +147,27 @@ def cost(
     if machine is None:
         return Cost(tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers), total)
     links = MachineLinks(machine if isinstance(machine, Machine) else load(machine), size, number.name)
-    updates = [_update(layer, amounts, copies) for layer, amounts in layers]
+    updates = [_update(layer, number.itemsize, size, copies) for layer in placed]
     timing = step_timing(actions, [layer.place for layer in placed], links, updates, backward=backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts, timing.layers[layer.place]) for layer, amounts in layers)
     return Cost(costs, total, timing.seconds, timing.step)
 
 
-def _update(layer: PlacedLayer, amounts: Amounts, copies: int) -> Update:
-    """Return what an optimiser reads and writes, that stores so many numbers for each parameter."""
-    arrays = np.zeros(len(amounts.parameters))
+def _update(layer: PlacedLayer, itemsize: int, size: int, copies: int) -> Update:
+    """Return what an optimiser does that stores so many numbers for each parameter: in a kernel for each array.
+
+    Each number is read with the gradient and written, and the parameter is read with all of them and written.
+    """
+    read, written = 2 * copies + 1 + max(copies, 1), copies + 1
+    works: list[list[Work]] = [[] for _ in range(size)]
     for spec in layer.param_specs:
-        arrays[list(spec.block_shapes)] += 1
-    return Update(layer.place, amounts.parameters, arrays, 3 + 2 * copies)
+        for worker, shape in spec.block_shapes.items():
+            numbers = int(np.prod(shape, dtype=np.int64))
+            nbytes = numbers * itemsize
+            works[worker].append(
+                Work("optimiser", (2 + 6 * copies) * numbers, read=read * nbytes, written=written * nbytes)
+            )
+    return Update(layer.place, works)
 
 
 def _layer_amounts(

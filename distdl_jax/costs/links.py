@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from distdl_jax.costs.step_program import Direction
 from distdl_jax.machine.machine import Machine
 from distdl_jax.machine.tables import Level
 from distdl_jax.plans.work import Work
-from distdl_jax.programs.ir import Operation
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,13 @@ class MachineLinks:
         for level, chosen in self._levels(sender, receiver):
             hosts = [ranks[chosen] // self.machine.workers_per_host for ranks in (sender, receiver)]
             pairs = np.maximum(*(np.bincount(host)[host] for host in hosts))
-            seconds[chosen] = self.machine.message_seconds(nbytes[chosen], level, pairs)
+            seconds[chosen] = self.machine.message_seconds(nbytes[chosen], level, pairs) + self._start(level)
         return seconds
+
+    def _start(self, level: str) -> float:
+        """Return the seconds of an operation around a message, which measured messages include, and published don't."""
+        measured = self.machine.levels[level].source.startswith("measured")
+        return 0.0 if measured else self.machine.operation_seconds
 
     def eager(self, sender: np.ndarray, receiver: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Return which messages are so short that the sender doesn't wait: all but those of the last segment."""
@@ -54,15 +58,14 @@ class MachineLinks:
         whole = nbytes * len(team) if kind == "allgather" else nbytes
         return float(self.machine.collective_seconds(kind, len(team), whole, hosts))
 
-    def work_seconds(self, works: Sequence[Iterable[Work]], direction: Direction) -> np.ndarray:
+    def work_seconds(self, works: Sequence[Sequence[Work]], direction: Direction) -> np.ndarray:
         """Return the seconds of each worker's arithmetic in one direction, while others of its host have some, too."""
-        lists = [tuple(several) for several in works]
         host = self._hosts
-        busy = np.bincount(host, weights=[bool(several) for several in lists])[host].astype(int)
+        busy = np.bincount(host, weights=[bool(several) for several in works])[host].astype(int)
         return np.array(
             [
                 sum(self._work_seconds(work, direction, int(others)) for work in several)
-                for several, others in zip(lists, busy, strict=True)
+                for several, others in zip(works, busy, strict=True)
             ],
             float,
         )
@@ -70,25 +73,13 @@ class MachineLinks:
     def _work_seconds(self, work: Work, direction: Direction, busy: int) -> float:
         key = work, direction, busy
         if key not in self._known:
+            work = work if direction == "forward" else _with_cotangents(work)
             self._known[key] = self.machine.work_seconds(work, direction, self.dtype, busy)
         return self._known[key]
 
-    def packing_seconds(self, operations: Sequence[Sequence[Operation]]) -> np.ndarray:
-        """Return the seconds in which each worker starts its operations and copies what they send and receive."""
-        counts = np.array([len(several) for several in operations])
-        copied = np.array([sum(map(_bytes_copied, several)) for several in operations])
-        return np.asarray(counts * self.machine.operation_seconds + self.machine.copy_seconds(copied))
-
-    def update_seconds(self, parameters: np.ndarray, arrays: np.ndarray, passes: int) -> np.ndarray:
-        """Return the seconds of an optimiser.
-
-        - `parameters`, `arrays`: the bytes of each worker's parameters, and how many arrays they are.
-        - `passes`: how many arrays of that size are read or written in all.
-        """
-        host, shared = self._hosts, self.machine.host
-        busy = np.maximum(np.bincount(host, weights=parameters > 0)[host], 1)
-        bandwidth = np.minimum(shared.worker_bandwidth, shared.memory_bandwidth / busy)
-        return np.asarray(arrays * self.machine.calls.kernel + passes * parameters / bandwidth)
+    def copy_seconds(self, nbytes: np.ndarray) -> np.ndarray:
+        """Return the seconds in which each worker copies so many bytes, in one kernel."""
+        return np.where(nbytes > 0, self.machine.calls.kernel + self.machine.copy_seconds(nbytes), 0.0)
 
     @property
     def _hosts(self) -> np.ndarray:
@@ -112,8 +103,7 @@ def _eager_limit(level: Level) -> float:
     return level.segments[-2].up_to if len(level.segments) > 1 else -1.0
 
 
-def _bytes_copied(operation: Operation) -> int:
-    if not operation.is_message:
-        return 0
-    received = operation.received * operation.itemsize if operation.source is not None else 0
-    return operation.bytes_sent + received
+def _with_cotangents(work: Work) -> Work:
+    """Return the backward pass of arithmetic: it reads the cotangent of y and what was stored, and writes that of x."""
+    stored = work.read * work.saves_x + work.written * work.saves_y + work.saved
+    return replace(work, read=work.written + stored, written=work.read)

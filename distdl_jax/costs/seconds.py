@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distdl_jax.costs.copies import bytes_copied
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.meetings import meetings
 from distdl_jax.costs.play import Met, Own, Played, Step, play
@@ -27,16 +28,10 @@ Operations = tuple[tuple[Operation, ...], ...]
 
 
 class Update(NamedTuple):
-    """What an optimiser does with the parameters of one layer.
-
-    - `parameters`: the bytes of each worker's. - `arrays`: how many arrays they are.
-    - `passes`: how many arrays of that size it reads and writes in all.
-    """
+    """What an optimiser does with the parameters of one layer: on each worker, a `Work` for each array."""
 
     place: str
-    parameters: np.ndarray
-    arrays: np.ndarray
-    passes: int
+    works: Sequence[Sequence[Work]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +64,9 @@ class _Script:
     def __post_init__(self) -> None:
         self.hideable = np.zeros((3 * len(self.rows), self.links.workers))
 
-    def act(self, place: str, part: int, events: Sequence[Sequence[Event]]) -> None:
+    def act(self, action: Action, part: int, events: Sequence[Sequence[Event]]) -> None:
         """Append what each worker does in one direction of an action: its arithmetic, and then its messages."""
-        row = self.rows[place] + part
+        row = self.rows[action.place] + part
         directions = dict.fromkeys(event.direction for event in chain(*events))
         for direction in directions:
             works = [[e.does for e in mine if isinstance(e.does, Work) and e.direction == direction] for mine in events]
@@ -79,7 +74,10 @@ class _Script:
                 self.steps.append(Own(row, self.links.work_seconds(works, direction)))
         operations = tuple(tuple(e.does for e in mine if isinstance(e.does, Operation)) for mine in events)
         if any(operations):
-            self.steps.append(Own(row, self.links.packing_seconds(operations)))
+            copied = np.array(
+                [bytes_copied(action, worker, mine, part == BACKWARD) for worker, mine in enumerate(operations)]
+            )
+            self.steps.append(Own(row, self.links.copy_seconds(copied)))
             self.meet(row, operations)
 
     def meet(self, row: int, operations: Operations) -> None:
@@ -115,15 +113,15 @@ def step_timing(
     everyone = range(links.workers)
     script.steps.append(Own(script.rows["step"], np.full(links.workers, links.machine.call_seconds)))
     for action in actions:
-        script.act(action.place, FORWARD, [list(forward_events(action, worker)) for worker in everyone])
+        script.act(action, FORWARD, [list(forward_events(action, worker)) for worker in everyone])
     if backward:
         if links.workers > 1:
             loss = Operation("allreduce", tuple(everyone), count=1, itemsize=4)
             script.meet(script.rows["step"], ((loss,),) * links.workers)
         for action in reversed(actions):
-            script.act(action.place, BACKWARD, [list(backward_events(action, worker)) for worker in everyone])
+            script.act(action, BACKWARD, [list(backward_events(action, worker)) for worker in everyone])
         for update in updates:
-            seconds = links.update_seconds(*update[1:])
+            seconds = links.work_seconds(update.works, "forward")
             script.steps.append(Own(script.rows[update.place] + UPDATE, seconds))
     rows = 3 * len(script.rows)
     played = play(script.steps, rows, links.workers, noise=links.machine.noise)
