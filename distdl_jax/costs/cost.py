@@ -17,16 +17,15 @@ from distdl_jax.costs.layer_cost import LayerCost
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.picture import draw
-from distdl_jax.costs.seconds import Update, step_timing
+from distdl_jax.costs.seconds import optimiser_update, step_timing
 from distdl_jax.costs.step_program import step_events
 from distdl_jax.costs.table import table
 from distdl_jax.costs.times import Interval, Times
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.costs.traced import completed
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.machine.machine import Machine, load
-from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec, check_spec
 
@@ -98,10 +97,11 @@ def cost(
     backward: bool = True,
     dtype: DTypeLike = jnp.float32,
 ) -> Cost:
-    """Foresee what a training step of `network` costs each worker: from plans alone, without a message.
+    """Foresee what a training step of `network` costs each worker: without a message, and nothing runs.
 
     A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
-    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`.
+    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Plans say what
+    workers do; a layer whose plan does not is traced for each worker, on 256 workers at most.
 
     **Arguments:**
 
@@ -117,7 +117,7 @@ def cost(
 
     **Raises:** `InvalidTypeError` where `network` is no layer or `x_spec` no spec; `InvalidArgumentError` where
     `optimiser` is none of those, or there is no such machine, or its file says nothing of so many workers; `PlanError`
-    where x does not fit, or a layer does not say what it does.
+    where x does not fit, or a layer on more workers than that does not say what it does.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -132,14 +132,8 @@ def cost(
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
     x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
-    placed = list(placed_layers(network))
-    for place, layer in placed:
-        if isinstance(layer, Wrapper):
-            raise PlanError(
-                f"`layers[{place}]` is {type(layer).__name__}, whose plan is that of the layer in it: what it does "
-                "beyond that is not foreseen. Ask for the cost of the network without it."
-            )
-    actions, copies = network.plan(x).actions, OPTIMISERS[optimiser]
+    plan = completed(network, network.plan(x), x, x_spec.partition.world, number)
+    placed, actions, copies = list(placed_layers(network)), plan.actions, OPTIMISERS[optimiser]
     layers = _layer_amounts(placed, actions, size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, copies, backward)
@@ -147,27 +141,10 @@ def cost(
     if machine is None:
         return Cost(tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers), total)
     links = MachineLinks(machine if isinstance(machine, Machine) else load(machine), size, number.name)
-    updates = [_update(layer, number.itemsize, size, copies) for layer in placed]
+    updates = [optimiser_update(layer, number.itemsize, size, copies) for layer in placed]
     timing = step_timing(actions, [layer.place for layer in placed], links, updates, backward=backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts, timing.layers[layer.place]) for layer, amounts in layers)
     return Cost(costs, total, timing.seconds, timing.step)
-
-
-def _update(layer: PlacedLayer, itemsize: int, size: int, copies: int) -> Update:
-    """Return what an optimiser does that stores so many numbers for each parameter: in a kernel for each array.
-
-    Each number is read with the gradient and written, and the parameter is read with all of them and written.
-    """
-    read, written = 2 * copies + 1 + max(copies, 1), copies + 1
-    works: list[list[Work]] = [[] for _ in range(size)]
-    for spec in layer.param_specs:
-        for worker, shape in spec.block_shapes.items():
-            numbers = int(np.prod(shape, dtype=np.int64))
-            nbytes = numbers * itemsize
-            works[worker].append(
-                Work("optimiser", (2 + 6 * copies) * numbers, read=read * nbytes, written=written * nbytes)
-            )
-    return Update(layer.place, works)
 
 
 def _layer_amounts(

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from distdl_jax.layer.layer import Layer
-from distdl_jax.nn.network import Network
+from distdl_jax.nn.residual import Residual
+from distdl_jax.nn.sequential import Sequential
 from distdl_jax.tensors import TensorSpec
 
 
@@ -35,13 +36,13 @@ class PlacedLayer(NamedTuple):
 
 def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
     """Yield the layers that `layer` is made of, in order, or itself; places are those of `Plan.actions`."""
-    if not isinstance(layer, Network):
+    if not isinstance(layer, Sequential | Residual):
         yield PlacedLayer(place, layer)
         return
     for name, part in layer._parts:
         if part is not None:
             yield from placed_layers(part, f"{place}.{name}" if place else str(name))
-    if type(layer).__name__ == "Residual":
+    if isinstance(layer, Residual):
         yield PlacedLayer(place, _sum)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distdl_jax.costs.copies import bytes_copied
+from distdl_jax.costs.layers import PlacedLayer
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.meetings import meetings
 from distdl_jax.costs.play import Met, Own, Played, Step, play
@@ -100,6 +102,20 @@ class _Script:
         hideable = np.minimum(self.hideable[rows], spent.computing[rows]).sum(0)
         transfer, waiting = spent.communicating[rows].sum(0), spent.waiting[rows].sum(0)
         return Times(forward, backward, update, transfer, waiting, hideable)
+
+
+def optimiser_update(layer: PlacedLayer, itemsize: int, workers: int, copies: int) -> Update:
+    """Return what an optimiser does that stores so many numbers for each parameter: in one pass over each array.
+
+    Each number is read, with the gradient, and written; then the parameter is, with all of these numbers.
+    """
+    read, written = 2 * copies + 1 + max(copies, 1), copies + 1
+    works: list[list[Work]] = [[] for _ in range(workers)]
+    for spec in layer.param_specs:
+        for worker, shape in spec.block_shapes.items():
+            nbytes = math.prod(shape) * itemsize
+            works[worker].append(Work("optimiser", read=read * nbytes, written=written * nbytes))
+    return Update(layer.place, works)
 
 
 def step_timing(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves
+from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves, Traced
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -48,6 +48,9 @@ def forward_events(action: Action, worker: int) -> Iterator[Event]:
                 yield Event(action.place, "forward", operation)
         case Computes(work) if (mine := work(worker)) is not None:
             yield Event(action.place, "forward", mine)
+        case Traced(forward):
+            for does in forward(worker):
+                yield Event(action.place, "forward", does)
 
 
 def backward_events(action: Action, worker: int, *, x_has_gradient: bool = False) -> Iterator[Event]:
@@ -58,7 +61,17 @@ def backward_events(action: Action, worker: int, *, x_has_gradient: bool = False
             for operation in movement.operations(worker, adjoint=True):
                 yield Event(action.place, "input gradient", operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            if action.of & differentiated:
-                yield Event(action.place, "input gradient", mine)
-            if action.uses_params:
-                yield Event(action.place, "parameter gradient", mine)
+            yield from _gradients(action, mine, differentiated)
+        case Traced() if (of_x := bool(action.of & differentiated)) or action.uses_params:
+            for does in action.backward(worker, of_x):
+                if isinstance(does, Operation):
+                    yield Event(action.place, "input gradient", does)
+                else:
+                    yield from _gradients(action, does, differentiated)
+
+
+def _gradients(action: Computes | Traced, work: Work, differentiated: frozenset[str]) -> Iterator[Event]:
+    if action.of & differentiated:
+        yield Event(action.place, "input gradient", work)
+    if action.uses_params:
+        yield Event(action.place, "parameter gradient", work)

@@ -62,7 +62,23 @@ class Computes:
     place: str = ""
 
 
-Action = Moves | Computes
+@dataclass(frozen=True)
+class Traced:
+    """An action of a layer as a whole whose plan does not say its parts: what traced programs do.
+
+    - `forward`: from a worker's world rank to what it does, in order.
+    - `backward`: the same of the gradients, from a rank, and whether the gradient of x is among them.
+    - `of`, `uses_params`, `place`: as of `Computes`.
+    """
+
+    forward: Callable[[int], Sequence[Operation | Work]]
+    backward: Callable[[int, bool], Sequence[Operation | Work]]
+    of: frozenset[str] = X
+    uses_params: bool = False
+    place: str = ""
+
+
+Action = Moves | Computes | Traced
 
 
 def actions_within(
@@ -86,7 +102,7 @@ def actions_within(
 
 def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:
     """Return the inputs that the result of actions depends on, where their x depends on `of`."""
-    uses_params = any(isinstance(action, Computes) and action.uses_params for action in actions)
+    uses_params = any(not isinstance(action, Moves) and action.uses_params for action in actions)
     return of.union(PARAMS if uses_params else (), *(action.of for action in actions))
 
 

@@ -59,7 +59,9 @@ class NormPlan(BlocksPlan):
             Computes(self._work, uses_params=bool(self.of_params)),
         )
 
-    def _work(self, worker: int) -> Work:
+    def _work(self, worker: int) -> Work | None:
+        if worker not in self.blocks:
+            return None
         y = self.blocks[worker]
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
         return Work("normalisation", 4 * y.size, 8 * y.size, 2 * y.size, read, written, saves_x=True)
