@@ -88,7 +88,7 @@ class Machine:
         near = one[1] // self.host.workers_per_cache == other[1] // self.host.workers_per_cache
         return "shared cache" if near and "shared cache" in self.levels else "host"
 
-    def message_seconds(self, nbytes: Any, level: str, pairs: float = 1) -> Any:
+    def message_seconds(self, nbytes: Any, level: str, pairs: Any = 1) -> Any:
         """Return the seconds of a message: latency + bytes x max(1 / bandwidth, pairs / bandwidth of the host).
 
         - `level`: as `level_of` says.
