@@ -101,7 +101,8 @@ class Machine:
         place = np.searchsorted([segment.up_to for segment in segments[:-1]], n)
         latency = np.array([segment.latency for segment in segments])[place]
         per_byte = np.array([1 / segment.bandwidth for segment in segments])[place]
-        return _plain(latency + n * np.maximum(per_byte, pairs / self._level(level).host_bandwidth))
+        shared = np.maximum(per_byte, pairs / self._level(level).host_bandwidth)
+        return _plain(latency + n * np.where(per_byte > 0, shared, 0.0))
 
     def collective_seconds(self, kind: str, size: int, nbytes: Any, hosts: int = 1) -> Any:
         """Return the seconds of a collective operation of `size` workers on so many hosts.

@@ -43,8 +43,10 @@ def message_jobs(world: World, places: Places, sizes: Sequence[int]) -> Iterator
         pairs = places.pairs(level)
         for size in sizes if pairs else ():
             yield Job(Message(level, size), _in_turns(world, pairs[0], size))
+            if size < LONG:
+                continue
             exchanged = _exchanged(world, pairs, size)
-            for count in _counts(len(pairs)) if size >= LONG else ():
+            for count in _counts(len(pairs)):
                 takes_part = any(world.rank in pair for pair in pairs[:count])
                 senders = count if level == "network" else 2 * count
                 yield Job(Exchange(level, size, senders), exchanged if takes_part else None)

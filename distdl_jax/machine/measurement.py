@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 
+_FEW = compute.CONVOLUTIONS[2:3]
+
 Show = Callable[[str], None]
 
 
@@ -108,10 +110,10 @@ def _jobs(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> Ite
     yield from messages.collective_jobs(world, places, sizes(messages.COLLECTIVE_SIZES, (8, 65536)))
     yield from messages.overlap_jobs(comm, places, sizes(messages.OVERLAPPED_SIZES, (2**19,)))
     yield from compute.array_jobs(sizes(compute.STREAMED, (2**18, 2**22)), rests)
-    for dtype in sizes(("float32", "float64"), ("float32",)):
-        yield from compute.product_jobs(sizes(compute.PRODUCTS, compute.PRODUCTS[:2]), dtype, rests)
-        shapes = sizes(compute.CONVOLUTIONS, compute.CONVOLUTIONS[2:3])
-        yield from compute.convolution_jobs(shapes, dtype, rests, lambda problem: _agreed(comm, problem))
+    products, convolutions = sizes(compute.PRODUCTS, compute.PRODUCTS[:2]), sizes(compute.CONVOLUTIONS, _FEW)
+    for dtype, step in sizes((("float32", 1), ("float64", 2)), (("float32", 1),)):
+        yield from compute.product_jobs(products[::step], dtype, rests)
+        yield from compute.convolution_jobs(convolutions[::step], dtype, rests, lambda problem: _agreed(comm, problem))
 
 
 def _agreed(comm: MPI.Intracomm, problem: Problem) -> Algorithms:
