@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,13 @@ from jax import Array, lax
 
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import max_pool
 from distdl_jax.kernels.problem import Algorithms, Problem
 from distdl_jax.machine.rates import shape_of
 from distdl_jax.machine.samples import Arithmetic, Copied, Overhead, Streamed
 from distdl_jax.machine.timed_loops import Job, Seconds, loop, repeated
+from distdl_jax.nn.norms.per_sample import DistributedGroupNorm
+from distdl_jax.partition import Partition
 from distdl_jax.plans.work import Work
 
 KERNELS = 32
@@ -69,7 +72,10 @@ CONVOLUTIONS = (
     ConvolutionShape(1, 64, 64, 8, (3, 3, 3)),
 )
 
-Operation = Callable[[Array, Array], Array]
+POOLINGS = (((4, 16, 64, 64), (2, 2)), ((1, 16, 32, 32, 32), (2, 2, 2)), ((4, 16, 63, 63), (3, 3)))
+"""Shapes of input and window."""
+
+NORMALISATIONS = ((4, 16, 64, 64), (4, 64, 16, 16), (1, 16, 32, 32, 32), (64, 256))
 
 
 def overhead_jobs() -> Iterator[Job]:
@@ -118,13 +124,15 @@ def array_jobs(sizes: Sequence[int], rests: bool) -> Iterator[Job]:
 
 
 def product_jobs(shapes: Sequence[tuple[int, int, int]], dtype: str, rests: bool) -> Iterator[Job]:
-    """Yield matrix products in all directions, as linear layers have them; the largest also on one worker alone."""
+    """Yield matrix products, as linear layers have them; the largest also on one worker alone."""
     largest = max(shapes, key=math.prod)
     for rows, n_in, n_out in shapes:
-        x, w, dy = (jnp.full(shape, 0.5, dtype) for shape in ((rows, n_in), (n_out, n_in), (rows, n_out)))
-        shape, flops = (rows, n_in, n_out), 2 * rows * n_in * n_out
-        alone = ("forward",) if shape == largest else ()
-        yield from _arithmetic("matrix product", shape, flops, _product, (x, w, dy), rests, alone)
+        shape = (rows, n_in, n_out)
+        subject = Arithmetic("matrix product", dtype, "forward", shape, 2 * math.prod(shape))
+        arrays = _filled(dtype, (rows, n_in), (n_out, n_in), (rows, n_out))
+        yield from _in_all_directions(subject, _product, arrays)
+        if shape == largest:
+            yield _alone(subject, _product, arrays, rests)
 
 
 def _product(x: Array, w: Array) -> Array:
@@ -134,51 +142,86 @@ def _product(x: Array, w: Array) -> Array:
 def convolution_jobs(
     shapes: Sequence[ConvolutionShape], dtype: str, rests: bool, choose: Callable[[Problem], Algorithms]
 ) -> Iterator[Job]:
-    """Yield convolutions in all directions; every fourth also on one worker alone.
+    """Yield convolutions; every fourth also on one worker alone.
 
     - `choose`: returns the algorithms that all workers take.
     """
-    for number, shape in enumerate(shapes):
-        problem = shape.problem(dtype)
+    for number, each in enumerate(shapes):
+        problem = each.problem(dtype)
         algorithms = choose(problem)
 
         def convolve(x: Array, w: Array, problem: Problem = problem, algorithms: Algorithms = algorithms) -> Array:
             return convolution(problem, (x,), w, algorithms)
 
-        arrays = tuple(jnp.full(each, 0.5, dtype) for each in (problem.x, problem.weight, problem.y))
-        alone = ("forward",) if number % 4 == 0 else ()
-        work = Work("convolution", shape=problem)
-        yield from _arithmetic("convolution", shape_of(work), problem.flops, convolve, arrays, rests, alone)
+        shape = shape_of(Work("convolution", shape=problem))
+        subject = Arithmetic("convolution", dtype, "forward", shape, problem.flops)
+        arrays = _filled(dtype, problem.x, problem.weight, problem.y)
+        yield from _in_all_directions(subject, convolve, arrays)
+        if number % 4 == 0:
+            yield _alone(subject, convolve, arrays, rests)
 
 
-def _arithmetic(
-    kind: str,
-    shape: tuple[int, ...],
-    flops: int,
-    operation: Operation,
-    arrays: Sequence[Array],
-    rests: bool,
-    alone: Sequence[str],
-) -> Iterator[Job]:
-    """Yield an operation of two arrays in all directions.
+def window_jobs(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], dtype: str) -> Iterator[Job]:
+    """Yield poolings of windows that lie side by side, from the shapes of input and window."""
+    for shape, kernel in shapes:
+        dims = len(kernel)
+        window = Placement(kernel, ((0, 0),) * dims, (1,) * dims)
 
-    - `arrays`: x, the parameters, and the output's cotangent.
+        def pool(x: Array, kernel: tuple[int, ...] = kernel, window: Placement = window) -> Array:
+            return max_pool(x, kernel, window)
+
+        (x,) = _filled(dtype, shape)
+        subject = Arithmetic("pooling", dtype, "forward", (math.prod(kernel),), math.prod(shape))
+        yield from _in_all_directions(subject, pool, (x, jax.eval_shape(pool, x)))
+
+
+def normalisation_jobs(shapes: Sequence[tuple[int, ...]], P: Partition, dtype: str) -> Iterator[Job]:
+    """Yield normalisations of samples x channels x features over groups of four channels, on this worker alone.
+
+    - `P`: the partition of this worker.
     """
-    x, w, dy = arrays
+    for shape in shapes:
+        norm = DistributedGroupNorm(P.grid((1,) * len(shape)), shape[1] // 4, shape[1])
 
-    def gradient_of_x(dy: Array, w: Array) -> Array:
-        return jax.vjp(lambda x: operation(x, w), jnp.zeros_like(x))[1](dy)[0]
+        def normalise(x: Array, w: Array, norm: DistributedGroupNorm = norm) -> Array:
+            y: Array = norm({"weight": w[0], "bias": w[1]}, x)
+            return y
 
-    def gradient_of_w(dy: Array, x: Array) -> Array:
-        return jax.vjp(lambda w: operation(x, w), jnp.zeros_like(w))[1](dy)[0]
+        subject = Arithmetic("normalisation", dtype, "forward", (shape[1],), 4 * math.prod(shape))
+        yield from _in_all_directions(subject, normalise, _filled(dtype, shape, (2, shape[1]), shape), (4, 8, 2))
 
-    programs = {
-        "forward": repeated(operation, x, w),
-        "input gradient": repeated(gradient_of_x, dy, w),
-        "parameter gradient": repeated(gradient_of_w, dy, x),
-    }
-    for direction, seconds in programs.items():
-        subject = Arithmetic(kind, x.dtype.name, direction, shape, flops)
-        yield Job(subject, seconds)
-        if direction in alone:
-            yield Job(replace(subject, alone=True), None if rests else seconds)
+
+def _filled(dtype: str, *shapes: tuple[int, ...]) -> tuple[Array, ...]:
+    return tuple(jnp.full(shape, 0.5, dtype) for shape in shapes)
+
+
+def _in_all_directions(
+    forward: Arithmetic,
+    operation: Callable[..., Array],
+    arrays: Sequence[Any],
+    flops: tuple[int, int, int] = (1, 1, 1),
+) -> Iterator[Job]:
+    """Yield an operation and its gradients.
+
+    - `arrays`: the input, the parameters if there are some, and something like the output.
+    - `flops`: of the three directions, relative to each other.
+    """
+    *inputs, y = arrays
+    yield Job(forward, repeated(operation, *inputs))
+    dy = jnp.full(y.shape, 0.5, y.dtype)
+    for number, direction in enumerate(("input gradient", "parameter gradient")[: len(inputs)]):
+
+        def gradient(dy: Array, *inputs: Array, number: int = number) -> Array:
+            def of_one(one: Array) -> Array:
+                return operation(*inputs[:number], one, *inputs[number + 1 :])
+
+            d_one: Array = jax.vjp(of_one, inputs[number])[1](dy)[0]
+            return d_one
+
+        count = forward.flops * flops[number + 1] // flops[0]
+        yield Job(replace(forward, direction=direction, flops=count), repeated(gradient, dy, *inputs))
+
+
+def _alone(forward: Arithmetic, operation: Callable[..., Array], arrays: Sequence[Array], rests: bool) -> Job:
+    """Return the operation on one worker."""
+    return Job(replace(forward, alone=True), None if rests else repeated(operation, *arrays[:-1]))

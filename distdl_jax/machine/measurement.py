@@ -21,6 +21,7 @@ from distdl_jax.machine.machine import Machine
 from distdl_jax.machine.places import Places, host_memory, own_place
 from distdl_jax.machine.samples import combined
 from distdl_jax.machine.timed_loops import Job, rest, take_rounds, until_all_come
+from distdl_jax.partition import Partition
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import checked_boolean
 from distdl_jax.world import World
@@ -114,6 +115,9 @@ def _jobs(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> Ite
     for dtype, step in sizes((("float32", 1), ("float64", 2)), (("float32", 1),)):
         yield from compute.product_jobs(products[::step], dtype, rests)
         yield from compute.convolution_jobs(convolutions[::step], dtype, rests, lambda problem: _agreed(comm, problem))
+    here = Partition.of_workers(world, (world.rank,))
+    yield from compute.window_jobs(sizes(compute.POOLINGS, compute.POOLINGS[:1]), "float32")
+    yield from compute.normalisation_jobs(sizes(compute.NORMALISATIONS, compute.NORMALISATIONS[:1]), here, "float32")
 
 
 def _agreed(comm: MPI.Intracomm, problem: Problem) -> Algorithms:

@@ -108,8 +108,8 @@ class Samples:
     """Seconds of each subject: several times in each round.
 
     >>> samples = Samples({Copied(64): ((1.0, 1.2, 1.1), (1.3, 1.3, 1.4))})
-    >>> samples.seconds(Copied(64)), round(samples.difference(Copied(64)), 3)
-    (1.2, 0.083)
+    >>> f"{samples.seconds(Copied(64)):.1f} s, {100 * samples.difference(Copied(64)):.0f} %"
+    '1.2 s, 8 %'
     """
 
     rounds: Mapping[Subject, tuple[tuple[float, ...], ...]]

@@ -126,9 +126,10 @@ class Collectives(Table):
 class RatePoint:
     """How fast one worker computes a shape while all workers of its host do.
 
-    - `kind`: "matrix product", "convolution", "fft". - `direction`: "forward", "input gradient", "parameter gradient".
+    - `kind`: "matrix product", "convolution", "fft", "pooling", "normalisation".
+    - `direction`: "forward", "input gradient", "parameter gradient".
     - `shape`: (m, k, n) of a matrix product; of a convolution channels in and out, of a group, the extent of its
-      output and the number of taps; of an fft its length.
+      output and the number of taps; of an fft its length; of a pooling the taps, of a normalisation the channels.
     """
 
     kind: str = field(metadata={"quantity": "text"})

@@ -29,6 +29,8 @@ from distdl_jax.machine.segments import fit_segments
 
 OPERATION, KERNEL, CALL = 1e-6, 2e-6, 3e-5
 SHORT, EAGER, LONG = 0.4e-6, (0.7e-6, 5e9), (6e-6, 9e9)
+KINDS = ("matrix product", "convolution", "pooling", "normalisation")
+
 TOGETHER = 12e9
 """Bytes a second that the workers of the host send together."""
 
@@ -248,7 +250,7 @@ def test_two_workers_measure_a_machine(tmp_path):
     seconds = machine.message_seconds(np.geomspace(1, 2**24, 100), "host")
     assert np.all(seconds > 0)
     assert np.all(np.diff(seconds) >= 0)
-    assert {point.kind for point in machine.compute.points} == {"matrix product", "convolution"}
+    assert {point.kind for point in machine.compute.points} == set(KINDS)
     assert {point.kind for point in machine.collectives.points} == {"allreduce", "bcast", "reduce"}
 
 
