@@ -29,7 +29,10 @@ from distdl_jax.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-ROUNDS = 3
+ROUNDS, ENOUGH = 3, 0.005
+"""How many rounds there are; seconds for which something is repeated each time, five times in a round."""
+
+QUICK_ROUNDS, QUICK_ENOUGH = 1, 0.001
 
 _FEW = compute.CONVOLUTIONS[2:3]
 
@@ -85,7 +88,8 @@ def _measure(world: World, comm: MPI.Intracomm, quick: bool, show: Show) -> Mach
         jobs.append(job)
         show(f"programs are compiled, {len(jobs)}")
     until_all_come(comm, rest)
-    taken = comm.allgather(take_rounds(jobs, comm, 1 if quick else ROUNDS, show))
+    rounds, enough = (QUICK_ROUNDS, QUICK_ENOUGH) if quick else (ROUNDS, ENOUGH)
+    taken = comm.allgather(take_rounds(jobs, comm, rounds, enough, show))
     tables: dict[str, Any] = fit_machine(combined(taken), places, min(comm.allgather(host_memory())))
     hosts = len(places.hosts)
     return Machine(

@@ -22,11 +22,10 @@ Seconds = Callable[[int], float]
 """Does something so many times; returns the seconds that this takes."""
 
 BATCHES = 5
-"""How often a subject is timed in a round, each time for `ENOUGH` seconds."""
+"""How often a subject is timed in a round."""
 
-ENOUGH = 0.005
 MOST_TIMES, LARGEST_STEP = 20000, 20
-"""How often it is repeated for that, at most; and how many times more often than in the try before."""
+"""How often it is repeated each time, at most; and how many times more often than in the try before."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,16 @@ def repeated(operation: Callable[..., Array], *arrays: Array) -> Seconds:
 
 
 def take_rounds(
-    jobs: Sequence[Job], comm: MPI.Intracomm, rounds: int, show: Callable[[str], None]
+    jobs: Sequence[Job], comm: MPI.Intracomm, rounds: int, enough: float, show: Callable[[str], None]
 ) -> dict[Subject, list[list[float]]]:
-    """Return this worker's seconds of each subject that it takes part in, by round; all workers have the same jobs."""
+    """Return this worker's seconds of each subject that it takes part in, by round; all workers have the same jobs.
+
+    - `enough`: seconds for which a subject is repeated each time.
+    """
     times = []
     for number, job in enumerate(jobs):
         show(f"how often, {number + 1} of {len(jobs)}")
-        times.append(_enough(job, comm))
+        times.append(_often_enough(job, comm, enough))
     found: dict[Subject, list[list[float]]] = {job.subject: [] for job in jobs if job.seconds is not None}
     shuffled = random.Random(0)  # the same order on all workers
     for number in range(rounds):
@@ -97,7 +99,7 @@ def take_rounds(
     return found
 
 
-def _enough(job: Job, comm: MPI.Intracomm) -> int:
+def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
     """Return how often a subject is repeated in a batch: the same on all workers."""
     from mpi4py import MPI
 
@@ -111,7 +113,7 @@ def _enough(job: Job, comm: MPI.Intracomm) -> int:
         until_all_come(comm, rest)
         longest = max(comm.allreduce(took, op=MPI.MAX), 1e-9)
         # A small step at a time: what took no time by chance may take long.
-        often = max(1, min(MOST_TIMES, LARGEST_STEP * often, round(often * share * ENOUGH / longest)))
+        often = max(1, min(MOST_TIMES, LARGEST_STEP * often, round(often * share * enough / longest)))
     return often
 
 
