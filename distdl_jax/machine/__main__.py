@@ -57,11 +57,14 @@ def _measure(path: Path, quick: bool) -> int:
 
 
 def _summary(machine: Machine, path: Path) -> str:
-    quality, levels = machine.quality, ", ".join(machine.levels)
+    quality = machine.quality
+    rounds = "measured once, so that nothing says how far rounds differ"
+    if quality.source.startswith("measured"):
+        rounds = f"rounds differ by {100 * quality.rounds_differ:.0f} % at most"
     return (
         f"{path}: {machine.about}.\n"
-        f"Messages: {levels}; their segments fit within {100 * quality.fit_error:.0f} %. "
-        f"Rounds differ by {100 * quality.rounds_differ:.0f} % at most, times spread by {100 * quality.noise:.0f} %."
+        f"Messages ({', '.join(machine.levels)}) are within {100 * quality.fit_error:.0f} % of their segments; {rounds}; "
+        f"times of arithmetic spread by {100 * quality.noise:.0f} %. Guesses: {', '.join(machine.guesses) or 'none'}."
     )
 
 
