@@ -62,9 +62,9 @@ def _summary(machine: Machine, path: Path) -> str:
     if quality.source.startswith("measured"):
         rounds = f"rounds differ by {100 * quality.rounds_differ:.0f} % at most"
     return (
-        f"{path}: {machine.about}.\n"
-        f"Messages ({', '.join(machine.levels)}) are within {100 * quality.fit_error:.0f} % of their segments; {rounds}; "
-        f"times of arithmetic spread by {100 * quality.noise:.0f} %. Guesses: {', '.join(machine.guesses) or 'none'}."
+        f"{path}: {machine.about}.\nMessages ({', '.join(machine.levels)}) are within "
+        f"{100 * quality.fit_error:.0f} % of their segments; {rounds}; times of arithmetic spread by "
+        f"{100 * quality.noise:.0f} %. Guesses: {', '.join(machine.guesses) or 'none'}."
     )
 
 

@@ -39,6 +39,10 @@ class Job:
     seconds: Seconds | None
 
 
+SHORTEST = 1e-10
+"""Seconds of what takes less than a loop of nothing, by chance."""
+
+
 def loop(body: Callable[..., tuple[Array, ...]], *arrays: Array) -> Seconds:
     """Compile a loop whose body takes arrays and returns such arrays; what it does is then part of one program.
 
@@ -111,7 +115,7 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
             start = min(job.seconds(0) for _ in range(2))
             took = min(job.seconds(often) for _ in range(2)) - start
         until_all_come(comm, rest)
-        longest = max(comm.allreduce(took, op=MPI.MAX), 1e-9)
+        longest = max(comm.allreduce(took, op=MPI.MAX), SHORTEST)
         # A small step at a time: what took no time by chance may take long.
         often = max(1, min(MOST_TIMES, LARGEST_STEP * often, round(often * share * enough / longest)))
     return often
@@ -120,7 +124,7 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
 def _batches(seconds: Seconds, often: int) -> list[float]:
     """Return the seconds of one repetition, in several batches."""
     before = min(seconds(0) for _ in range(3))
-    return [max(seconds(often) - before, 0.0) / often for _ in range(BATCHES)]
+    return [max((seconds(often) - before) / often, SHORTEST) for _ in range(BATCHES)]
 
 
 def until_all_come(comm: MPI.Intracomm, meanwhile: Callable[[], object]) -> None:
