@@ -21,12 +21,15 @@ _WORDS_OF_LAUNCHERS = (
 
 def find(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Yield the findings about MPI and the launcher."""
-    yield from on_each_worker(lambda facts: _mpi(facts.mpi), everyone)
+    yield from on_each_worker(_mpi, everyone)
     yield from on_each_worker(lambda facts: _bridge(facts.mpi), everyone)
     yield from on_each_worker(lambda facts: _launcher(facts.launch, facts.mpi), everyone)
 
 
-def _mpi(mpi: Mpi) -> Iterator[Finding]:
+def _mpi(facts: Facts) -> Iterator[Finding]:
+    mpi = facts.mpi
+    if facts.software.packages.get("mpi4py", "") is None:
+        return  # that has been said
     if mpi.error is not None:
         cure = (
             "Without an MPI: python -m pip install mpich. With one whose library the loader doesn't find: load its "
@@ -88,7 +91,8 @@ def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
             )
             yield Finding("error", "launcher", found, _right_launcher(launch))
         else:
-            yield Finding("ok", "launcher", f"{by}{program} started {launch.started} of one job.")
+            processes = f"{launch.started} process{'es' * (launch.started > 1)}"
+            yield Finding("ok", "launcher", f"{by}{program} started {processes}, and MPI knows all of them.")
     elif not launch.launcher:
         yield from _without_launcher(launch, mpi)
     own = family(mpi.library)

@@ -50,7 +50,10 @@ def _versions(facts: Facts, simulated: bool) -> Iterator[Finding]:
         yield Finding("warning", "versions", found, cure)
     if not problems:
         yield Finding("ok", "versions", f"{', '.join(listed)}.")
-    if software.jax_error is not None:
+    if software.jax_error is not None and None not in (
+        software.packages.get("jax", ""),
+        software.packages.get("jaxlib", ""),
+    ):
         cure = "JAX_PLATFORMS=cpu takes the CPU; otherwise see JAX's installation guide."
         yield Finding("error", "jax", f"JAX does not start: {software.jax_error}", cure)
 

@@ -48,7 +48,10 @@ def _cache(facts: Facts) -> Iterator[Finding]:
     if openmpi:
         found = f"Under Open MPI jobs find little in {cache.path}, and let it grow: handles are addresses."
         yield Finding("warning", "compilation cache", found, "Leave JAX_COMPILATION_CACHE_DIR out.")
-    if not (cache.anyone_writes or openmpi):
+    elif facts.settings.settings.debug:
+        found = f"With DISTDL_JAX_DEBUG=1 programs that communicate are not kept in {cache.path}."
+        yield Finding("note", "compilation cache", found)
+    elif not cache.anyone_writes:
         yield Finding("ok", "compilation cache", f"{cache.path} ({_about(cache)}).")
 
 
