@@ -151,7 +151,7 @@ def _give_up(facts: Facts, options: argparse.Namespace, rank: int) -> None:
         "between hosts don't arrive."
     )
     cure = "Look for a firewall, and for the network interface that MPI takes; try workers on one host alone."
-    lost = Finding("error", "messages", found, cure)
+    lost = Finding("error", "message", found, cure)
     _print([*findings([facts], Measured()), lost], [facts], options)
     os._exit(1)
 

@@ -20,6 +20,9 @@ from distdl_jax.launch.launcher import job_rank, job_size
 LONGEST_TRIAL = 20.0
 """Seconds that `mpiexec -n 2` may take."""
 
+_TRIAL = "import os; from mpi4py import MPI; os.write(1, b'size=%d\\n' % MPI.COMM_WORLD.Get_size())"
+"""Each worker writes its line in one piece."""
+
 _LAUNCHERS = {"hydra_pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "slurmstepd"}
 _LEFT_BY_MPI = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL")
 
@@ -119,8 +122,7 @@ def launch(tries: bool) -> Launch:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_BY_MPI)}
     trial = None
     if tries and mpiexec and not launcher:
-        program = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.Get_size(), flush=True)"
-        trial = _output([mpiexec, "-n", "2", sys.executable, "-c", program], environment)
+        trial = _output([mpiexec, "-n", "2", sys.executable, "-c", _TRIAL], environment)
     return Launch(
         rank=job_rank(),
         started=job_size(),

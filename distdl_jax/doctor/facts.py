@@ -58,7 +58,7 @@ class Launch:
     - `rank`, `started`: its number and the number of processes, as the launcher says.
     - `launcher`: "MPICH", "Open MPI", "Slurm", or "" where there is none; `launcher_program`: its file.
     - `mpiexec`, `mpiexec_of`: the one on PATH, and whose it is; `mpiexec_beside`: the one beside Python.
-    - `trial`: what `mpiexec -n 2` printed, of which each worker prints the size of its world; None if not tried.
+    - `trial`: what `mpiexec -n 2` printed, "size=2" for a worker in a world of two; None if not tried.
     """
 
     rank: int | None = None

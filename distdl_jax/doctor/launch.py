@@ -111,11 +111,11 @@ def _without_launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
         verdict = "note" if launch.srun else "warning"
         yield Finding(verdict, "launcher", found, "srun is there." if launch.srun else cure)
     elif launch.trial is None or mpi.error is not None:
-        pass
-    elif launch.trial.split() == ["size", "2"] * 2:
+        return
+    elif (sizes := re.findall(r"size=(\d+)", launch.trial)) == ["2", "2"]:
         found = f"{launch.mpiexec} starts workers that find each other."
         yield Finding("ok", "launcher", found, "`mpiexec -n 4 python -m distdl_jax doctor` looks at several workers.")
-    elif "size 1" in launch.trial:
+    elif "1" in sizes:
         found = f"{launch.mpiexec} starts workers of which each believes that it is alone: it is another MPI's."
         yield Finding("error", "launcher", found, _right_launcher(launch))
     else:

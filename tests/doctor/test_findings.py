@@ -12,6 +12,8 @@ from distdl_jax.doctor.facts import Measured, Message
 from distdl_jax.doctor.findings import Finding, on_each_worker
 from distdl_jax.machine.machine import load
 
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
 
 def found(everyone: Any, measured: Measured | None = None, machine: Any = None) -> list[Finding]:
     """Return what is not ok."""
@@ -113,7 +115,7 @@ BROKEN = {
         ("error", "mpiexec", "is Open MPI's, but mpi4py runs on MPICH Version: 5.0.2", ""),
     ),
     "mpiexec that starts strangers": (
-        [worker(size=1, launch=NO_LAUNCHER | {"trial": "size 1\nsize 1\n"})],
+        [worker(size=1, launch=NO_LAUNCHER | {"trial": "size=1\nsize=1\n"})],
         ("error", "launcher", "each believes that it is alone", ""),
     ),
     "no slots": (
@@ -359,6 +361,14 @@ def test_one_worker_of_a_broken_job_speaks_for_itself():
 
 
 def test_the_page_names_every_subject():
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    page = PAGE.read_text()
     subjects = {each.subject for everyone, _ in BROKEN.values() for each in report.findings(everyone, Measured())}
     assert {subject for subject in subjects if f"| {subject} |" not in page} == set()
+
+
+def test_the_report_on_the_page_is_that_of_such_a_job():
+    threads = {"threads": {"environment": {"NPROC": "8"}, "xla": 8}}
+    everyone = job({}, threads, threads, host={"huge_pages": "never"}, cache={"path": "/home/me/jax"})
+    measured = Measured((Message(0, 1, 8, 0.61e-6), Message(0, 1, 2**20, 131e-6)), {8: 1.7e-6, 2**20: 310e-6})
+    text = report.as_text(list(report.findings(everyone, measured)), everyone)
+    assert f"```text not-run\n{text}\n```" in PAGE.read_text(), text
