@@ -123,7 +123,7 @@ def devices() -> Devices:
 
 def threads() -> Threads:
     """Return the facts about threads; after `software`, with which XLA's have started."""
-    names = ("NPROC", "PJRT_NPROC", "OMP_NUM_THREADS", "XLA_FLAGS")
+    names = ("NPROC", "PJRT_NPROC", "OMP_NUM_THREADS")
     environment = {name: os.environ[name] for name in names if os.environ.get(name)}
     tasks = Path("/proc/self/task")
     count = 0

@@ -103,18 +103,24 @@ def _cores(host: str, everyone: Sequence[Facts], workers: Sequence[int]) -> Iter
 
 def _threads(facts: Facts, share: int) -> Iterator[Finding]:
     """Yield whether a worker computes with as many threads as it has cores, its `share` of the host's."""
-    given = ", ".join(f"{name}={value}" for name, value in facts.threads.environment.items()) or "no variable sets it"
     onednn = facts.threads.onednn if facts.software.onednn != "none" else None
-    for name, threads, variable in (("XLA", facts.threads.xla, "NPROC"), ("oneDNN", onednn, "OMP_NUM_THREADS")):
+    for name, threads, variables in (
+        ("XLA", facts.threads.xla, ("NPROC", "PJRT_NPROC")),
+        ("oneDNN", onednn, ("OMP_NUM_THREADS", "NPROC")),
+    ):
         if threads is None:
             continue
+        settings = [
+            f"{each}={facts.threads.environment[each]}" for each in variables if each in facts.threads.environment
+        ]
+        given = ", ".join(settings) or f"{variables[0]} is not set"
         found = f"{name} computes with {_count(threads, 'thread')} on a worker, whose share is {_count(share, 'core')} "
         found += f"({given})."
         if threads > share:
             cure = "Leave NPROC, PJRT_NPROC and OMP_NUM_THREADS out: python -m distdl_jax sets them."
             yield Finding("warning", "threads", found, cure)
         elif threads < share:
-            yield Finding("note", "threads", found, f"{variable}={share} would use all.")
+            yield Finding("note", "threads", found, f"{variables[0]}={share} would use all.")
         else:
             yield Finding("ok", "threads", found)
 

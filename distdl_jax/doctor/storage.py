@@ -62,10 +62,11 @@ def _cache_of_unlike_workers(everyone: Sequence[Facts]) -> Iterator[Finding]:
         if facts.cache is not None:
             users.setdefault(facts.cache.path, set()).add((facts.host.processor, facts.threads.xla))
     for path, kinds in users.items():
-        for place, what in ((0, "processors"), (1, "numbers of threads")):
-            if len({kind[place] for kind in kinds}) > 1:
+        processors, threads = map(set, zip(*kinds, strict=True))
+        for what, values in (("processors", processors), ("numbers of threads", threads)):
+            if len(values) > 1:
                 found = f"Workers with different {what} share the compilation cache {path}."
-                cure = f"A folder for each: programs are compiled for one kind of {what}."
+                cure = "Set JAX_COMPILATION_CACHE_DIR to a folder for each: XLA compiles for the one that it finds."
                 yield Finding("warning", "compilation cache", found, cure)
 
 

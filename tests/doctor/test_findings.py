@@ -207,11 +207,11 @@ BROKEN = {
     ),
     "cache of unlike threads": (
         job({"threads": {"xla": 1}}),
-        ("warning", "compilation cache", "different numbers of threads share", "A folder for each"),
+        ("warning", "compilation cache", "different numbers of threads share", "a folder for each"),
     ),
     "cache of unlike processors": (
         job({"host": {"processor": "Intel Xeon"}}),
-        ("warning", "compilation cache", "different processors share", "A folder for each"),
+        ("warning", "compilation cache", "different processors share", "a folder for each"),
     ),
     "cache while debugging": (
         job(environment={"DISTDL_JAX_DEBUG": "1"}),
