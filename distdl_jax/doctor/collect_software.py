@@ -115,9 +115,9 @@ def devices() -> Devices:
         import jax
 
         kind, count = jax.default_backend(), jax.local_device_count()
-        import mpi4jax
+        from distdl_jax.transports.mpi.compat import import_mpi4jax
 
-        bridge = bool(mpi4jax.has_cuda_support())
+        bridge = bool(import_mpi4jax().has_cuda_support())
     return Devices(kind, count, gpus, visible, plugin, bridge, os.environ.get("MPI4JAX_USE_CUDA_MPI"), platforms)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distdl_jax.doctor.facts import Facts
-from distdl_jax.doctor.findings import Finding, by_host, on_each_worker, worker_names
+from distdl_jax.doctor.findings import HOST, Finding, on_each_host, on_each_worker, worker_names
 
 
 def find(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Yield the findings about devices."""
     yield from on_each_worker(_device, everyone)
     yield from on_each_worker(_messages_of_gpus, everyone)
-    for host, workers in by_host(everyone).items():
-        yield from _one_gpu_for_many(host, [everyone[worker] for worker in workers], workers)
+    yield from on_each_host(_one_gpu_for_many, everyone)
 
 
 def _on_gpu(facts: Facts) -> bool:
@@ -55,7 +54,7 @@ def _messages_of_gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding("note", "gpu messages", "Messages are copied to the host and back.", cure)
 
 
-def _one_gpu_for_many(host: str, everyone: Sequence[Facts], workers: Sequence[int]) -> Iterator[Finding]:
+def _one_gpu_for_many(everyone: Sequence[Facts], workers: Sequence[int]) -> Iterator[Finding]:
     users: dict[str | None, list[int]] = {}
     for worker, facts in zip(workers, everyone, strict=True):
         if _on_gpu(facts):
@@ -63,6 +62,6 @@ def _one_gpu_for_many(host: str, everyone: Sequence[Facts], workers: Sequence[in
     for visible, sharing in users.items():
         if len(sharing) > 1:
             name = "not set" if visible is None else visible
-            found = f"{worker_names(sharing).capitalize()} on {host} share one GPU (CUDA_VISIBLE_DEVICES is {name})."
+            found = f"{worker_names(sharing).capitalize()} on {HOST} share one GPU (CUDA_VISIBLE_DEVICES is {name})."
             cure = "Give each its own: CUDA_VISIBLE_DEVICES by the worker's number on its host, srun --gpus-per-task=1."
             yield Finding("warning", "devices", found, cure)

@@ -40,6 +40,23 @@ def on_each_worker(find: OfWorker, everyone: Sequence[Facts]) -> Iterator[Findin
         yield replace(finding, workers=() if len(workers) == len(everyone) else tuple(workers))
 
 
+HOST = "<host>"
+"""Stands in a sentence for the names of the hosts that it holds for."""
+
+OfHost = Callable[[Sequence[Facts], Sequence[int]], Iterable[Finding]]
+
+
+def on_each_host(find: OfHost, everyone: Sequence[Facts]) -> Iterator[Finding]:
+    """Merge what `find` finds on each host, from the facts and the ranks of its workers."""
+    by_finding: dict[Finding, list[str]] = {}
+    for host, workers in by_host(everyone).items():
+        for finding in find([everyone[worker] for worker in workers], workers):
+            by_finding.setdefault(finding, []).append(host)
+    for finding, hosts in by_finding.items():
+        names = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+        yield replace(finding, found=finding.found.replace(HOST, names))
+
+
 def worst(findings: Iterable[Finding]) -> str:
     """Return the worst verdict.
 
@@ -73,7 +90,7 @@ def by_host(everyone: Sequence[Facts]) -> Mapping[str, list[int]]:
     return hosts
 
 
-def size_text(nbytes: float) -> str:
+def size_text(nbytes: float, digits: int = 3) -> str:
     """Return a size in the largest unit that is not above it.
 
     >>> size_text(64 * 2**20), size_text(1.5 * 2**30)
@@ -81,7 +98,7 @@ def size_text(nbytes: float) -> str:
     """
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
+            return f"{nbytes / unit:.{digits}g} {name}"
     return f"{nbytes:.0f} bytes"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from distdl_jax.doctor.facts import Facts
-from distdl_jax.doctor.findings import Finding, by_host, on_each_worker, size_text, worker_names
+from distdl_jax.doctor.findings import HOST, Finding, by_host, on_each_host, on_each_worker, size_text, worker_names
 
 LEAST_MEMORY = 2**30
 """Bytes; a worker takes about 0.4 GiB before it holds a tensor."""
@@ -24,18 +25,14 @@ def find(everyone: Sequence[Facts], simulated: int = 0) -> Iterator[Finding]:
     """Yield the findings about hosts; `simulated`: how many workers are threads of one process."""
     hosts = by_host(everyone)
     yield from _placement(everyone)
-    for host, workers in hosts.items():
-        yield from _cores(host, [everyone[worker] for worker in workers], workers)
+    yield from on_each_host(_cores, everyone)
     if not simulated:
-        counts = {host: len(workers) for host, workers in hosts.items()}
-        cores = {host: usable([everyone[worker] for worker in workers]) for host, workers in hosts.items()}
-        share = {host: max(1, cores[host] // counts[host]) for host in hosts}
+        share = {host: _share([everyone[worker] for worker in workers]) for host, workers in hosts.items()}
         yield from on_each_worker(lambda facts: _threads(facts, share[facts.host.name]), everyone)
         yield from on_each_worker(_malloc, everyone)
-    for host, workers in hosts.items():
-        yield from _memory(host, [everyone[worker] for worker in workers], simulated or len(workers))
-        if not simulated:
-            yield from _shared_memory(host, [everyone[worker] for worker in workers])
+    yield from _warnings_or_one(on_each_host(partial(_memory, simulated=simulated), everyone))
+    if not simulated:
+        yield from _warnings_or_one(on_each_host(_shared_memory, everyone))
     yield from on_each_worker(_address_space, everyone)
     yield from _locked_memory(everyone)
 
@@ -73,32 +70,36 @@ def usable(everyone: Sequence[Facts]) -> int:
     return min(cores, max(1, math.floor(min(quotas)))) if quotas else cores
 
 
-def _cores(host: str, everyone: Sequence[Facts], workers: Sequence[int]) -> Iterator[Finding]:
+def _share(everyone: Sequence[Facts]) -> int:
+    """Return how many cores a worker of one host has, if all have equally many."""
+    return max(1, usable(everyone) // len(everyone))
+
+
+def _cores(everyone: Sequence[Facts], workers: Sequence[int]) -> Iterator[Finding]:
     first, count = everyone[0].host, usable(everyone)
     sets = [set(facts.host.affinity) for facts in everyone]
     bound = all(len(cores) < first.cores for cores in sets)
     together = set[int]().union(*sets)
+    who, of = _count(len(workers), "worker"), f"{count} of {_count(first.cores, 'core')} on {HOST}"
     if first.quota is not None and first.quota < len(together):
-        found = f"A cgroup gives {host} {first.quota:g} processors of its {len(together)} cores."
+        found = f"A cgroup gives {first.quota:g} processors for {_count(len(together), 'core')} on {HOST}."
         yield Finding("note", "cores", found, "docker run --cpus, Kubernetes' limits.cpu.")
     if len(workers) > count:
-        found = f"{len(workers)} workers share {_count(count, 'core')} of {host}, which has {first.cores}: MPI spins "
-        found += "while it waits, and takes the time of the worker that computes."
+        found = f"{who} share {of}: MPI spins while it waits, and takes the time of the worker that computes."
         cure = f"Start at most {_count(first.cores if bound else count, 'worker')} there"
         cure += ", and bind each to cores of its own: --bind-to core, srun --cpu-bind=cores." if bound else "."
         yield Finding("warning", "cores", found, cure)
     elif bound and sum(map(len, sets)) > len(together) and any(cores != together for cores in sets):
-        found = f"The cores of workers on {host} overlap: " + ", ".join(
+        found = f"The cores of workers on {HOST} overlap: " + ", ".join(
             f"worker {worker} has {_range(cores)}" for worker, cores in zip(workers[:4], sets, strict=False)
         )
         cure = "Bind each to cores of its own: mpiexec --bind-to core, srun --cpu-bind=cores."
         yield Finding("warning", "cores", f"{found}{', ...' if len(workers) > 4 else ''}.", cure)
     elif len(workers) > 1 and all(cores == together for cores in sets):
-        found = f"{len(workers)} workers on {host} share {_count(count, 'core')}, and may move between them."
-        yield Finding("ok", "cores", found, "Binding is faster on large hosts: --bind-to core, srun --cpu-bind=cores.")
+        cure = "Binding is faster on large hosts: --bind-to core, srun --cpu-bind=cores."
+        yield Finding("ok", "cores", f"{who} share {of}, and may move between them.", cure)
     else:
-        found = f"{host} has {_count(first.cores, 'core')}; {_count(len(workers), 'worker')}"
-        yield Finding("ok", "cores", f"{found} may use {len(together)} of them.")
+        yield Finding("ok", "cores", f"{who} may use {of}.")
 
 
 def _threads(facts: Facts, share: int) -> Iterator[Finding]:
@@ -125,28 +126,34 @@ def _threads(facts: Facts, share: int) -> Iterator[Finding]:
             yield Finding("ok", "threads", found)
 
 
-def _memory(host: str, everyone: Sequence[Facts], workers: int) -> Iterator[Finding]:
-    first = everyone[0].host
+def _warnings_or_one(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the warnings about hosts; where there are none, what is said of the first."""
+    every = list(found)
+    yield from [each for each in every if each.verdict != "ok"] or every[:1]
+
+
+def _memory(everyone: Sequence[Facts], workers: Sequence[int], simulated: int) -> Iterator[Finding]:
+    first, count = everyone[0].host, simulated or len(workers)
     sizes = [size for size in (first.memory_available, first.memory_limit) if size is not None]
     if not sizes:
         return
     available = min(sizes)
-    limit = f", and a cgroup limits it to {size_text(first.memory_limit)}" if first.memory_limit is not None else ""
-    found = f"{host} has {size_text(first.memory or available)}, of which {size_text(available)} can be had{limit}: "
-    found += f"{size_text(available / workers)} for each worker."
-    if available / workers < LEAST_MEMORY:
+    limit = f" (a cgroup's limit is {size_text(first.memory_limit)})" if first.memory_limit is not None else ""
+    found = f"{size_text(available)} of {size_text(first.memory or available)} on {HOST} can be had{limit}: "
+    found += f"{size_text(available / count)} for each worker."
+    if available / count < LEAST_MEMORY:
         cure = "Fewer workers on the host, or more memory: a worker takes 0.4 GiB before it holds a tensor."
         yield Finding("warning", "memory", found, cure)
     else:
         yield Finding("ok", "memory", found)
 
 
-def _shared_memory(host: str, everyone: Sequence[Facts]) -> Iterator[Finding]:
-    first, workers = everyone[0].host, len(everyone)
-    if first.shared_memory is None or first.shared_memory_free is None or workers == 1:
+def _shared_memory(everyone: Sequence[Facts], workers: Sequence[int]) -> Iterator[Finding]:
+    first = everyone[0].host
+    if first.shared_memory is None or first.shared_memory_free is None or len(workers) == 1:
         return
-    found = f"/dev/shm of {host} has {size_text(first.shared_memory)}, {size_text(first.shared_memory_free)} free."
-    if first.shared_memory_free < LEAST_SHARED * workers:
+    found = f"{size_text(first.shared_memory_free)} of {size_text(first.shared_memory)} in /dev/shm on {HOST} are free."
+    if first.shared_memory_free < LEAST_SHARED * len(workers):
         found += " MPI keeps messages between workers of a host there, and a job ends by SIGBUS where it is full."
         cure = "In a container: docker run --shm-size=2g, or --ipc=host. Else remove files that other jobs left there."
         yield Finding("warning", "shared memory", found, cure)

@@ -110,5 +110,5 @@ def _folder(facts: Facts, hosts: int) -> Iterator[Finding]:
 
 def _about(folder: Folder) -> str:
     where = "of a network" if is_shared(folder.filesystem) else "local"
-    free = f", {size_text(folder.free)} free" if folder.free is not None else ""
+    free = f", {size_text(folder.free, 2)} free" if folder.free is not None else ""
     return f"{folder.filesystem or 'unknown file system'}, {where}{free}"

@@ -131,7 +131,7 @@ def test_a_job_with_many_mistakes(tmp_path: Path):
     }
     assert not_ok(report) - true_here(2) == expected, report
     assert "MPI_THREAD_SINGLE" in words(report, "mpi threads")
-    assert "2 workers share 1 core" in words(report, "cores")
+    assert "2 workers share 1 of" in words(report, "cores")
     assert "XLA computes with 64 threads" in words(report, "threads")
     assert "JAX_NUMPY_RANK_PROMOTION" in words(report, "jax") and "JAX_DISABLE_JIT" in words(report, "jax")
     assert "malloc is left alone" in words(report, "huge pages")

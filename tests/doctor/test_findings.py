@@ -132,15 +132,15 @@ BROKEN = {
     ),
     "more workers than cores": (
         job(host={"cores": 2, "affinity": (0, 1)}, threads={"xla": 1, "onednn": 1}),
-        ("warning", "cores", "4 workers share 2 cores", "at most 2 workers"),
+        ("warning", "cores", "4 workers share 2 of", "at most 2 workers"),
     ),
     "all on one core": (
         job(host={"affinity": (0,)}, threads={"xla": 1, "onednn": 1}),
-        ("warning", "cores", "4 workers share 1 core of node0, which has 8", "--bind-to core"),
+        ("warning", "cores", "4 workers share 1 of 8 cores on node0", "--bind-to core"),
     ),
     "a cgroup's quota": (
         job(host={"quota": 2.0}, threads={"xla": 1, "onednn": 1}),
-        ("warning", "cores", "4 workers share 2 cores", "at most 2 workers"),
+        ("warning", "cores", "4 workers share 2 of", "at most 2 workers"),
     ),
     "cores overlap": (
         job(
@@ -167,11 +167,11 @@ BROKEN = {
     ),
     "a cgroup's memory": (
         job(host={"memory_limit": 2 * 2**30}),
-        ("warning", "memory", "a cgroup limits it to 2 GiB: 512 MiB for each worker", "Fewer workers"),
+        ("warning", "memory", "(a cgroup's limit is 2 GiB): 512 MiB for each worker", "Fewer workers"),
     ),
     "small /dev/shm": (
         job(host={"shared_memory": 64 * 2**20, "shared_memory_free": 64 * 2**20}),
-        ("warning", "shared memory", "/dev/shm of node0 has 64 MiB", "--shm-size"),
+        ("warning", "shared memory", "64 MiB of 64 MiB in /dev/shm on node0", "--shm-size"),
     ),
     "no huge pages": (job(host={"huge_pages": "never"}), ("note", "huge pages", "gives out no huge pages", "madvise")),
     "old glibc": (job(host={"glibc": "2.31"}), ("note", "huge pages", "glibc 2.31", "")),
@@ -372,3 +372,17 @@ def test_the_report_on_the_page_is_that_of_such_a_job():
     measured = Measured((Message(0, 1, 8, 0.61e-6), Message(0, 1, 2**20, 131e-6)), {8: 1.7e-6, 2**20: 310e-6})
     text = report.as_text(list(report.findings(everyone, measured)), everyone)
     assert f"```text not-run\n{text}\n```" in PAGE.read_text(), text
+
+
+def test_a_job_of_many_hosts_has_as_many_lines_as_one_of_two():
+    def hosts(count):
+        each = (
+            {"host": {"name": f"node{rank // 2}", "memory_available": 2**35 + rank * 2**28}}
+            for rank in range(2 * count)
+        )
+        return job(*each, size=2 * count, threads={"xla": 4, "onednn": 4})
+
+    few, many = (list(report.findings(hosts(count), Measured())) for count in (2, 64))
+    assert [(each.verdict, each.subject) for each in few] == [(each.verdict, each.subject) for each in many]
+    (cores,) = (each.found for each in many if each.subject == "cores")
+    assert cores.startswith("2 workers share 8 of 8 cores on node0, node1, node2, node3 and 60 more")
