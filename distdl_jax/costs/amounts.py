@@ -70,6 +70,11 @@ class Amounts:
             getattr(self, f"collectives_{back}")[workers] += 1
             getattr(self, f"team_bytes_{back}")[workers] += event.does.bytes_sent
 
+    def count_messages(self, back: str, workers: np.ndarray, messages: np.ndarray, nbytes: np.ndarray) -> None:
+        """Add messages that each of `workers` sends "forward", or "backward"."""
+        getattr(self, f"messages_{back}")[workers] += messages
+        getattr(self, f"bytes_{back}")[workers] += nbytes
+
     def _count_work(self, event: Event, work: Work, workers: np.ndarray | int) -> None:
         match event.direction:
             case "forward":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
-from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.counting import count_action, groups
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.remat_precision import Wrapper
+from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -102,7 +104,9 @@ def cost(
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
-    x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
+    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), number), x_spec.block_shapes)
+    if len(x) < size:
+        x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
     placed = list(placed_layers(network))
     for place, layer in placed:
         if isinstance(layer, Wrapper):
@@ -122,16 +126,15 @@ def _layer_amounts(
 ) -> list[tuple[PlacedLayer, Amounts]]:
     """Return the layers, each with what all workers compute and send for it."""
     amounts = {layer.place: Amounts.none(size) for layer in layers}
-    for worker in range(size):
-        for event in step_events(actions, worker, backward=backward):
-            amounts[event.place].count(event, worker)
+    for action in actions:
+        count_action(amounts[action.place], action, backward)
     return [(layer, amounts[layer.place]) for layer in layers]
 
 
 def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copies: int, backward: bool) -> None:
     for spec in layer.param_specs:
-        for worker, shape in spec.block_shapes.items():
-            amounts.parameters[worker] += int(np.prod(shape, dtype=np.int64)) * itemsize
+        for worker, workers in groups(spec.block_shapes):
+            amounts.parameters[workers] += prod(spec.block_shapes[worker]) * itemsize
     if backward:
         amounts.gradients[...] = amounts.parameters
         amounts.optimiser[...] = copies * amounts.parameters

@@ -32,7 +32,7 @@ class Seam(NamedTuple):
     @property
     def left_out(self) -> set[int]:
         """The workers whose blocks the layer does not take."""
-        return set(self.P_y.ranks) - set(self.P_x.ranks)
+        return set() if self.P_y.ranks == self.P_x.ranks else set(self.P_y.ranks) - set(self.P_x.ranks)
 
 
 def in_equal_blocks(P: Partition, other: Partition) -> bool:
