@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
-from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.counting import count_action, groups
+from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.remat_precision import Wrapper

@@ -8,28 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from distdl_jax.costs.amounts import Amounts
+from distdl_jax.costs.amounts import Amounts, Index
 from distdl_jax.costs.step_program import step_events
-from distdl_jax.costs.traffic import traffic
+from distdl_jax.costs.traffic import as_index, traffic
 from distdl_jax.plans.alike import ByClass
-from distdl_jax.plans.worker_ranks import ConsecutiveRanks, Workers
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.block_checks import is_differentiable
+from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.plan import PARAMS, Action, Moves
+from distdl_jax.primitives.repartition import RepartitionPlan
 
-Group = tuple[int, np.ndarray | int]
+Group = tuple[int, Index]
 """A worker, and all workers that do the same."""
 
 
 def count_action(amounts: Amounts, action: Action, backward: bool) -> None:
     """Add what all workers do in an action, in a step without or with gradients of the parameters."""
+    several: Iterable[Group]
     if isinstance(action, Moves):
-        if (sent := traffic(action.movement)) is not None:
-            amounts.count_messages("forward", *sent)
-            if backward and action.of & PARAMS and is_differentiable(action.movement.dtype):
-                back = traffic(action.movement, adjoint=True)
-                amounts.count_messages("backward", *back)
+        movement = action.movement
+        if isinstance(movement, RepartitionPlan | RangesPlan):
+            amounts.count_messages("forward", *traffic(movement))
+            if backward and action.of & PARAMS and is_differentiable(movement.dtype):
+                amounts.count_messages("backward", *traffic(movement, adjoint=True))
             return
-        several: Iterable[Group] = ((workers[0], _array(workers)) for workers in action.movement.alike)
+        several = ((workers[0], as_index(workers)) for workers in movement.alike)
     elif action.alike is not None:
         several = groups(action.alike)
     else:
@@ -56,9 +59,5 @@ def _classes(ranks: Workers, labels: tuple[tuple[int, ...], ...]) -> list[np.nda
     order = np.argsort(of_cell, kind="stable")
     bounds = np.flatnonzero(np.diff(of_cell[order])) + 1
     cells = sorted(np.split(order, bounds), key=lambda several: several[0])
-    return [_array(ranks)[several] for several in cells]
-
-
-def _array(workers: Workers) -> np.ndarray:
-    is_range = isinstance(workers, ConsecutiveRanks)
-    return np.arange(workers[0], workers[-1] + 1) if is_range else np.array(workers)
+    world_ranks = np.asarray(ranks)
+    return [world_ranks[several] for several in cells]

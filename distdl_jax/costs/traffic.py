@@ -15,16 +15,16 @@ import numpy as np
 from distdl_jax.plans.decomposition import ProductGrid, Range
 from distdl_jax.plans.exchange import Exchange, Overlap
 from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.worker_ranks import ConsecutiveRanks, Workers
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.plan import MovementPlan
 from distdl_jax.primitives.repartition import RepartitionPlan
 
 
 class Traffic(NamedTuple):
     """How many messages each worker of a movement, or of its adjoint, sends to others, and the bytes in them."""
 
-    workers: np.ndarray
+    workers: np.ndarray | slice
     messages: np.ndarray
     bytes: np.ndarray
 
@@ -36,19 +36,22 @@ Line = Mapping[int, Sequence[Overlap]]
 """What one index along a dimension shares with the indices of the other grid."""
 
 
-def traffic(movement: MovementPlan, *, adjoint: bool = False) -> Traffic | None:
-    """Return what workers send in a movement, or in its adjoint; None where there is no closed form."""
+def traffic(movement: RepartitionPlan | RangesPlan, *, adjoint: bool = False) -> Traffic:
+    """Return what workers send in a movement, or in its adjoint."""
     if isinstance(movement, RepartitionPlan):
         exchange = movement.exchange
         grid = exchange.needed if adjoint else exchange.owned
         messages, elements = repartition_counts(exchange, adjoint=adjoint)
-    elif isinstance(movement, RangesPlan):
+    else:
         grid = movement.halos.owned
         messages, elements = halo_counts(movement.halos, adjoint=adjoint)
-    else:
-        return None
     dtype = accumulation_dtype(movement.dtype) if adjoint and movement.copies else movement.dtype
-    return Traffic(np.asarray(grid.ranks), messages, elements * dtype.itemsize)
+    return Traffic(as_index(grid.ranks), messages, elements * dtype.itemsize)
+
+
+def as_index(workers: Workers) -> np.ndarray | slice:
+    """Return workers as an index of an array with an entry for each worker of the world."""
+    return slice(workers[0], workers[-1] + 1) if isinstance(workers, ConsecutiveRanks) else np.asarray(workers)
 
 
 def repartition_counts(exchange: Exchange, *, adjoint: bool = False) -> Counts:
@@ -65,10 +68,10 @@ def repartition_counts(exchange: Exchange, *, adjoint: bool = False) -> Counts:
     messages = _product([len(line) for line in along] for along in lines)
     elements = _product([sum(map(_length, line.values())) for line in along] for along in lines)
     # What a worker has on both grids it gives to itself, without a message.
-    place = np.full(max(*grid.ranks, *other.ranks) + 1, -1)
-    place[np.asarray(other.ranks)] = np.arange(len(other.ranks))
-    place = place[np.asarray(grid.ranks)]
-    here, there = (np.unravel_index(cells, g.shape) for cells, g in ((np.arange(len(place)), grid), (place.clip(0), other)))
+    place = np.full(max(exchange.team) + 1, -1)
+    place[as_index(other.ranks)] = np.arange(len(other.ranks))
+    place = place[as_index(grid.ranks)]
+    here, there = np.unravel_index(np.arange(len(place)), grid.shape), np.unravel_index(place.clip(0), other.shape)
     own = np.where(place < 0, 0, 1)
     for d, (i, j) in enumerate(zip(here, there, strict=True)):
         (start, stop), (first, last) = (np.asarray(g.ranges[d])[at].T for g, at in ((grid, i), (other, j)))
@@ -89,12 +92,13 @@ def halo_counts(halos: Halos, *, adjoint: bool = False) -> Counts:
         if owned == needed:
             continue
         line = tuple(range(len(owned)))
-        exchange = Exchange(ProductGrid(line, (owned,)), ProductGrid(line, (needed,)), halos.periodic[d : d + 1])
+        own, wanted = (ProductGrid(line, (ranges,)) for ranges in (owned, needed))
+        exchange = Exchange(own, wanted, halos.periodic[d : d + 1])
         overlaps = exchange.overlaps_of_needed if adjoint else exchange.overlaps_of_owned
         others = [[shared for j, shared in overlaps(0, i).items() if j != i] for i in line]
         counts, lengths = [len(shared) for shared in others], [sum(map(_length, shared)) for shared in others]
         # Rows are as long as what was needed in the dimensions before, and owned in those that come.
-        messages = messages + _product((*map(np.sign, sizes[:d]), counts, *map(np.sign, sizes[d + 1 :])))
+        messages = messages + _product((*map(_signs, sizes[:d]), counts, *map(_signs, sizes[d + 1 :])))
         elements = elements + _product((*sizes[:d], lengths, *sizes[d + 1 :]))
         sizes[d] = _sizes(needed)
     return messages, elements
@@ -102,6 +106,10 @@ def halo_counts(halos: Halos, *, adjoint: bool = False) -> Counts:
 
 def _sizes(ranges: Sequence[Range]) -> list[int]:
     return [stop - start for start, stop in ranges]
+
+
+def _signs(sizes: Sequence[int]) -> list[int]:
+    return [min(size, 1) for size in sizes]
 
 
 def _length(shared: Sequence[Overlap]) -> int:

@@ -265,9 +265,7 @@ class PartitionedLayer(BaseLayer):
         plan: Plan = self._plan(*self._checked(x, params))
         return plan
 
-    def _checked(
-        self, x: ShapeDtypes, params: ParamShapeDtypes | None
-    ) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+    def _checked(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> tuple[ShapeDtypes, ParamShapeDtypes]:
         """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
         x = by_class("x", self.P_x, taking_part(x, self._team))
         if params is None:
@@ -334,6 +332,9 @@ class ParameterFreeLayer(PartitionedLayer):
 
     def param_specs(self) -> dict[str, Any]:
         """Return the empty dictionary: there are no parameters."""
+        return {}
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
         return {}
 
     @overload

@@ -93,8 +93,7 @@ class ParameterPartitions:
         """
         owners = {"weight": self.weight} | ({"bias": self.bias} if has_bias else {})
         dtypes = {
-            name: common_dtype(f'params["{name}"]', _of_name(name, params), P.ranks)
-            for name, P in owners.items()
+            name: common_dtype(f'params["{name}"]', _of_name(name, params), P.ranks) for name, P in owners.items()
         }
         if self.shards > 1:
             gathered = {name: self._gathering(name, params, P) for name, P in owners.items()}

@@ -103,7 +103,6 @@ class ConvolutionPlan(ProductPlan):
         if algorithms is None:
             return self
 
-
         def with_them(worker: int) -> LocalConvolution:
             each = self.local[worker]
             assert isinstance(each, LocalConvolution)

@@ -35,9 +35,7 @@ class ByClass(Mapping[int, T]):
     (10, 5, (4, 6))
     """
 
-    def __init__(
-        self, ranks: Sequence[int], labels: Iterable[Sequence[Hashable]], value: Callable[[int], T]
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], labels: Iterable[Sequence[Hashable]], value: Callable[[int], T]) -> None:
         self.ranks: Workers = ranks if isinstance(ranks, tuple) else tuple(ranks)
         self.labels = tuple(_numbered(along) for along in labels if len(along) > 1)
         self.shape = tuple(map(len, self.labels))
@@ -60,7 +58,8 @@ class ByClass(Mapping[int, T]):
 
     @cached_property
     def _first_cells(self) -> tuple[int, ...]:
-        return tuple(sorted(self._cells([along.index(label) for label in range(max(along) + 1)] for along in self.labels)))
+        first = ([along.index(label) for label in range(max(along) + 1)] for along in self.labels)
+        return tuple(sorted(self._cells(first)))
 
     @cached_property
     def sample(self) -> tuple[int, ...]:
@@ -97,7 +96,8 @@ class ByClass(Mapping[int, T]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ByClass) and other.is_on(self.ranks, self.shape):
-            return all(self[worker] == other[worker] for worker in derived(lambda _: None, self, other).representatives)
+            of_both = representatives(derived(lambda worker: worker, self, other))
+            return all(self[worker] == other[worker] for worker in of_both)
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]  # as of a dictionary

@@ -176,6 +176,19 @@ def reduction_teams(ranks: Workers, shape: Shape, axes_reduce: tuple[int, ...]) 
     return tuple(tuple([ranks[cell + step] for step in steps]) for cell in first)
 
 
+def team_at(ranks: Workers, shape: Shape, axes_reduce: tuple[int, ...], cell: int) -> Workers:
+    """Return the team, one of `reduction_teams`, of the worker that has a cell of the grid.
+
+    >>> team_at((4, 5, 6, 7), (2, 2), (0,), 3)
+    (5, 7)
+    """
+    teams = reduction_teams(ranks, shape, axes_reduce)
+    place = 0
+    for axis, (i, size) in enumerate(zip(index_of(cell, shape), shape, strict=True)):
+        place = place if axis in axes_reduce else place * size + i
+    return teams[place]
+
+
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """Return the ranks, ascending, that agree with `rank` in every index outside `axes_reduce`.
 

@@ -139,7 +139,9 @@ class Halos:
     def patterns(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         """For each dimension and index, the size of the block, and how many more entries are needed at its ends."""
         return tuple(
-            tuple((own[1] - own[0], own[0] - wide[0], wide[1] - own[1]) for own, wide in zip(owned, needed, strict=True))
+            tuple(
+                (own[1] - own[0], own[0] - wide[0], wide[1] - own[1]) for own, wide in zip(owned, needed, strict=True)
+            )
             for owned, needed in zip(self.owned.ranges, self.needed, strict=True)
         )
 

@@ -63,8 +63,9 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
     def listed() -> str:
         return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
 
-    is_alike = isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape)
-    places: Sequence[int] = shape_dtypes.sample if is_alike else range(P.size)
+    places: Sequence[int] = range(P.size)
+    if isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape):
+        places = shape_dtypes.sample
     if any(len(shape_dtypes[P.ranks[rank]].shape) != P.dim for rank in places):
         raise PlanError(
             f"`{name}` must have as many dimensions as its partition ({shape_text(P.shape)}), but has the shapes "

@@ -5,7 +5,7 @@ Source: the DistDL documentation, "broadcast"; Hewett and Grady (2020).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -175,14 +175,14 @@ class ReplicationPlan(MovementPlan):
     def alike(self) -> Iterable[Workers]:
         if any(self._root_of(root) != root for root in self.source):  # workers may be in two teams
             return super().alike
-        large, small = [], []
+        found: list[tuple[Workers, Hashable]] = []
         for root in self.source:
             team, moved = self._team(root).participants, self._moved(root)
             if len(team) > LARGEST_TREE:
-                large.append((team, moved))
+                found.append((team, moved))
             else:
-                small += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
-        return teams_alike(large + small)
+                found += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
+        return teams_alike(found)
 
     def output(self, worker: int) -> ShapeDtype:
         as_root, as_member = (worker if worker in self._places[0] else None), self._root_of(worker)

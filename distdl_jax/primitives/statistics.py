@@ -22,8 +22,8 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.plans.alike import derived
-from distdl_jax.plans.broadcasting import reduction_teams
-from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape, ranges_of_sizes
+from distdl_jax.plans.broadcasting import reduction_teams, team_at
+from distdl_jax.plans.decomposition import Box, ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import Workers, union
 from distdl_jax.primitives.all_gather import GatherPlan
@@ -115,13 +115,7 @@ class Moments:
 
     def team(self, worker: int) -> Workers:
         """Return the workers that share statistics with `worker`, by world rank."""
-        teams, shape = self.teams, self.grid.shape
-        if len(teams) == 1:
-            return teams[0]
-        place = 0
-        for axis, (i, size) in enumerate(zip(self.grid.index(self.grid.cell_of[worker]), shape, strict=True)):
-            place = place if axis in self.axes else place * size + i
-        return teams[place]
+        return team_at(self.grid.ranks, self.grid.shape, self.axes, self.grid.cell_of[worker])
 
     @property
     def teams(self) -> tuple[Workers, ...]:
@@ -183,7 +177,7 @@ class Moments:
 
     def _gathered(self, team: Workers, size: int) -> GatherPlan:
         """Plan the gather of the rows of a team on all of its workers."""
-        grid = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, size),)))
+        grid = ProductGrid(team, (balanced_ranges(len(team), len(team)), ((0, size),)))
         row = ShapeDtype((1, size), self.dtype)
         return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
 
