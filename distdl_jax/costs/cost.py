@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,8 +17,9 @@ from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.remat_precision import Wrapper
-from distdl_jax.plans.alike import derived
+from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec, check_spec
 
@@ -104,9 +105,12 @@ def cost(
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
-    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), number), x_spec.block_shapes)
-    if len(x) < size:
-        x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
+    shapes: Mapping[int, tuple[int, ...]] = x_spec.block_shapes
+    if len(shapes) < size:
+        elsewhere = worker_ranks(worker for worker in range(size) if worker not in x_spec.block_shapes)
+        placeholders = ByClass(elsewhere, [[x_spec.shape_on(worker) for worker in elsewhere]], x_spec.shape_on)
+        shapes = on_grids(shapes, placeholders)
+    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), number), shapes)
     placed = list(placed_layers(network))
     for place, layer in placed:
         if isinstance(layer, Wrapper):

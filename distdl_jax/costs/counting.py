@@ -11,7 +11,7 @@ import numpy as np
 from distdl_jax.costs.amounts import Amounts, Index
 from distdl_jax.costs.step_program import step_events
 from distdl_jax.costs.traffic import as_index, traffic
-from distdl_jax.plans.alike import ByClass
+from distdl_jax.plans.alike import ByClass, OnGrids, parts_of
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.block_checks import is_differentiable
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -44,10 +44,18 @@ def count_action(amounts: Amounts, action: Action, backward: bool) -> None:
 
 def groups(values: Mapping[int, Any]) -> Iterator[Group]:
     """Yield a worker of each class of `values`, and all workers of it."""
-    if isinstance(values, ByClass):
-        yield from zip(values.representatives, _classes(values.ranks, values.labels), strict=True)
-    else:
+    if not isinstance(values, ByClass | OnGrids):
         yield from zip(values, values, strict=True)
+        return
+    parts = parts_of(values)
+    seen = np.zeros(max(values.workers) + 1, bool)
+    for part in parts:
+        for workers in _classes(part.ranks, part.labels):
+            new = workers if part is parts[0] else workers[~seen[workers]]
+            if new.size:
+                yield int(new[0]), new
+        if part is not parts[-1]:
+            seen[as_index(part.ranks)] = True
 
 
 @lru_cache(maxsize=64)

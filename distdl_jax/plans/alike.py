@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from math import prod
 from typing import Any, TypeVar
 
-from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.worker_ranks import Workers, positions, union
 
 T = TypeVar("T")
@@ -39,12 +38,11 @@ class ByClass(Mapping[int, T]):
         self.ranks: Workers = ranks if isinstance(ranks, tuple) else tuple(ranks)
         self.labels = tuple(_numbered(along) for along in labels if len(along) > 1)
         self.shape = tuple(map(len, self.labels))
+        # The labels along each dimension, and how many cells lie between two indices.
+        self._strided = [(along, prod(self.shape[d + 1 :])) for d, along in enumerate(self.labels)]
+        self._cell_of = positions(self.ranks)
         self._value = value
         self._values: dict[tuple[int, ...], T] = {}
-
-    @cached_property
-    def _cell_of(self) -> Mapping[int, int]:
-        return positions(self.ranks)
 
     @cached_property
     def workers(self) -> Workers:
@@ -68,10 +66,15 @@ class ByClass(Mapping[int, T]):
         lines = (self._cells(range(n) if d == axis else (0,) for d, n in enumerate(self.shape)) for axis in axes)
         return tuple(sorted({*self._first_cells, *(cell for line in lines for cell in line)}))
 
+    @property
+    def classes(self) -> Iterator[Iterator[int]]:
+        """For each class its workers, in the order of the cells."""
+        places = ([[i for i, of in enumerate(along) if of == label] for label in set(along)] for along in self.labels)
+        return (map(self.ranks.__getitem__, self._cells(of_class)) for of_class in product(*places))
+
     def _cells(self, along: Iterable[Iterable[int]]) -> Iterator[int]:
         """Yield the numbers of the cells whose index along each dimension is one of those given."""
-        strides = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
-        steps = ([i * stride for i in indices] for indices, stride in zip(along, strides, strict=True))
+        steps = ([i * stride for i in indices] for indices, (_, stride) in zip(along, self._strided, strict=True))
         return map(sum, product(*steps))
 
     def is_on(self, ranks: Sequence[int], shape: Sequence[int]) -> bool:
@@ -79,8 +82,8 @@ class ByClass(Mapping[int, T]):
         return self.shape == tuple(n for n in shape if n > 1) and self.ranks == ranks
 
     def __getitem__(self, worker: int) -> T:
-        index = index_of(self._cell_of[worker], self.shape)
-        of_class = tuple([along[i] for along, i in zip(self.labels, index, strict=True)])
+        cell = self._cell_of[worker]
+        of_class = tuple([along[cell // stride % len(along)] for along, stride in self._strided])
         if of_class not in self._values:
             self._values[of_class] = self._value(worker)
         return self._values[of_class]
@@ -106,6 +109,79 @@ class ByClass(Mapping[int, T]):
         return repr(dict(self))
 
 
+class OnGrids(Mapping[int, T]):
+    """Values by class of workers on several grids: of the first of `parts` that has a worker, the worker's value."""
+
+    def __init__(self, parts: Sequence[ByClass[T]]) -> None:
+        self.parts = tuple(parts)
+
+    @cached_property
+    def workers(self) -> Workers:
+        """The world ranks, ascending."""
+        return union(*(part.ranks for part in self.parts))
+
+    @cached_property
+    def representatives(self) -> Workers:
+        """The first worker of each class that has its value here, grid by grid."""
+        return tuple(worker for place in range(len(self.parts)) for worker in self._representatives_of(place))
+
+    def _representatives_of(self, place: int) -> Iterator[int]:
+        before = self.parts[:place]
+        for of_class in self.parts[place].classes:
+            yield from islice((worker for worker in of_class if not any(worker in each for each in before)), 1)
+
+    def __getitem__(self, worker: int) -> T:
+        for part in self.parts:
+            if worker in part:
+                return part[worker]
+        raise KeyError(worker)
+
+    def __contains__(self, worker: object) -> bool:
+        return any(worker in part for part in self.parts)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.workers)
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def on_grids(*several: Mapping[int, T]) -> Mapping[int, T]:
+    """Return the values of the first mapping that has a worker.
+
+    >>> halves = (ByClass(ranks, [(0, 0)], lambda worker: worker) for ranks in [(0, 1), (1, 2)])
+    >>> on_grids(*halves)
+    {0: 0, 1: 0, 2: 2}
+    """
+    parts: list[ByClass[T]] = []
+    present: Workers = ()
+    for values in several:
+        if union(present, workers_of(values)) == present:
+            continue
+        if not isinstance(values, ByClass | OnGrids):
+            return {worker: value for each in reversed(several) for worker, value in each.items()}
+        for part in parts_of(values):
+            if (more := union(present, part.ranks)) != present:
+                present = more
+                parts.append(part)
+    return parts[0] if len(parts) == 1 else OnGrids(parts)
+
+
+def parts_of(values: ByClass[T] | OnGrids[T]) -> tuple[ByClass[T], ...]:
+    """Return the values on each grid."""
+    return values.parts if isinstance(values, OnGrids) else (values,)
+
+
+def of_team(values: Mapping[int, T], ranks: Sequence[int]) -> Mapping[int, T]:
+    """Return values of the workers `ranks`, and perhaps of more: those of these alone where they have a grid."""
+    if isinstance(values, OnGrids) and values.parts[0].workers == union(ranks):
+        return values.parts[0]
+    return values
+
+
 def _numbered(labels: Sequence[Hashable]) -> tuple[int, ...]:
     """Return labels as numbers from 0 on, in the order in which they come up."""
     numbers: dict[Hashable, int] = {}
@@ -119,22 +195,26 @@ def derived(value: Callable[[int], U], first: Mapping[int, Any], *others: Mappin
     >>> derived(lambda worker: 3 * lengths[worker], lengths), derived(str, {5: 0})
     ({0: 6, 1: 6, 2: 3, 3: 3}, {5: '5'})
     """
-    if not isinstance(first, ByClass):
+    of_grids = [parts_of(each) for each in (first, *others) if isinstance(each, ByClass | OnGrids)]
+    if len(of_grids) <= len(others) or len(set(map(len, of_grids))) > 1:
         return {worker: value(worker) for worker in first}
-    labels: Sequence[Sequence[Hashable]] = first.labels
-    for other in others:
-        if not (isinstance(other, ByClass) and other.is_on(first.ranks, first.shape)):
-            return {worker: value(worker) for worker in first}
-        if other.labels != labels:
-            labels = [tuple(zip(*along, strict=True)) for along in zip(labels, other.labels, strict=True)]
-    return ByClass(first.ranks, labels, value)
+    found = []
+    for part, *of_others in zip(*of_grids, strict=True):
+        labels: Sequence[Sequence[Hashable]] = part.labels
+        for other in of_others:
+            if not other.is_on(part.ranks, part.shape):
+                return {worker: value(worker) for worker in first}
+            if other.labels != labels:
+                labels = [tuple(zip(*along, strict=True)) for along in zip(labels, other.labels, strict=True)]
+        found.append(ByClass(part.ranks, labels, value))
+    return found[0] if len(found) == 1 else OnGrids(found)
 
 
 def representatives(values: Mapping[int, Any]) -> Iterable[int]:
     """Return workers among which are all values of `values`, and of each value the first worker that has it."""
-    return values.representatives if isinstance(values, ByClass) else values
+    return values.representatives if isinstance(values, ByClass | OnGrids) else values
 
 
 def workers_of(values: Mapping[int, Any]) -> Workers:
     """Return the workers that have a value, ascending."""
-    return values.workers if isinstance(values, ByClass) else tuple(sorted(values))
+    return values.workers if isinstance(values, ByClass | OnGrids) else tuple(sorted(values))

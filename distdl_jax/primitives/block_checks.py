@@ -10,7 +10,7 @@ import numpy as np
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
-from distdl_jax.plans.alike import ByClass, representatives, workers_of
+from distdl_jax.plans.alike import ByClass, of_team, representatives, workers_of
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.worker_ranks import union
@@ -33,9 +33,9 @@ def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: s
 
 def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Sequence[int]) -> np.dtype:
     """Return the dtype of the blocks of `owners` (world ranks); refuse placeholders of another kind elsewhere."""
-    dtype = shape_dtypes[owners[0]].dtype
-    on_owners = isinstance(shape_dtypes, ByClass) and shape_dtypes.ranks == owners
-    if any(shape_dtypes[worker].dtype != dtype for worker in (representatives(shape_dtypes) if on_owners else owners)):
+    dtype, of_owners = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
+    only = isinstance(of_owners, ByClass) and of_owners.ranks == owners
+    if any(shape_dtypes[worker].dtype != dtype for worker in (representatives(of_owners) if only else owners)):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
         raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
     check_kinds(name, shape_dtypes, dtype)
@@ -64,6 +64,7 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
         return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
 
     places: Sequence[int] = range(P.size)
+    shape_dtypes = of_team(shape_dtypes, P.ranks)
     if isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape):
         places = shape_dtypes.sample
     if any(len(shape_dtypes[P.ranks[rank]].shape) != P.dim for rank in places):

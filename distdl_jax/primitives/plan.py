@@ -16,7 +16,7 @@ from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.plans.alike import ByClass, workers_of
+from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
 from distdl_jax.plans.worker_ranks import union
@@ -120,10 +120,7 @@ class Plan(ABC):
 
     def after(self, shape_dtypes: ShapeDtypes) -> ShapeDtypes:
         """Return the shapes and dtypes of all workers' blocks afterwards, given those before."""
-        outputs = self.outputs
-        if isinstance(outputs, ByClass) and union(outputs.workers, workers_of(shape_dtypes)) == outputs.workers:
-            return outputs
-        return {**shape_dtypes, **outputs}
+        return on_grids(self.outputs, shape_dtypes)
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,8 @@ class Unmoved(MovementPlan):
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     """Return the shapes and dtypes on the workers of `teams`, by world rank, ascending, from those on more workers."""
     workers = union(*teams)
-    if isinstance(shape_dtypes, ByClass) and shape_dtypes.workers == workers:
+    shape_dtypes = of_team(shape_dtypes, workers)
+    if isinstance(shape_dtypes, ByClass | OnGrids) and shape_dtypes.workers == workers:
         return shape_dtypes
     if missing := [worker for worker in workers if worker not in shape_dtypes]:
         raise InvalidArgumentError(

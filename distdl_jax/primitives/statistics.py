@@ -47,6 +47,9 @@ class Entries(Protocol):
     def sums(self, box: Box, x: Array) -> Array:
         """Return the sums over the entries of the block."""
 
+    def shape(self, box: Box) -> tuple[int, ...]:
+        """Return the shape of the sums."""
+
     def spread(self, box: Box, sums: Array) -> Array:
         """Return statistics for every entry of the block: an array that broadcasts with it."""
 
@@ -63,6 +66,9 @@ class Along:
 
     def sums(self, box: Box, x: Array) -> Array:
         return jnp.sum(x, axis=self.dims, keepdims=True)
+
+    def shape(self, box: Box) -> tuple[int, ...]:
+        return tuple(1 if d in self.dims else n for d, n in enumerate(box_shape(box)))
 
     def spread(self, box: Box, sums: Array) -> Array:
         return sums
@@ -90,6 +96,9 @@ class InGroups:
         # A product with 0 and 1 would carry infinity and NaN from one group to the others.
         of_channels = jnp.sum(x, axis=tuple(range(2, x.ndim)))
         return jnp.sum(jnp.where(self._members(box), of_channels[:, :, None], 0), axis=1)
+
+    def shape(self, box: Box) -> tuple[int, ...]:
+        return box_shape(box)[0], self.groups
 
     def spread(self, box: Box, sums: Array) -> Array:
         of_channels = jnp.sum(jnp.where(self._members(box), sums[:, None, :], 0), axis=2)
@@ -166,9 +175,7 @@ class Moments:
 
     def movement_of(self, worker: int) -> MovementPlan:
         """Return the plan of the movement in the team of `worker`."""
-        x = jax.ShapeDtypeStruct(box_shape(self.box(worker)), self.dtype)
-        sums = jax.eval_shape(partial(self.entries.sums, self.box(worker)), x).shape
-        team = self.team(worker)
+        team, sums = self.team(worker), self.entries.shape(self.box(worker))
         return self._gathered(team, 2 * math.prod(sums)) if self.centred else self._summed(team, sums)
 
     def _summed(self, team: Workers, shape: tuple[int, ...]) -> AllSumPlan:
