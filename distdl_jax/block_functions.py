@@ -14,6 +14,7 @@ from jax import Array, lax
 from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import DistDLError, PlanError
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import zero_volume_shape
@@ -32,7 +33,7 @@ class FunctionPlan(BlocksPlan):
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        return (Computes(self._work),)
+        return (Computes(self._work, alike=derived(self.output, self.inputs, self.blocks)),)
 
     def _work(self, worker: int) -> Work:
         return elementwise(self.inputs[worker], self.blocks[worker], saves_y=True)

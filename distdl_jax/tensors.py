@@ -15,8 +15,10 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import CartesianPartition, Partition
-from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, index_of
+from distdl_jax.plans.alike import ByClass
+from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.worker_ranks import positions
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
@@ -71,9 +73,12 @@ class TensorSpec:
         return None if self.partition.rank is None else self._box(self.partition.rank)
 
     @cached_property
-    def block_shapes(self) -> dict[int, tuple[int, ...]]:
-        """The shape of the block of each worker of the partition, by world rank."""
-        return {worker: box_shape(self._box(rank)) for rank, worker in enumerate(self.partition.ranks)}
+    def block_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        """The shape of the block of each worker of the partition, by world rank; computed when asked for."""
+        P, cut = self.partition, iter(self.global_shape)
+        labels = ((0,) * p if d in self.replicated else balanced_sizes(next(cut), p) for d, p in enumerate(P.shape))
+        place_of = positions(P.ranks)
+        return ByClass(P.ranks, labels, lambda worker: box_shape(self._box(place_of[worker])))
 
     @property
     def local_shape(self) -> tuple[int, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -14,19 +15,22 @@ from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.as_json import to_json
+from distdl_jax.costs.counting import count_action, groups
 from distdl_jax.costs.layer_cost import LayerCost
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.picture import draw
 from distdl_jax.costs.seconds import optimiser_update, step_timing
-from distdl_jax.costs.step_program import step_actions, step_events
+from distdl_jax.costs.step_program import step_actions
 from distdl_jax.costs.table import table
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.traced import completed
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.machine.machine import Machine, load
+from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.primitives.plan import Action
 from distdl_jax.spec_trees import is_spec
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -135,7 +139,12 @@ def cost(
     size, number = x_spec.partition.world.size, np.dtype(dtype)
     takes_indices = getattr(network, "takes_indices", False)
     of_x = np.dtype(np.int32) if takes_indices else number
-    x = {worker: ShapeDtype(x_spec.shape_on(worker), of_x) for worker in range(size)}
+    shapes: Mapping[int, tuple[int, ...]] = x_spec.block_shapes
+    if len(shapes) < size:
+        elsewhere = worker_ranks(worker for worker in range(size) if worker not in x_spec.block_shapes)
+        placeholders = ByClass(elsewhere, [[x_spec.shape_on(worker) for worker in elsewhere]], x_spec.shape_on)
+        shapes = on_grids(shapes, placeholders)
+    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
     params = _param_blocks(network, number, size) if takes_indices else None
     actions = step_actions(completed(network, network.plan(x, params), x, x_spec.partition.world, number))
     placed, copies = list(placed_layers(network)), OPTIMISERS[optimiser]
@@ -167,16 +176,15 @@ def _layer_amounts(
 ) -> list[tuple[PlacedLayer, Amounts]]:
     """Return the layers, each with what all workers compute and send for it."""
     amounts = {layer.place: Amounts.none(size) for layer in layers}
-    for worker in range(size):
-        for event in step_events(actions, worker, backward=backward):
-            amounts[event.place].count(event, worker)
+    for action in actions:
+        count_action(amounts[action.place], action, backward)
     return [(layer, amounts[layer.place]) for layer in layers]
 
 
 def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copies: int, backward: bool) -> None:
     for spec in layer.param_specs:
-        for worker, shape in spec.block_shapes.items():
-            amounts.parameters[worker] += int(np.prod(shape, dtype=np.int64)) * itemsize
+        for worker, workers in groups(spec.block_shapes):
+            amounts.parameters[workers] += prod(spec.block_shapes[worker]) * itemsize
     if backward:
         amounts.gradients[...] = amounts.parameters
         amounts.optimiser[...] = copies * amounts.parameters

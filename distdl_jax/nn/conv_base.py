@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -21,9 +21,11 @@ from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions, given_or_derived
 from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, with_split_halo
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
+from distdl_jax.plans.worker_ranks import positions
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import RangesPlan
@@ -136,10 +138,15 @@ class DistributedConv(WeightedLayer):
             to_work = plan_broadcast(fetched, parts.x, parts.work)
         copies = to_work.after(fetched)
         of_params = self._parameters.plan(params, self.bias)
-        local: Mapping[int, LocalConvolution] = {
-            worker: self._local(fetch, rank, ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params)))
-            for rank, worker in enumerate(parts.work.ranks)
-        }
+        place_of = positions(parts.work.ranks)
+
+        def local_of(worker: int) -> LocalConvolution:
+            copy = ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params))
+            return self._local(fetch, place_of[worker], copy)
+
+        batch, _, *features = self._patterns(fetch)
+        labels = (batch, *map(range, parts.channels), *features)
+        local: Mapping[int, LocalConvolution] = ByClass(parts.work.ranks, labels, local_of)
         parts_of_y = products(copies, of_params, local)
         to_y: MovementPlan
         if parts.y is None:
@@ -156,6 +163,11 @@ class DistributedConv(WeightedLayer):
         fetch = plan_windows(x, self.P_x, self._windows)
         self._check_channels(fetch.movement.halos.owned)
         return fetch
+
+    def _patterns(self, fetch: Any) -> Sequence[Sequence[Hashable]]:
+        """Return, for each dimension of P_x and index, how what is fetched there lies to what is computed."""
+        found: Sequence[Sequence[Hashable]] = fetch.patterns
+        return found
 
     def _check_channels(self, owned: ProductGrid) -> None:
         found = tuple(stop - start for start, stop in owned.ranges[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.kernels.conv_transpose import TransposedProblem
 from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv_base import DistributedConv
-from distdl_jax.plans.decomposition import ProductGrid, balanced_range, balanced_ranges, balanced_sizes
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import PaddingMode
@@ -88,6 +88,25 @@ class DistributedConvTranspose(DistributedConv):
                 )
         return tuple(totals)
 
+    def _patterns(self, fetch: RangesPlan) -> Sequence[Sequence[Hashable]]:
+        batch, channels, *features = fetch.halos.patterns
+        on_features = (
+            [(pattern, self._ranges(fetch, d, i)) for i, pattern in enumerate(patterns)]
+            for d, patterns in enumerate(features)
+        )
+        return (batch, channels, *on_features)
+
+    def _ranges(self, fetch: RangesPlan, d: int, i: int) -> tuple[Range, Range]:
+        """Return the ranges of inputs and outputs at index `i` along feature dimension `d`, moved to lie at 0.
+
+        Both are moved by as many strides, which changes nothing: so workers inside a tensor have the same problem.
+        """
+        s, (low, _) = self._windows.stride[d], self._windows.padding[d]
+        first, last = fetch.halos.needed[d + 2][i]
+        start, stop = balanced_range(self._outputs(fetch.halos.owned)[d], self.P_x.shape[d + 2], i)
+        by = (start + low) // s
+        return (first - by, last - by), (start - by * s, stop - by * s)
+
     def _problem(
         self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
     ) -> TransposedProblem:
@@ -96,7 +115,7 @@ class DistributedConvTranspose(DistributedConv):
             c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
         else:
             c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
-        outputs = zip(self._outputs(fetch.halos.owned), self.P_x.shape[2:], index, strict=True)
+        inputs, outputs = zip(*(self._ranges(fetch, d, at) for d, at in enumerate(index)), strict=True)
         return TransposedProblem(
             x.shape,
             (c_in, c_out, *w.kernel),
@@ -104,8 +123,8 @@ class DistributedConvTranspose(DistributedConv):
             x.dtype.name,
             w.stride,
             w.dilation,
-            inputs=tuple(ranges[at] for ranges, at in zip(fetch.halos.needed[2:], index, strict=True)),
-            outputs=tuple(balanced_range(total, p, at) for total, p, at in outputs),
+            inputs=inputs,
+            outputs=outputs,
             low=tuple(low for low, _ in w.padding),
         )
 

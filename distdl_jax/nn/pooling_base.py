@@ -21,6 +21,7 @@ from distdl_jax.layer.input_checks import check_features
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.plans.work import Work
@@ -57,11 +58,15 @@ class PoolingPlan(Plan):
         return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
 
     @property
+    def outputs(self) -> ShapeDtypes:
+        return derived(self.output, self.fetch.alike)
+
+    @property
     def actions(self) -> tuple[Action, ...]:
-        return (*self.fetch.actions, Computes(self._work))
+        return (*self.fetch.actions, Computes(self._work, alike=self.fetch.alike))
 
     def _work(self, worker: int) -> Work | None:
-        if worker not in self.fetch.movement.inputs:
+        if worker not in self.fetch.alike:
             return None
         x, y = self.fetch.output(worker), self.output(worker)
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize

@@ -10,7 +10,7 @@ from jax import Array
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import reduction_team
+from distdl_jax.plans.broadcasting import team_at
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
@@ -56,8 +56,7 @@ class GatherPlan(BoxPlan):
         return {}
 
     def team(self, worker: int) -> Workers:
-        cells = reduction_team(self.blocks.shape, self.axes, self.blocks.cell_of[worker])
-        return tuple(self.blocks.ranks[cell] for cell in cells)
+        return team_at(self.blocks.ranks, self.blocks.shape, self.axes, self.blocks.cell_of[worker])
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
         """Return the exchanges of `worker`: those along one dimension after the other, the last dimension first."""

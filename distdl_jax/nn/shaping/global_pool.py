@@ -71,7 +71,7 @@ class _GlobalPool(ParameterFreeLayer):
         if 0 in extent[2:]:
             raise PlanError(f"`x` ({shape_text(extent)}) must have features.")
         reduction = plan_reduction(x, self.P_x, self.op, self._features)
-        blocks = reduction.outputs
+        blocks = dict(reduction.outputs)
         if not self.copies:
             for rank, worker in enumerate(self.P_x.ranks):
                 ends = [int(i == 0) for i in index_of(rank, self.P_x.shape)[2:]]
