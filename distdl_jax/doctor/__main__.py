@@ -17,7 +17,7 @@ from distdl_jax.doctor.measure import measure
 from distdl_jax.doctor.report import as_json, as_text, findings, findings_of_simulation
 from distdl_jax.errors import DistDLError
 from distdl_jax.launch import supervised
-from distdl_jax.settings import read_settings
+from distdl_jax.settings import own_reading
 
 if TYPE_CHECKING:
     from distdl_jax.machine.machine import Machine
@@ -29,7 +29,6 @@ LONGEST = 60.0
 def main(arguments: Sequence[str]) -> int:
     """Carry out a command line; return the exit status, 1 where an error was found."""
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # looks at GPUs, and needs none of their memory
     return _simulated(options) if options.simulate else _over_mpi(options)
 
 
@@ -64,7 +63,7 @@ def _collect(options: argparse.Namespace) -> Facts:
     software = collect_software.software()
     return Facts(
         software=software,
-        settings=read_settings(os.environ),
+        settings=own_reading(),
         host=host,
         mpi=mpi,
         launch=launch,
