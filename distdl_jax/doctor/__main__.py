@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distdl_jax.doctor import collect_host, collect_software
+from distdl_jax.doctor import launch as launch_findings
 from distdl_jax.doctor.facts import Facts, Measured, Mpi
 from distdl_jax.doctor.findings import Finding, worst
 from distdl_jax.doctor.measure import measure
-from distdl_jax.doctor.report import as_json, as_text, findings, findings_of_simulation
+from distdl_jax.doctor.report import as_json, as_text, findings, findings_of_simulation, lines_of
 from distdl_jax.errors import DistDLError
 from distdl_jax.launch import supervised
 from distdl_jax.settings import own_reading
@@ -59,6 +60,11 @@ def _collect(options: argparse.Namespace) -> Facts:
     """Return the facts of this worker; starts MPI, which waits for the others, but for a simulation."""
     host = collect_host.host()
     launch = collect_host.launch(tries=not options.simulate)
+    if (foreseen := launch_findings.foreseen(launch)) is not None:
+        if launch.rank in (None, 0):
+            print("\n".join(lines_of(foreseen)), file=sys.stderr, flush=True)
+        else:
+            time.sleep(1)  # let the first worker say it
     mpi = Mpi() if options.simulate else collect_software.start_mpi()
     software = collect_software.software()
     return Facts(
