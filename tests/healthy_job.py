@@ -29,7 +29,9 @@ def worker(rank: int = 0, size: int = 4, environment: dict[str, str] | None = No
         "software": Software("3.13.1", PACKAGES, {"jax": "0.10.2"}, "/env/distdl_jax", onednn="3.2.0"),
         "host": HOST,
         "mpi": Mpi(library="MPICH Version: 5.0.2", loaded=("/env/lib/libmpi.so.12",), size=size, cuda_aware=False),
-        "launch": Launch(rank, size, "MPICH", "/env/bin/hydra_pmi_proxy", "/env/bin/mpiexec", "MPICH"),
+        "launch": Launch(
+            rank, size, "MPICH", "/env/bin/hydra_pmi_proxy", mpiexec="/env/bin/mpiexec", mpiexec_of="MPICH"
+        ),
         "threads": Threads({"NPROC": "2", "OMP_NUM_THREADS": "2"}, 8 // size, 8 // size),
         "devices": Devices(),
         "cache": Folder("/home/me/jax", filesystem="nfs4", free=2**40),

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distdl_jax.doctor import collect_host, collect_software
+from distdl_jax.doctor import launch as launch_findings
 from distdl_jax.doctor.facts import Facts, Measured, Mpi
 from distdl_jax.doctor.findings import Finding, worst
 from distdl_jax.doctor.measure import measure
-from distdl_jax.doctor.report import as_json, as_text, findings, findings_of_simulation
+from distdl_jax.doctor.report import as_json, as_text, findings, findings_of_simulation, lines_of
 from distdl_jax.errors import DistDLError
 from distdl_jax.launch import supervised
-from distdl_jax.settings import read_settings
+from distdl_jax.settings import own_reading
 
 if TYPE_CHECKING:
     from distdl_jax.machine.machine import Machine
@@ -29,7 +30,6 @@ LONGEST = 60.0
 def main(arguments: Sequence[str]) -> int:
     """Carry out a command line; return the exit status, 1 where an error was found."""
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # looks at GPUs, and needs none of their memory
     return _simulated(options) if options.simulate else _over_mpi(options)
 
 
@@ -60,11 +60,16 @@ def _collect(options: argparse.Namespace) -> Facts:
     """Return the facts of this worker; starts MPI, which waits for the others, but for a simulation."""
     host = collect_host.host()
     launch = collect_host.launch(tries=not options.simulate)
+    if (foreseen := launch_findings.foreseen(launch)) is not None:
+        if launch.rank in (None, 0):
+            print("\n".join(lines_of(foreseen)), file=sys.stderr, flush=True)
+        else:
+            time.sleep(1)  # let the first worker say it
     mpi = Mpi() if options.simulate else collect_software.start_mpi()
     software = collect_software.software()
     return Facts(
         software=software,
-        settings=read_settings(os.environ),
+        settings=own_reading(),
         host=host,
         mpi=mpi,
         launch=launch,

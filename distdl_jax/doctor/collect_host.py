@@ -23,6 +23,8 @@ LONGEST_TRIAL = 20.0
 _TRIAL = "import os; from mpi4py import MPI; os.write(1, b'size=%d\\n' % MPI.COMM_WORLD.Get_size())"
 """Each worker writes its line in one piece."""
 
+_LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
 _LAUNCHERS = {"hydra_pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "slurmstepd"}
 _LEFT_BY_MPI = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL")
 
@@ -115,12 +117,16 @@ def _memory_limit() -> int | None:
 
 
 def launch(tries: bool) -> Launch:
-    """Return the facts about launchers; `tries`: start two workers with the mpiexec on PATH, where no launcher is
-    around."""
+    """Return the facts about launchers; starts no MPI in this process.
+
+    `tries`: start two workers with the mpiexec on PATH, where no launcher is around.
+    """
     mpiexec, beside = shutil.which("mpiexec"), Path(sys.executable).with_name("mpiexec")
     launcher = _launcher()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_BY_MPI)}
-    trial = None
+    trial, library = None, ""
+    if launcher:
+        library = _output([sys.executable, "-c", _LIBRARY], environment)
     if tries and mpiexec and not launcher:
         trial = _output([mpiexec, "-n", "2", sys.executable, "-c", _TRIAL], environment)
     return Launch(
@@ -128,6 +134,7 @@ def launch(tries: bool) -> Launch:
         started=job_size(),
         launcher=launcher,
         launcher_program=_launcher_program() if launcher else None,
+        library=library,
         mpiexec=mpiexec,
         mpiexec_of=_kind(_output([mpiexec, "--version"], environment)) if mpiexec else "",
         mpiexec_beside=str(beside) if os.access(beside, os.X_OK) else None,

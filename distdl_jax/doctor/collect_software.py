@@ -14,7 +14,7 @@ from typing import Any
 from distdl_jax.doctor.facts import Devices, Mpi, Software, Threads
 from distdl_jax.launch import supervised
 from distdl_jax.launch.packages import PACKAGES, installed_version, minimum_versions
-from distdl_jax.settings import read_settings
+from distdl_jax.settings import current_settings
 
 
 def start_mpi() -> Mpi:
@@ -64,6 +64,7 @@ def software() -> Software:
     python = platform.python_version()
     packages = {package: installed_version(package) for package in PACKAGES}
     location = str(Path(__file__).parents[1])
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the doctor needs no memory of a GPU
     try:
         import jax
 
@@ -147,7 +148,7 @@ def cache_folder() -> str | None:
 
 def tuning_folder() -> str | None:
     """Return the folder of measured times; None where nothing is kept."""
-    settings = read_settings(os.environ).settings
+    settings = current_settings()
     with suppress(ImportError):
         from distdl_jax.kernels.cpu.tuning_cache import default_path
 

@@ -57,6 +57,7 @@ class Launch:
 
     - `rank`, `started`: its number and the number of processes, as the launcher says.
     - `launcher`: "MPICH", "Open MPI", "Slurm", or "" where there is none; `launcher_program`: its file.
+    - `library`: the MPI library that mpi4py would load; found out where a launcher is around.
     - `mpiexec`, `mpiexec_of`: the one on PATH, and whose it is; `mpiexec_beside`: the one beside Python.
     - `trial`: what `mpiexec -n 2` printed, "size=2" for a worker in a world of two; None if not tried.
     """
@@ -65,6 +66,7 @@ class Launch:
     started: int = 1
     launcher: str = ""
     launcher_program: str | None = None
+    library: str = ""
     mpiexec: str | None = None
     mpiexec_of: str = ""
     mpiexec_beside: str | None = None

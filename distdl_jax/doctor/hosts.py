@@ -12,7 +12,7 @@ from distdl_jax.doctor.facts import Facts
 from distdl_jax.doctor.findings import HOST, Finding, by_host, on_each_host, on_each_worker, size_text, worker_names
 
 LEAST_MEMORY = 2**30
-"""Bytes; a worker takes about 0.4 GiB before it holds a tensor."""
+"""Bytes; a worker takes 0.25 GiB before it holds a tensor, and more while it compiles."""
 
 LEAST_SHARED = 32 * 2**20
 """Bytes of /dev/shm for each worker of a host; MPI's own queues take 5 MiB, and messages come on top."""
@@ -142,7 +142,7 @@ def _memory(everyone: Sequence[Facts], workers: Sequence[int], simulated: int) -
     found = f"{size_text(available)} of {size_text(first.memory or available)} on {HOST} can be had{limit}: "
     found += f"{size_text(available / count)} for each worker."
     if available / count < LEAST_MEMORY:
-        cure = "Fewer workers on the host, or more memory: a worker takes 0.4 GiB before it holds a tensor."
+        cure = "Fewer workers on the host, or more memory: a worker takes 0.25 GiB before it holds a tensor."
         yield Finding("warning", "memory", found, cure)
     else:
         yield Finding("ok", "memory", found)

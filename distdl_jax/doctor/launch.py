@@ -80,6 +80,17 @@ def family(library: str) -> str:
     return "MPICH" if re.match(r"MPICH|Intel|MVAPICH|CRAY MPICH|Cray MPICH", library) else ""
 
 
+def foreseen(launch: Launch) -> Finding | None:
+    """Return why MPI may end this process when it starts, in words that don't say it: the launcher of another MPI."""
+    own = family(launch.library)
+    if not own or launch.launcher not in ("MPICH", "Open MPI") or launch.launcher == own:
+        return None
+    found = (
+        f"The launcher is {launch.launcher}'s, but mpi4py runs on {own}, which may end the job, or start workers alone."
+    )
+    return Finding("error", "launcher", found, _right_launcher(launch))
+
+
 def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
     program = f" ({launch.launcher_program})" if launch.launcher_program else ""
     if launch.launcher and mpi.error is None:
@@ -119,8 +130,8 @@ def _without_launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
         found = f"{launch.mpiexec} starts workers of which each believes that it is alone: it is another MPI's."
         yield Finding("error", "launcher", found, _right_launcher(launch))
     else:
-        words = " ".join(launch.trial.split())
-        shown = words if len(words) <= 300 else f"... {words[-300:]}"
+        words = " ".join(word for word in launch.trial.split() if word.strip("-"))
+        shown = words if len(words) <= 500 else f"{words[:500]} ..."
         cure = next((cure for text, cure in _WORDS_OF_LAUNCHERS if text in words), _right_launcher(launch))
         yield Finding("error", "launcher", f"{launch.mpiexec} -n 2 does not start two workers: {shown}", cure)
 
@@ -128,6 +139,6 @@ def _without_launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
 def _right_launcher(launch: Launch) -> str:
     if launch.launcher == "Slurm":
         return "srun --mpi=...: `srun --mpi=list` shows what there is (Open MPI 5: pmix; MPICH: pmi2)."
-    if launch.mpiexec_beside and launch.mpiexec_beside != launch.mpiexec:
+    if launch.mpiexec_beside and (launch.launcher or launch.mpiexec_beside != launch.mpiexec):
         return f"Take {launch.mpiexec_beside}, or activate the environment."
     return "Take the mpiexec of that MPI, or compile mpi4py and mpi4jax for this one (docs/install.md)."

@@ -49,13 +49,17 @@ def as_text(found: Sequence[Finding], everyone: Sequence[Facts]) -> str:
         who = f"worker {started.rank} of {started.started}, by itself"
     lines = [f"distdl_jax doctor: {who}", ""]
     for finding in found:
-        where = f" ({worker_names(finding.workers)})" if finding.workers else ""
-        lines += _wrapped(f"{finding.verdict:8} {finding.subject:17} ", finding.found + where)
-        if finding.cure:
-            lines += _wrapped(f"{'':26} -> ", finding.cure)
+        lines += lines_of(finding)
     counts = {verdict: sum(finding.verdict == verdict for finding in found) for verdict in VERDICTS[:0:-1]}
     summary = ", ".join(f"{number} {verdict}{'s' * (number != 1)}" for verdict, number in counts.items())
     return "\n".join([*lines, "", f"{summary}."])
+
+
+def lines_of(finding: Finding) -> list[str]:
+    """Return the lines that a finding takes."""
+    where = f" ({worker_names(finding.workers)})" if finding.workers else ""
+    lines = _wrapped(f"{finding.verdict:8} {finding.subject:17} ", finding.found + where)
+    return lines + (_wrapped(f"{'':26} -> ", finding.cure) if finding.cure else [])
 
 
 def _wrapped(start: str, text: str) -> list[str]:

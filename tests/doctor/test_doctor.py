@@ -34,16 +34,21 @@ def words(report: dict[str, Any], subject: str) -> str:
     return "\n".join(each["found"] for each in report["findings"] if each["subject"] == subject)
 
 
-def alone(*arguments: str, **settings: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit status and the report of the doctor without a launcher."""
+def by_itself(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the doctor without a launcher."""
     environment = mpiexec.clean(os.environ) | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | settings
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *DOCTOR, "--checkpoints", str(ROOT), *arguments],
         env=environment,
         capture_output=True,
         text=True,
         timeout=patience(120),
     )
+
+
+def alone(*arguments: str, **settings: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status and the report of the doctor without a launcher."""
+    done = by_itself(*arguments, **settings)
     return done.returncode, content(done.stdout)
 
 
@@ -144,6 +149,15 @@ def test_a_launcher_of_another_mpi():
     status, report = alone(PMI_SIZE="4")
     assert status == 1 and not_ok(report) == {("error", "launcher")}
     assert "started 4 processes, but each believes that it is alone" in words(report, "launcher")
+
+
+@pytest.mark.skipif(mpiexec.flavour() != "hydra", reason="what MPICH does under Open MPI's launcher")
+def test_a_launcher_under_which_mpi_ends_the_process():
+    """The doctor says why before."""
+    done = by_itself(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", PMIX_NAMESPACE="x", PMIX_RANK="0")
+    assert done.returncode != 0
+    said, _, after = done.stderr.partition("unsupported PMI version")
+    assert after and "The launcher is Open MPI's, but mpi4py runs on MPICH" in said
 
 
 # What Open MPI's mpiexec says of its version, and does with programs of another MPI.

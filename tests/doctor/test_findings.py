@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from healthy_job import PACKAGES, job, worker
 
-from distdl_jax.doctor import findings, report
-from distdl_jax.doctor.facts import Measured, Message
+from distdl_jax.doctor import findings, launch, report
+from distdl_jax.doctor.facts import Launch, Measured, Message
 from distdl_jax.doctor.findings import Finding, on_each_worker
 from distdl_jax.machine.machine import load
 
@@ -351,6 +351,17 @@ def test_the_report_as_text_and_as_json():
     assert content["verdict"] == "warning" and len(content["facts"]) == content["workers"] == 4
     assert content["facts"][0]["host"]["affinity"] == [0] and content["facts"][3]["launch"]["rank"] == 3
     assert [each["subject"] for each in content["findings"] if each["verdict"] == "warning"] == ["cores"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "says"),
+    [("Open MPI", "MPICH Version: 5.0.2", True), ("MPICH", "Open MPI v5.0", True), ("MPICH", "Intel(R) MPI", False)]
+    + [("Slurm", "MPICH Version: 5.0.2", False), ("unknown", "MPICH", False), ("MPICH", "(no library)", False)],
+)
+def test_a_launcher_of_another_mpi_is_named_before_mpi_starts(launcher, library, says):
+    finding = launch.foreseen(Launch(0, 2, launcher, library=library, mpiexec_beside="/env/bin/mpiexec"))
+    assert (finding is not None) == says
+    assert finding is None or (finding.verdict, "/env/bin/mpiexec" in finding.cure) == ("error", True)
 
 
 def test_one_worker_of_a_broken_job_speaks_for_itself():
