@@ -124,7 +124,7 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
 def _batches(seconds: Seconds, often: int) -> list[float]:
     """Return the seconds of one repetition, in several batches.
 
-    The first repetition does not count, nor what a call takes: there a program's buffers are touched for the first time.
+    The first repetition does not count, in which buffers are touched for the first time, and neither does the call.
     """
     once = min(seconds(1) for _ in range(3))
     return [max((seconds(often + 1) - once) / often, SHORTEST) for _ in range(BATCHES)]
