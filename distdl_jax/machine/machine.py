@@ -91,8 +91,11 @@ class Machine:
     def message_seconds(self, nbytes: Any, level: str, pairs: Any = 1) -> Any:
         """Return the seconds of a message: latency + bytes x max(1 / bandwidth, pairs / bandwidth of the host).
 
+        In a program `operation_seconds` of sender and receiver come before.
+
         - `level`: as `level_of` says.
-        - `pairs`: how many pairs of the same two hosts send at once.
+        - `pairs`: how many messages go at once from one host to the same other one; or within one host, where two
+          workers that exchange messages count twice.
 
         Source: Gropp, Olson and Samfass, "Modeling MPI communication performance on SMP nodes" (2016).
         """

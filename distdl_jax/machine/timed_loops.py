@@ -40,7 +40,7 @@ class Job:
 
 
 SHORTEST = 1e-10
-"""Seconds of what takes less than a loop of nothing, by chance."""
+"""Seconds of a repetition where several took no longer than one, by chance."""
 
 
 def loop(body: Callable[..., tuple[Array, ...]], *arrays: Array) -> Seconds:
@@ -112,8 +112,8 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
         comm.Barrier()
         took = 0.0
         if job.seconds is not None:
-            start = min(job.seconds(0) for _ in range(2))
-            took = min(job.seconds(often) for _ in range(2)) - start
+            once = min(job.seconds(1) for _ in range(2))
+            took = min(job.seconds(often + 1) for _ in range(2)) - once
         until_all_come(comm, rest)
         longest = max(comm.allreduce(took, op=MPI.MAX), SHORTEST)
         # A small step at a time: what took no time by chance may take long.
@@ -122,9 +122,12 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
 
 
 def _batches(seconds: Seconds, often: int) -> list[float]:
-    """Return the seconds of one repetition, in several batches."""
-    before = min(seconds(0) for _ in range(3))
-    return [max((seconds(often) - before) / often, SHORTEST) for _ in range(BATCHES)]
+    """Return the seconds of one repetition, in several batches.
+
+    The first repetition does not count, in which buffers are touched for the first time, and neither does the call.
+    """
+    once = min(seconds(1) for _ in range(3))
+    return [max((seconds(often + 1) - once) / often, SHORTEST) for _ in range(BATCHES)]
 
 
 def until_all_come(comm: MPI.Intracomm, meanwhile: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from distdl_jax.machine.samples import (
     combined,
 )
 from distdl_jax.machine.segments import fit_segments
+from distdl_jax.plans.work import Work
 
 OPERATION, KERNEL, CALL = 1e-6, 2e-6, 3e-5
 SHORT, EAGER, LONG = 0.4e-6, (0.7e-6, 5e9), (6e-6, 9e9)
@@ -109,8 +111,6 @@ def test_a_machine_foresees_what_was_measured_of_it(known):
 
 
 def test_arithmetic_takes_as_long_as_it_took(known):
-    from distdl_jax.plans.work import Work
-
     product = Work("matrix product", flops=2 * 64**3, shape=(64, 64, 64))
     assert known.work_seconds(product, "forward", "float32") == pytest.approx(KERNEL + 2 * 64**3 / 50e9, rel=0.02)
     assert known.host.alone == pytest.approx(1.2, rel=0.02)
@@ -224,8 +224,9 @@ def test_workers_that_may_run_anywhere_share_no_cache():
 
 
 def test_this_worker_runs_somewhere():
-    assert own_place().host
-    assert own_place() == own_place()
+    place = own_place()
+    assert place.host
+    assert bool(place.caches) == any(Path("/sys/devices/system/cpu").glob("cpu*/cache/index*/shared_cpu_list"))
 
 
 def test_threads_are_not_measured():
