@@ -18,6 +18,8 @@ class Amounts:
     Bytes:
 
     - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and what the optimiser stores.
+    - `activations`: what is stored from the forward to the backward pass: each array once, at the layer that reads it
+      first; without the network's input. As far as layers say it: `Cost.memory` is refused where one doesn't.
     - `bytes_forward`, `bytes_backward`: in messages that the worker sends.
     - `team_bytes_forward`, `team_bytes_backward`: that it hands to collective operations.
 
@@ -31,6 +33,7 @@ class Amounts:
     parameters: np.ndarray
     gradients: np.ndarray
     optimiser: np.ndarray
+    activations: np.ndarray
     flops_forward: np.ndarray
     flops_input: np.ndarray
     flops_parameters: np.ndarray

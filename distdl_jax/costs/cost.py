@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
+from distdl_jax.costs.memory import worker_memory
 from distdl_jax.costs.step_program import step_events
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.remat_precision import Wrapper
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Action
+from distdl_jax.primitives.plan import Action, Plan
 from distdl_jax.tensors import TensorSpec, check_spec
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -43,10 +44,14 @@ class Cost:
 
     - `layers`: layer by layer, in order.
     - `workers`: all layers together: arrays with an entry for each worker, by world rank.
+    - `most_live`: the bytes of all arrays of each worker at the fullest time, as far as layers say what they store.
+    - `unknown`: the layers that don't.
     """
 
     layers: tuple[LayerCost, ...]
     workers: Amounts
+    most_live: np.ndarray
+    unknown: tuple[str, ...]
 
     @property
     def flops(self) -> np.ndarray:
@@ -62,6 +67,28 @@ class Cost:
     def bytes(self) -> np.ndarray:
         """The bytes that each worker sends in messages, and hands to collective operations."""
         return self.workers.bytes
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes that each worker needs at the fullest time of a step.
+
+        The step is one jitted function of the parameters and what the optimiser stores, both donated, and of the input:
+        value and gradient of a loss, and the optimiser's update. Where they aren't donated, the new ones come on top.
+        The bytes are those of XLA's arrays on a CPU; MPI, Python and compiled programs are not among them.
+
+        Raises `PlanError` where a layer does not say what it stores for the backward pass.
+        """
+        if self.unknown:
+            raise PlanError(
+                f"The memory can't be foreseen: {', '.join(self.unknown)} does not say what the backward pass reads. "
+                "Give `saved` to each `Work` of its plan's `actions` (docs/own-layers.md)."
+            )
+        return self.most_live
+
+    @property
+    def fullest(self) -> int:
+        """The world rank of the worker that needs most memory, the first one of several."""
+        return int(np.argmax(self.memory))
 
 
 def cost(
@@ -110,11 +137,13 @@ def cost(
                 f"`layers[{place}]` is {type(layer).__name__}, whose plan is that of the layer in it: what it does "
                 "beyond that is not foreseen. Ask for the cost of the network without it."
             )
-    layers = _layer_amounts(placed, network.plan(x).actions, size, backward)
+    plan = network.plan(x)
+    layers = _layer_amounts(placed, plan.actions, size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, OPTIMISERS[optimiser], backward)
+    most_live, unknown = _count_memory(layers, plan, x, backward)
     costs = tuple(LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers)
-    return Cost(costs, Amounts.sum((each.amounts for each in costs), size))
+    return Cost(costs, Amounts.sum((each.amounts for each in costs), size), most_live, unknown)
 
 
 def _layer_amounts(
@@ -135,3 +164,21 @@ def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copie
     if backward:
         amounts.gradients[...] = amounts.parameters
         amounts.optimiser[...] = copies * amounts.parameters
+
+
+def _count_memory(
+    layers: Sequence[tuple[PlacedLayer, Amounts]], plan: Plan, x: Mapping[int, ShapeDtype], backward: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Count the layers' activations; return each worker's bytes at the fullest time, and layers that don't say all."""
+    most = np.zeros(len(x), np.int64)
+    unknown: set[str] = set()
+    for worker, block in x.items():
+        gradients = {layer.place: int(amounts.gradients[worker]) for layer, amounts in layers}
+        stored = sum(int(amounts.parameters[worker] + amounts.optimiser[worker]) for _, amounts in layers)
+        x_bytes = block.size * block.dtype.itemsize
+        memory = worker_memory(plan, worker, x_bytes, gradients, backward=backward)
+        most[worker] = stored + x_bytes + memory.live
+        unknown.update(memory.unknown)
+        for layer, amounts in layers:
+            amounts.activations[worker] = memory.activations.get(layer.place, 0) if backward else 0
+    return most, tuple(f"`layers[{layer.place}]` ({layer.name})" for layer, _ in layers if layer.place in unknown)

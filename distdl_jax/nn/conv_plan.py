@@ -61,7 +61,23 @@ class LocalConvolution:
         flops, size = self.problem.flops, x.dtype.itemsize
         arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
         read, written = size * sum(arrays[:2]), size * arrays[2]
-        return Work("convolution", flops, flops, flops, read, written, saves_x=True, shape=self.problem)
+        work = Work("convolution", flops, flops, flops, read, written, shape=self.problem)
+        return replace(work, saves_x=True, saved=0, scratch=size * self._scratch)
+
+    @property
+    def _scratch(self) -> int:
+        """How many numbers it takes beside x and y: both in the order in memory that XLA computes in.
+
+        In three dimensions, the rewritten algorithm has as many copies of the planes as the kernel is deep.
+        """
+        problem = self.ordinary
+        if problem is None:
+            return 0
+        x, y = math.prod(problem.x), math.prod(problem.y)
+        if problem.dims < 3 or "rewritten" not in self.algorithms:
+            return x + y
+        copies = math.prod(problem.weight[2 : problem.dims])
+        return copies * max(x, y) + min(x, y)
 
     def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""

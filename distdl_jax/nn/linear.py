@@ -51,7 +51,8 @@ class LocalAffine:
         rows, size = math.prod(x.shape[:-1]), x.dtype.itemsize
         flops = 2 * rows * n_in * n_out
         read, written = size * (rows * n_in + n_in * n_out), size * rows * n_out
-        return Work("matrix product", flops, flops, flops, read, written, saves_x=True, shape=(rows, n_in, n_out))
+        shape = (rows, n_in, n_out)
+        return Work("matrix product", flops, flops, flops, read, written, saves_x=True, saved=0, shape=shape)
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Multiply x and weight, which have one dtype."""

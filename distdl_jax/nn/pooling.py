@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -43,10 +43,12 @@ class PoolingPlan(Plan):
 
     - `fetch`: gives each worker what its windows read.
     - `dtype`: of the output.
+    - `takes_largest`: whether it is a max pooling, whose derivative depends on x.
     """
 
     fetch: WindowsPlan
     dtype: np.dtype
+    takes_largest: bool
 
     @property
     def workers(self) -> Workers:
@@ -63,7 +65,10 @@ class PoolingPlan(Plan):
     def _work(self, worker: int) -> Work:
         x, y = self.fetch.output(worker), self.output(worker)
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written, saves_x=True, saves_y=True)
+        # Backward, the numbers of the largest entries are an array like y.
+        scratch = y.size * np.dtype(np.int32).itemsize if self.takes_largest else 0
+        work = Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written)
+        return replace(work, saves_x=self.takes_largest, saved=0, scratch=scratch)
 
     def padding(self, worker: int) -> Pairs:
         """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""
@@ -123,7 +128,7 @@ class DistributedPool(ParameterFreeLayer):
 
     def _plan(self, x: ShapeDtypes, params: object) -> PoolingPlan:
         fetch = plan_windows(x, self.P_x, self._windows)
-        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype))
+        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype), isinstance(self, DistributedMaxPool))
 
     def _run(self, plan: PoolingPlan, params: object, x: Array) -> Array:
         world = self.P_x.world

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, overload
 
 import jax
@@ -21,6 +22,7 @@ from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.tracing.residuals import Residuals, residuals
 
 Params = tuple[Any, ...]
 
@@ -44,9 +46,10 @@ class SequentialPlan(BlocksPlan):
 
 @dataclass(frozen=True)
 class FunctionPlan(BlocksPlan):
-    """The plan of a plain function on every worker's block; `inputs` are the shapes and dtypes before."""
+    """The plan of a plain `function` on every worker's block; `inputs` are the shapes and dtypes before."""
 
     inputs: ShapeDtypes = field(hash=False)
+    function: Callable[[Array], Array]
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -55,7 +58,18 @@ class FunctionPlan(BlocksPlan):
     def _work(self, worker: int) -> Work:
         x, y = self.inputs[worker], self.blocks[worker]
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("elementwise", y.size, x.size, read=read, written=written, saves_y=True)
+        work = Work("elementwise", y.size, x.size, read=read, written=written)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return replace(work, saved=0)
+        if x not in self._residuals:
+            self._residuals[x] = residuals(self.function, x)
+        of_x, of_y, others, again = self._residuals[x]
+        return replace(work, saves_x=of_x, saves_y=of_y, saved=others, y_is_recomputed=again)
+
+    @cached_property
+    def _residuals(self) -> dict[ShapeDtype, Residuals]:
+        """What the function stores of the blocks that were asked for."""
+        return {}
 
 
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:
@@ -66,7 +80,7 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
     for block in set(x.values()):
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
         outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-    return FunctionPlan({worker: outputs[block] for worker, block in x.items()}, x)
+    return FunctionPlan({worker: outputs[block] for worker, block in x.items()}, x, function)
 
 
 @dataclass(frozen=True, init=False, repr=False)

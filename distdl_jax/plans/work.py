@@ -15,7 +15,10 @@ class Work:
     - `flops_x`, `flops_params`: the same of the gradient with respect to the input, and to the parameters.
     - `read`, `written`: bytes that the forward pass reads and writes, each array once.
     - `saves_x`, `saves_y`: whether the backward pass reads the input, or the output, which are stored until then.
-    - `saved`: bytes that are stored beside these two.
+    - `saved`: bytes that are stored beside these two; None: not known, so that memory can't be foreseen.
+    - `scratch`: bytes that it takes while it computes, forward or backward, beside its arguments and results.
+    - `y_is_recomputed`: whether the compiler computes the output again where elementwise operations read it, from the
+      input and what is `saved`.
     - `shape`: what a table of measured times is asked for: the problem of a convolution, (m, k, n) of a matrix product.
     """
 
@@ -27,5 +30,7 @@ class Work:
     written: int = 0
     saves_x: bool = False
     saves_y: bool = False
-    saved: int = 0
+    saved: int | None = None
+    scratch: int = 0
+    y_is_recomputed: bool = False
     shape: Hashable = None
