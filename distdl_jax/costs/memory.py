@@ -188,7 +188,7 @@ class _Tape:
         y = _Block(work.written, has_gradient)
         if work.y_is_recomputed:
             y.sources = (*arguments, *others)
-        else:
+        if not work.fuses_x:
             for argument in arguments:
                 _read_from_memory(argument)
         self.operations.append(_Operation((*arguments, *copies), (y, *others), work.scratch, work.y_is_recomputed))
@@ -223,7 +223,9 @@ class _Tape:
             made += of_copies or self._gradient(place)
             self.cotangents |= dict(zip(copies, of_copies, strict=True))
         weights = copies if differentiated else ()
-        self.operations.append(_Operation((*saved, *weights, dy), made, work.scratch, work.y_is_recomputed))
+        # XLA computes both gradients at one time.
+        scratch = (work.scratch_x if differentiated else 0) + (work.scratch_params if uses_params else 0)
+        self.operations.append(_Operation((*saved, *weights, dy), made, scratch, work.y_is_recomputed))
         for argument, cotangent in zip(differentiated, cotangents, strict=True):
             self._add_cotangent(argument, cotangent)
 

@@ -62,22 +62,23 @@ class LocalConvolution:
         arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
         read, written = size * sum(arrays[:2]), size * arrays[2]
         work = Work("convolution", flops, flops, flops, read, written, shape=self.problem)
-        return replace(work, saves_x=True, saved=0, scratch=size * self._scratch)
+        scratch, of_x, of_params = (size * numbers for numbers in self._scratch)
+        return replace(work, saves_x=True, saved=0, scratch=scratch, scratch_x=of_x, scratch_params=of_params)
 
     @property
-    def _scratch(self) -> int:
-        """How many numbers it takes beside x and y: both in the order in memory that XLA computes in.
+    def _scratch(self) -> tuple[int, int, int]:
+        """How many numbers the three directions take: arrays in the order in memory that XLA computes in.
 
-        In three dimensions, the rewritten algorithm has as many copies of the planes as the kernel is deep.
+        In three dimensions and more, the rewritten algorithm has as many copies of planes as the kernel is deep.
         """
         problem = self.ordinary
         if problem is None:
-            return 0
+            return 0, 0, 0
         x, y = math.prod(problem.x), math.prod(problem.y)
         if problem.dims < 3 or "rewritten" not in self.algorithms:
-            return x + y
+            return max(x, y), max(x, y), x + y
         copies = math.prod(problem.weight[2 : problem.dims])
-        return copies * max(x, y) + min(x, y)
+        return copies * x + y, copies * y + max(x, y), copies * x + 2 * y
 
     def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""

@@ -65,10 +65,10 @@ class PoolingPlan(Plan):
     def _work(self, worker: int) -> Work:
         x, y = self.fetch.output(worker), self.output(worker)
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        # Backward, the numbers of the largest entries are an array like y.
-        scratch = y.size * np.dtype(np.int32).itemsize if self.takes_largest else 0
+        # XLA works out in the forward pass which entries are the largest: their numbers are an array like y.
+        saved = y.size * np.dtype(np.int32).itemsize if self.takes_largest else 0
         work = Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written)
-        return replace(work, saves_x=self.takes_largest, saved=0, scratch=scratch)
+        return replace(work, saved=saved, scratch_x=read, fuses_x=True)
 
     def padding(self, worker: int) -> Pairs:
         """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""

@@ -58,7 +58,7 @@ class FunctionPlan(BlocksPlan):
     def _work(self, worker: int) -> Work:
         x, y = self.inputs[worker], self.blocks[worker]
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        work = Work("elementwise", y.size, x.size, read=read, written=written)
+        work = Work("elementwise", y.size, x.size, read=read, written=written, fuses_x=True)
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return replace(work, saved=0)
         if x not in self._residuals:

@@ -16,9 +16,11 @@ class Work:
     - `read`, `written`: bytes that the forward pass reads and writes, each array once.
     - `saves_x`, `saves_y`: whether the backward pass reads the input, or the output, which are stored until then.
     - `saved`: bytes that are stored beside these two; None: not known, so that memory can't be foreseen.
-    - `scratch`: bytes that it takes while it computes, forward or backward, beside its arguments and results.
-    - `y_is_recomputed`: whether the compiler computes the output again where elementwise operations read it, from the
-      input and what is `saved`.
+    - `scratch`, `scratch_x`, `scratch_params`: bytes that the three directions take while they compute, beside their
+      arguments and results.
+    - `fuses_x`: whether it is a loop in which the compiler can compute its input, too; else it reads it from memory.
+    - `y_is_recomputed`: whether the compiler computes the output again in such loops, from the input and what is
+      `saved`.
     - `shape`: what a table of measured times is asked for: the problem of a convolution, (m, k, n) of a matrix product.
     """
 
@@ -32,5 +34,8 @@ class Work:
     saves_y: bool = False
     saved: int | None = None
     scratch: int = 0
+    scratch_x: int = 0
+    scratch_params: int = 0
+    fuses_x: bool = False
     y_is_recomputed: bool = False
     shape: Hashable = None

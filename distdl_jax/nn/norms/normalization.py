@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -63,7 +63,8 @@ class NormPlan(BlocksPlan):
         y = self.blocks[worker]
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
         flops = 4 * y.size, 8 * y.size, 2 * y.size
-        return Work("normalisation", *flops, read, written, saves_x=True, saved=0, y_is_recomputed=True)
+        work = Work("normalisation", *flops, read, written, saves_x=True, saved=0)
+        return replace(work, fuses_x=True, y_is_recomputed=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
