@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -63,8 +63,7 @@ class NormPlan(BlocksPlan):
         y = self.blocks[worker]
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
         flops = 4 * y.size, 8 * y.size, 2 * y.size
-        work = Work("normalisation", *flops, read, written, saves_x=True, saved=0)
-        return replace(work, fuses_x=True, y_is_recomputed=True)
+        return Work("normalisation", *flops, read, written, saves_x=True, saved=0, fuses_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
