@@ -124,6 +124,8 @@ class _Tape:
                     x = self._move(movement, x)
                 case Computes():
                     x, beside, copies = self._compute(action, x, place, beside, copies), [], []
+                case _:  # of another kind, of which it isn't known what it stores
+                    self.unknown.append(place)
         return x
 
     def _move(self, movement: MovementPlan, x: _Block, beside: bool = False) -> _Block:
@@ -223,8 +225,7 @@ class _Tape:
             made += of_copies or self._gradient(place)
             self.cotangents |= dict(zip(copies, of_copies, strict=True))
         weights = copies if differentiated else ()
-        # XLA computes both gradients at one time.
-        scratch = (work.scratch_x if differentiated else 0) + (work.scratch_params if uses_params else 0)
+        scratch = max(work.scratch_x if differentiated else 0, work.scratch_params if uses_params else 0)
         self.operations.append(_Operation((*saved, *weights, dy), made, scratch, work.y_is_recomputed))
         for argument, cotangent in zip(differentiated, cotangents, strict=True):
             self._add_cotangent(argument, cotangent)
