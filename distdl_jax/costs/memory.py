@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from distdl_jax.nn.residual import WAYS, ResidualPlan
 from distdl_jax.nn.sequential import SequentialPlan
@@ -124,8 +124,8 @@ class _Tape:
                     x = self._move(movement, x)
                 case Computes():
                     x, beside, copies = self._compute(action, x, place, beside, copies), [], []
-                case _:  # of another kind, of which it isn't known what it stores
-                    self.unknown.append(place)
+                case _:
+                    assert_never(action)
         return x
 
     def _move(self, movement: MovementPlan, x: _Block, beside: bool = False) -> _Block:
