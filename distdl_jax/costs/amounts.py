@@ -10,6 +10,9 @@ import numpy as np
 from distdl_jax.costs.step_program import Event
 from distdl_jax.plans.work import Work
 
+Index = np.ndarray | slice | int
+"""Workers, as an index of arrays with an entry for each worker."""
+
 
 @dataclass
 class Amounts:
@@ -57,7 +60,7 @@ class Amounts:
                 getattr(total, field.name)[...] += getattr(amounts, field.name)
         return total
 
-    def count(self, event: Event, workers: np.ndarray | int) -> None:
+    def count(self, event: Event, workers: Index) -> None:
         """Add what `workers` do in an event of a step, the same on each."""
         back = "forward" if event.direction == "forward" else "backward"
         if isinstance(event.does, Work):
@@ -70,7 +73,12 @@ class Amounts:
             getattr(self, f"collectives_{back}")[workers] += 1
             getattr(self, f"team_bytes_{back}")[workers] += event.does.bytes_sent
 
-    def _count_work(self, event: Event, work: Work, workers: np.ndarray | int) -> None:
+    def count_messages(self, back: str, workers: Index, messages: np.ndarray, nbytes: np.ndarray) -> None:
+        """Add messages that each of `workers` sends "forward", or "backward"."""
+        getattr(self, f"messages_{back}")[workers] += messages
+        getattr(self, f"bytes_{back}")[workers] += nbytes
+
+    def _count_work(self, event: Event, work: Work, workers: Index) -> None:
         match event.direction:
             case "forward":
                 self.flops_forward[workers] += work.flops

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from distdl_jax.costs.amounts import Amounts
 from distdl_jax.costs.as_json import to_json
+from distdl_jax.costs.counting import count_action, groups
 from distdl_jax.costs.layer_cost import LayerCost
 from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.picture import draw
 from distdl_jax.costs.seconds import optimiser_update, step_timing
-from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.step_program import step_actions
 from distdl_jax.costs.table import table
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.traced import completed
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.machine.machine import Machine, load
+from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.primitives.plan import Action
+from distdl_jax.spec_trees import is_spec
 from distdl_jax.tensors import TensorSpec, check_spec
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -111,7 +117,7 @@ def cost(
       one host after the other. None: no times.
     - `optimiser`: what the optimiser stores: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
     - `backward`: whether gradients are computed and parameters updated; else it is the forward pass alone.
-    - `dtype`: of the input and of the parameters.
+    - `dtype`: of the input and of the parameters; an input of indices is of int32.
 
     **Returns:** the `Cost`.
 
@@ -131,9 +137,17 @@ def cost(
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     size, number = x_spec.partition.world.size, np.dtype(dtype)
-    x = {worker: ShapeDtype(x_spec.shape_on(worker), number) for worker in range(size)}
-    plan = completed(network, network.plan(x), x, x_spec.partition.world, number)
-    placed, actions, copies = list(placed_layers(network)), plan.actions, OPTIMISERS[optimiser]
+    takes_indices = getattr(network, "takes_indices", False)
+    of_x = np.dtype(np.int32) if takes_indices else number
+    shapes: Mapping[int, tuple[int, ...]] = x_spec.block_shapes
+    if len(shapes) < size:
+        elsewhere = worker_ranks(worker for worker in range(size) if worker not in x_spec.block_shapes)
+        placeholders = ByClass(elsewhere, [[x_spec.shape_on(worker) for worker in elsewhere]], x_spec.shape_on)
+        shapes = on_grids(shapes, placeholders)
+    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
+    params = _param_blocks(network, number, size) if takes_indices else None
+    actions = step_actions(completed(network, network.plan(x, params), x, x_spec.partition.world, number))
+    placed, copies = list(placed_layers(network)), OPTIMISERS[optimiser]
     layers = _layer_amounts(placed, actions, size, backward)
     for layer, amounts in layers:
         _count_parameters(layer, amounts, number.itemsize, copies, backward)
@@ -147,21 +161,30 @@ def cost(
     return Cost(costs, total, timing.seconds, timing.step)
 
 
+def _param_blocks(network: Layer, dtype: np.dtype, size: int) -> dict[int, Any]:
+    """Return the shapes and dtypes of all workers' parameters: trees, by world rank."""
+    specs = network.param_specs()
+
+    def on(worker: int) -> Any:
+        return jax.tree.map(lambda spec: ShapeDtype(spec.shape_on(worker), dtype), specs, is_leaf=is_spec)
+
+    return {worker: on(worker) for worker in range(size)}
+
+
 def _layer_amounts(
     layers: Sequence[PlacedLayer], actions: Sequence[Action], size: int, backward: bool
 ) -> list[tuple[PlacedLayer, Amounts]]:
     """Return the layers, each with what all workers compute and send for it."""
     amounts = {layer.place: Amounts.none(size) for layer in layers}
-    for worker in range(size):
-        for event in step_events(actions, worker, backward=backward):
-            amounts[event.place].count(event, worker)
+    for action in actions:
+        count_action(amounts[action.place], action, backward)
     return [(layer, amounts[layer.place]) for layer in layers]
 
 
 def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copies: int, backward: bool) -> None:
     for spec in layer.param_specs:
-        for worker, shape in spec.block_shapes.items():
-            amounts.parameters[worker] += int(np.prod(shape, dtype=np.int64)) * itemsize
+        for worker, workers in groups(spec.block_shapes):
+            amounts.parameters[workers] += prod(spec.block_shapes[worker]) * itemsize
     if backward:
         amounts.gradients[...] = amounts.parameters
         amounts.optimiser[...] = copies * amounts.parameters
