@@ -1,8 +1,9 @@
 """Steps that `dj.cost` foresees, beside the same steps measured: ten networks on three partitions each.
 
-mpiexec -n 2 python benchmarks/cost.py --machine machine.toml [words: networks whose title has one of them]
+mpiexec -n 2 python benchmarks/cost.py [--machine machine.toml] [words: networks whose title has one of them]
 
-The machine's file is to be measured with as many workers on a host as there are here. A step is value, gradient and
+The machine's file is to be measured with as many workers on a host as there are here; without one, it is measured
+first. A step is value, gradient and
 adam, as in benchmarks/networks.py. An error is that of the foreseen mean, relative to the measured median. Two
 partitions of one network are a pair where the measured steps differ by over 10 %; their order is right where the
 foreseen one is the same. Results of other numbers of workers, in out/benchmarks, are summed up along with these.
@@ -109,11 +110,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure, foresee, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--machine", required=True, help="path of a machine file, or the name of one of the library's")
+    parser.add_argument("--machine", help="path of a machine file, or a name; without, it is measured")
     parser.add_argument("--rounds", type=int, default=9, help="of measurement, whose median counts")
     parser.add_argument("words", nargs="*", help="networks whose title has one of them; none for all")
     given = parser.parse_args()
-    rows = measure(dj.machine.load(given.machine), given.words, given.rounds)
+    machine = dj.machine.load(given.machine) if given.machine else dj.machine.measure()
+    rows = measure(machine, given.words, given.rounds)
     if P_all.rank == 0 and rows:
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / f"cost-{P_all.size}.json").write_text(json.dumps(rows, indent=1))

@@ -11,7 +11,7 @@ from distdl_jax.costs.layer_cost import LayerCost
 from distdl_jax.costs.times import Interval, Times
 
 AMOUNTS = ("Mflop", "messages", "MB")
-TIMES = ("forward", "backward", "update", "transfer", "waiting", "exposed", "would hide", "share")
+TIMES = ("forward", "backward", "update", "transfer", "waiting (least mean most)", "exposed", "would hide", "share")
 
 
 def table(layers: Sequence[LayerCost], total: LayerCost, once: Times | None, seconds: Interval | None) -> str:

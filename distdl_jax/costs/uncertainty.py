@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -33,17 +34,25 @@ def uncertainty(machine: Machine, levels: Collection[str]) -> Uncertainty:
     computing = [name for name in machine.guesses if name.startswith(("host.", "calls.", "compute."))]
     messages = [name for name in machine.guesses if name.startswith(tuple(f"levels.{level}." for level in levels))]
     if not machine.compute.points:
-        computing.append("the rates of shapes")
+        computing.append("rates of shapes")
     if levels and not machine.collectives.points:
-        messages.append("collective operations (MPICH's algorithms)")
+        messages.append("collective operations")
     if levels and quality.fit_error:
         reasons.append(f"messages are off by up to {quality.fit_error:.0%} from the lines of the file")
     for what, guesses in (("arithmetic", computing), ("messages", messages)):
         if guesses:
-            reasons.append(f"guesses of {what}, which may be off by {GUESS:.0%}: {', '.join(guesses)}")
+            reasons.append(f"guesses of {what}, which may be off by {GUESS:.0%}: {_by_table(guesses)}")
     both = MODEL + quality.rounds_differ
     return Uncertainty(
         min(both + GUESS * bool(computing), 0.9),
         min(both + quality.fit_error + GUESS * bool(messages), 0.9),
         tuple(reasons),
+    )
+
+
+def _by_table(names: Collection[str]) -> str:
+    """Return the tables of a machine file that numbers are in, with how many of each."""
+    counts = Counter(name.rpartition(".")[0] or name for name in names)
+    return ", ".join(
+        f"{table} ({count})" if f"{table}." in " ".join(names) else table for table, count in counts.items()
     )
