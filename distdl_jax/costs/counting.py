@@ -15,7 +15,7 @@ from distdl_jax.plans.alike import ByClass, OnGrids, parts_of
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.block_checks import is_differentiable
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.plan import PARAMS, Action, Moves
+from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves
 from distdl_jax.primitives.repartition import RepartitionPlan
 
 Group = tuple[int, Index]
@@ -33,7 +33,7 @@ def count_action(amounts: Amounts, action: Action, backward: bool) -> None:
                 amounts.count_messages("backward", *traffic(movement, adjoint=True))
             return
         several = ((workers[0], as_index(workers)) for workers in movement.alike)
-    elif action.alike is not None:
+    elif isinstance(action, Computes) and action.alike is not None:
         several = groups(action.alike)
     else:
         several = ((worker, worker) for worker in range(len(amounts.flops_forward)))
