@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distdl_jax.plans.work import Work
+from distdl_jax.plans.worker_ranks import Workers, positions, union
 from distdl_jax.primitives.plan import (
     BOTH,
     PARAMS,
@@ -42,21 +43,23 @@ def step_actions(plan: Plan) -> tuple[Action, ...]:
     A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
     and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
     """
-    actions, dependent = plan.actions, set[int]()
+    actions = plan.actions
+    dependent: Workers = ()
     for action in actions:
         if isinstance(action, Computes) and action.uses_params:
-            dependent.update(action.workers)
+            dependent = union(dependent, action.workers)
         elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action.movement, dependent):
             return _all_differentiated(actions)
     return actions
 
 
-def _meet_others(movement: MovementPlan, some: set[int]) -> bool:
+def _meet_others(movement: MovementPlan, some: Workers) -> bool:
     """Say whether, in the adjoint of a movement, some workers meet others."""
-    if some.issuperset(movement.workers):
+    if union(some, movement.workers) == some:
         return False
-    operations = (each for worker in some for each in movement.operations(worker, adjoint=True))
-    return any(not some.issuperset(_partners(each)) for each in operations)
+    own = positions(some)
+    partners = (_partners(each) for worker in some for each in movement.operations(worker, adjoint=True))
+    return any(worker not in own for each in partners for worker in each)
 
 
 def _partners(operation: Operation) -> Iterable[int]:
