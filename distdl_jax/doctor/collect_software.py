@@ -158,4 +158,4 @@ def tuning_folder() -> str | None:
 
 
 def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
