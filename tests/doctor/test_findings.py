@@ -238,6 +238,10 @@ BROKEN = {
         ("error", "devices", "has 2 JAX devices", "--xla_force_host_platform_device_count"),
     ),
     "GPU not used": (job(devices={"gpus": 4}), ("note", "devices", "4 NVIDIA GPUs", "jax[cuda13]")),
+    "GPU not found": (
+        job(devices={"gpus": 1, "plugin": "jax-cuda13-plugin"}),
+        ("note", "devices", "1 NVIDIA GPU.", "jax-cuda13-plugin is installed"),
+    ),
     "one GPU for all": (
         job(devices=GPU | {"use_cuda_mpi": "0"}),
         ("warning", "devices", "Workers 0 to 3 on node0 share one GPU (CUDA_VISIBLE_DEVICES is not set)", ""),
