@@ -5,6 +5,9 @@ supervisor that sees whatever ends the worker. `-m module` and `-c code` are as 
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
 
+`mpiexec -n 4 python -m distdl_jax machine measure` measures the machine; `machine list` and `machine show` print what
+is known of others.
+
 `python -m distdl_jax doctor`, with or without mpiexec in front, looks at the installation, the launch and the machine.
 """
 
@@ -16,6 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distdl_jax.launch.supervisor import supervise, worker_command
+
+COMMANDS = ("machine",)
+"""Words in place of a program: the modules of the library that they run."""
 
 LONGEST_START_FOR_DOCTOR = 60.0
 """Seconds that the doctor gives MPI to start; programs have DISTDL_JAX_TIMEOUT."""
@@ -31,9 +37,11 @@ def main(arguments: Sequence[str]) -> int:
 
             return look(arguments[1:])
         supervise(worker_command(["-m", "distdl_jax.doctor", *arguments[1:]]), LONGEST_START_FOR_DOCTOR)
+    if arguments and arguments[0] in COMMANDS:
+        supervise(worker_command(["-m", f"distdl_jax.{arguments[0]}", *arguments[1:]]))
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
-        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | doctor ...",
+        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | doctor ... | machine ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
         "with --simulate, on several workers in this process, each a thread, without a launcher. Or look for what is "
         "wrong with an installation, a launch or a machine: doctor --help says more.",

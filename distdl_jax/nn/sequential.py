@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
@@ -12,15 +12,15 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.block_functions import BlockFunction
+from distdl_jax.block_functions import BlockFunction, FunctionPlan
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Ends, Layer
 from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
+from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
 
 Params = tuple[Any, ...]
 
@@ -42,31 +42,15 @@ class SequentialPlan(BlocksPlan):
         return tuple(found)
 
 
-@dataclass(frozen=True)
-class FunctionPlan(BlocksPlan):
-    """The plan of a plain function on every worker's block; `inputs` are the shapes and dtypes before."""
-
-    inputs: ShapeDtypes = field(hash=False)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Computes(self._work),)
-
-    def _work(self, worker: int) -> Work:
-        x, y = self.inputs[worker], self.blocks[worker]
-        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("elementwise", y.size, x.size, read=read, written=written, saves_y=True)
-
-
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:
     """Plan a plain function on every worker's block; it is traced once for each shape and dtype."""
     if isinstance(function, BlockFunction):
         return function.plan(x)
     outputs = {}
-    for block in set(x.values()):
+    for block in {x[worker] for worker in representatives(x)}:
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
         outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-    return FunctionPlan({worker: outputs[block] for worker, block in x.items()}, x)
+    return FunctionPlan(derived(lambda worker: outputs[x[worker]], x), x, function)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -145,7 +129,7 @@ class Sequential(Network):
         plans: list[Plan] = []
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
-                check_taken(seam, {worker: block.shape for worker, block in x.items()})
+                check_taken(seam, {worker: x[worker].shape for worker in seam.left_out if worker in x})
             is_layer = isinstance(layer, Layer)
             plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else plan_function(layer, x))
             x = plans[-1].after(x)

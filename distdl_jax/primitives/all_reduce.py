@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -27,7 +27,7 @@ from distdl_jax.primitives.collectives import (
     allreduce_in_team,
     allreduce_operations,
 )
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run
+from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes, plan_and_run
 from distdl_jax.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
@@ -128,11 +128,19 @@ class MeanPlan(_ComputingPlan):
     def run(self, world: World, x: Array) -> Array:
         if world.rank not in self.workers:
             return x
-        dtype = self.output(world.rank).dtype
-        wide = accumulation_dtype(dtype)
-        inputs = {worker: ShapeDtype(block.shape, wide) for worker, block in self.sums.inputs.items()}
-        total = AllSumPlan(self.sums.teams, inputs).run(world, x.astype(wide))
-        return (total / len(self.sums.team_of[world.rank])).astype(dtype)
+        total = self._wide_sums.run(world, x.astype(self._wide_sums.inputs[world.rank].dtype))
+        return (total / len(self.sums.team_of[world.rank])).astype(self.output(world.rank).dtype)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self._wide_sums.actions
+
+    @cached_property
+    def _wide_sums(self) -> AllSumPlan:
+        """The sums, in the dtype in which they are computed."""
+        dtypes = {worker: accumulation_dtype(self.output(worker).dtype) for worker in self.sums.inputs}
+        inputs = {worker: ShapeDtype(block.shape, dtypes[worker]) for worker, block in self.sums.inputs.items()}
+        return AllSumPlan(self.sums.teams, inputs)
 
 
 @dataclass(frozen=True)
@@ -219,6 +227,13 @@ def all_reduce(
     **Raises:** `InvalidArgumentError`, on every worker, for another `op`, or a dimension that is not one of P_x's;
     `PlanError`, on every worker of a team, if shapes or dtypes differ within it, or numbers have no order.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     return float(dj.all_reduce(jnp.float32(P.rank), P, "max"))
+    >>> dj.simulate(4, program)
+    [3.0, 3.0, 3.0, 3.0]
+
     Source: Hewett and Grady (2020), all-sum-reduce, and what follows from it.
     """
     check_partitions(P_x=P_x)
@@ -240,8 +255,24 @@ def all_max(
     It is `all_reduce` with "max". The subgradient is as in `jnp.max`: workers that tie share the cotangent equally.
     A softmax over features that are split, say, subtracts it, without a derivative: `jax.lax.stop_gradient`.
 
-    **Arguments, returns, raises:** as `all_reduce`. Of an x with dimensions of its own take `jnp.max` first: over an
-    empty block with `initial=-jnp.inf`.
+    **Arguments:**
+
+    - `x`: this worker's subtensor, the same shape and dtype within a team; real. Zero-volume outside P_x. Of an x with
+      dimensions of its own take `jnp.max` first: over an empty block with `initial=-jnp.inf`.
+    - `P_x`: the partition.
+    - `axes_reduce`, `axes_keep`: dimensions to compare along, or to keep, one of the two. Default: along all.
+
+    **Returns:** an array like x; outside P_x, `x` itself.
+
+    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that is not one of P_x's; `PlanError`, on every
+    worker of a team, if shapes or dtypes differ within it, or numbers have no order.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2, 2])
+    ...     return float(dj.functional.all_max(jnp.float32(P.rank), P, axes_reduce=1))
+    >>> dj.simulate(4, program)
+    [1.0, 1.0, 3.0, 3.0]
     """
     return all_reduce(x, P_x, "max", axes_reduce, axes_keep)
 
