@@ -32,12 +32,16 @@ def step_actions(plan: Plan) -> tuple[Action, ...]:
     A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
     and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
     """
-    actions, dependent = plan.actions, set[int]()
+    actions, dependent, of_layer, place = plan.actions, set[int](), set[int](), ""
     for action in actions:
+        if action.place != place:
+            dependent, of_layer, place = dependent | of_layer, set(), action.place
         if isinstance(action, Computes) and action.uses_params:
-            dependent.update(action.workers)
-        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action.movement, dependent):
-            return _all_differentiated(actions)
+            of_layer.update(action.workers)
+        elif isinstance(action, Moves) and action.of >= BOTH:
+            meet = _meet_others(action.movement, dependent.union(action.workers))
+            if meet:
+                return _all_differentiated(actions)
     return actions
 
 
