@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import BOTH, PARAMS, Action, Computes, CustomDerivative, MovementPlan, Moves, Plan
+from distdl_jax.primitives.plan import BOTH, PARAMS, Action, Computes, CustomDerivative, Moves, Plan
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -38,15 +38,14 @@ def step_actions(plan: Plan) -> tuple[Action, ...]:
             dependent, of_layer, place = dependent | of_layer, set(), action.place
         if isinstance(action, Computes) and action.uses_params:
             of_layer.update(action.workers)
-        elif isinstance(action, Moves) and action.of >= BOTH:
-            meet = _meet_others(action.movement, dependent.union(action.workers))
-            if meet:
-                return _all_differentiated(actions)
+        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action, dependent):
+            return _all_differentiated(actions)
     return actions
 
 
-def _meet_others(movement: MovementPlan, some: set[int]) -> bool:
-    """Say whether, in the adjoint of a movement, some workers meet others."""
+def _meet_others(action: Moves, dependent: set[int]) -> bool:
+    """Say whether, in the adjoint of a movement, workers whose block depends on parameters meet others."""
+    some, movement = dependent.union(action.workers), action.movement
     if some.issuperset(movement.workers):
         return False
     operations = (each for worker in some for each in movement.operations(worker, adjoint=True))

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import PlanError
+from distdl_jax.experts.expert_flops import Flops, expert_flops
 from distdl_jax.experts.mlp import Expert
 from distdl_jax.experts.routing import (
     Choices,
@@ -49,7 +50,6 @@ from distdl_jax.primitives.plan import (
 )
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
-from distdl_jax.tracing.jaxprs import equations
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
 
@@ -167,7 +167,7 @@ class MixturePlan(BlocksPlan):
     - `to_rows`: the gathering of counts, along the dimensions of a group that are split; None where none is.
     - `to_experts`, `of_places`: the all-to-all of tokens, and of their places, to the experts; `to_slots`: back.
     - `of_losses`, `of_counts`: the sums for the losses, to the first worker.
-    - `dtype`: of the output. - `flops`: of the products in one expert.
+    - `dtype`: of the output. - `of_expert`: the shapes and dtypes of one expert's parameters.
     """
 
     dispatch: Dispatch
@@ -181,7 +181,7 @@ class MixturePlan(BlocksPlan):
     of_losses: MovementPlan
     of_counts: MovementPlan
     dtype: np.dtype
-    flops: int
+    of_expert: Mapping[str, ShapeDtype] = field(hash=False)
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -209,9 +209,15 @@ class MixturePlan(BlocksPlan):
         block = self.to_slots.inputs.get(worker)
         if block is None or 0 in block.shape:
             return None
-        experts, _, features = block.shape
-        flops, size = experts * self.flops, experts * self._rows * features * block.dtype.itemsize
-        return Work("matrix product", flops, flops, flops, size, size, saves_x=True)
+        experts, size = block.shape[0], block.shape[0] * self._rows * block.shape[-1] * block.dtype.itemsize
+        forward, of_x, of_params = (experts * flops for flops in self._flops)
+        return Work("matrix product", forward, of_x, of_params, size, size, saves_x=True)
+
+    @cached_property
+    def _flops(self) -> Flops:
+        """The flops of one expert."""
+        inputs = self.to_experts.inputs[self.dispatch.tokens.grid.ranks[0]]
+        return expert_flops(self.expert, self.of_expert, ShapeDtype((self._rows, inputs.shape[-1]), inputs.dtype))
 
     def _combining(self, worker: int) -> Work | None:
         """Return the work of the sums of what a token's experts make of it, each times its gate."""
@@ -219,7 +225,8 @@ class MixturePlan(BlocksPlan):
         if y is None:
             return None
         size, k = y.size * y.dtype.itemsize, self.dispatch.k
-        return Work("elementwise", 2 * k * y.size, 4 * k * y.size, 0, k * size, size, saved=k * size)
+        flops = 2 * k * y.size
+        return Work("matrix product", flops, 2 * flops, 0, k * size, size, saved=k * size, shape=(1, k, y.shape[-1]))
 
     def run(self, world: World, params: Params, x: Array) -> tuple[Array, Choices | None]:
         """Return this worker's block of the output, and its tokens' choices; None where it has no part of x."""
@@ -316,8 +323,8 @@ def plan_mixture(
     features = of_x.shape[-1]
     own = {name: block for name, block in params[P_W.ranks[0]].items() if name != "router"}
     rows = jax.ShapeDtypeStruct((tokens.whole[0] * dispatch.capacity, features), of_x.dtype)
-    of_one = {name: jax.ShapeDtypeStruct(block.shape[1:], block.dtype) for name, block in own.items()}
-    program, result = jax.make_jaxpr(expert, return_shape=True)(of_one, rows)
+    of_one = {name: ShapeDtype(block.shape[1:], block.dtype) for name, block in own.items()}
+    result = jax.eval_shape(expert, {name: jax.ShapeDtypeStruct(*block) for name, block in of_one.items()}, rows)
     _check_result(result, rows)
     out = np.dtype(jnp.promote_types(of_x.dtype, result.dtype))
     of_places = {worker: ShapeDtype(block.shape, np.dtype(np.int32)) for worker, block in x.items()}
@@ -353,18 +360,8 @@ def plan_mixture(
         of_losses=plan_sum_reduce(sums, P_x, first, preserve_batch=False),
         of_counts=plan_sum_reduce(counts, P_x, first, preserve_batch=False),
         dtype=out,
-        flops=_flops_of_products(program),
+        of_expert=of_one,
     )
-
-
-def _flops_of_products(program: Any) -> int:
-    """Return the flops of all matrix products in a program."""
-    products = (eqn for eqn in equations(program.jaxpr.eqns) if eqn.primitive.name == "dot_general")
-    flops = 0
-    for eqn in products:
-        ((inner, _), _), x = eqn.params["dimension_numbers"], eqn.invars[0].aval
-        flops += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(x.shape[d] for d in inner)
-    return flops
 
 
 def _check_result(result: Any, rows: jax.ShapeDtypeStruct) -> None:
