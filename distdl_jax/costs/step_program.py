@@ -14,7 +14,6 @@ from distdl_jax.primitives.plan import (
     Action,
     Computes,
     CustomDerivative,
-    MovementPlan,
     Moves,
     Plan,
     Traced,
@@ -43,18 +42,22 @@ def step_actions(plan: Plan) -> tuple[Action, ...]:
     A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
     and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
     """
-    actions = plan.actions
+    actions, place = plan.actions, ""
     dependent: Workers = ()
+    of_layer: Workers = ()
     for action in actions:
+        if action.place != place:
+            dependent, of_layer, place = union(dependent, of_layer), (), action.place
         if isinstance(action, Computes) and action.uses_params:
-            dependent = union(dependent, action.workers)
-        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action.movement, dependent):
+            of_layer = union(of_layer, action.workers)
+        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action, dependent):
             return _all_differentiated(actions)
     return actions
 
 
-def _meet_others(movement: MovementPlan, some: Workers) -> bool:
-    """Say whether, in the adjoint of a movement, some workers meet others."""
+def _meet_others(action: Moves, dependent: Workers) -> bool:
+    """Say whether, in the adjoint of a movement, workers whose block depends on parameters meet others."""
+    some, movement = union(dependent, action.workers), action.movement
     if union(some, movement.workers) == some:
         return False
     own = positions(some)
