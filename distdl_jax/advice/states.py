@@ -1,0 +1,166 @@
+"""What layers cost on a grid of workers, and the grids that are worth a look."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from distdl_jax.advice.estimate import Estimate
+from distdl_jax.advice.graph import Graph, Node, Piece, Shape
+from distdl_jax.advice.seconds import Stopwatch
+from distdl_jax.costs.layers import PlacedLayer
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.partition import Partition
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import Computes
+from distdl_jax.tensors import TensorSpec
+
+ALL_PLANNED = 48
+"""Up to so many grids of a layer, all are planned; of more, those that an estimate says to be the fastest."""
+
+PLANNED = 6
+"""Of many grids, so many are planned, and the fastest of each number of workers."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What some layers cost the worker that they cost most.
+
+    - `seconds`: of a training step.
+    - `stored`: bytes of parameters, gradients and the optimiser's numbers, and of saved activations.
+    - `y_grid`: where they leave their output.
+    """
+
+    seconds: float
+    stored: int
+    y_grid: Shape
+
+
+@dataclass
+class Prices:
+    """Costs of layers on the first workers of a world, each computed once.
+
+    - `P`: all workers; `copies`: how many numbers the optimiser stores for a parameter.
+    """
+
+    P: Partition
+    clock: Stopwatch
+    copies: int
+    _known: dict[Any, Price | None] = field(default_factory=dict)
+    _moves: dict[tuple[Shape, Shape, Shape], float] = field(default_factory=dict)
+
+    def repartition(self, shape: Shape, grid: Shape, other: Shape) -> float:
+        """Return the seconds of a repartition."""
+        key = shape, grid, other
+        if key not in self._moves:
+            self._moves[key] = self.clock.repartition(*key)
+        return self._moves[key]
+
+    def node(self, node: Node, grid: Shape, next_saves_x: bool) -> Price | None:
+        """Return the cost of a node on a grid; None where one of its layers does not take such a partition.
+
+        - `next_saves_x`: whether what comes next saves its input, so that this node need not count it.
+        """
+        seconds, stored = 0.0, 0
+        for number, piece in enumerate(node.pieces):
+            if (price := self.piece(piece, grid)) is None:
+                return None
+            following = node.pieces[number + 1 : number + 2]
+            twice = following[0].saves_x if following else next_saves_x
+            seconds, stored, grid = seconds + price.seconds, stored + price.stored, price.y_grid
+            if piece.saves_y and not twice:
+                stored += self.block_bytes(piece.y_shape, grid)
+        return Price(seconds, stored, grid)
+
+    def piece(self, piece: Piece, grid: Shape) -> Price | None:
+        """Return the cost of one layer on a grid, but for a saved output; None where it does not take it."""
+        key = piece.layer, piece.x_shape, piece.differentiates_x, grid
+        if key not in self._known:
+            self._known[key] = self._price(piece, grid)
+        return self._known[key]
+
+    def _price(self, piece: Piece, grid: Shape) -> Price | None:
+        P = self.P.grid(grid)
+        blocks = TensorSpec(piece.x_shape, P).block_shapes
+        x = {worker: ShapeDtype(shape, self.clock.dtype) for worker, shape in blocks.items()}
+        try:
+            layer = piece.on(P)
+            plan = piece.plan(layer, x)
+            seconds = self.clock.layer(plan.actions, grid, piece.differentiates_x)
+        except (InvalidArgumentError, PlanError):
+            return None
+        itemsize, specs = self.clock.dtype.itemsize, PlacedLayer("", layer).param_specs
+        parameters = sum(max(map(math.prod, spec.block_shapes.values())) * itemsize for spec in specs)
+        seconds += self.clock.update(parameters, self.copies, P.size) if parameters else 0.0
+        stored = (2 + self.copies) * parameters + piece.saves_x * self.block_bytes(piece.x_shape, grid)
+        stored += max(sum(work.saved for work in _works(plan.actions, worker)) for worker in (0, P.size - 1))
+        return Price(seconds, stored, P_y.shape if (P_y := getattr(layer, "output_partition", None)) else grid)
+
+    def block_bytes(self, shape: Shape, grid: Shape) -> int:
+        """Return the bytes of the largest block."""
+        return math.prod(-(-n // p) for n, p in zip(shape, grid, strict=True)) * self.clock.dtype.itemsize
+
+
+def _works(actions: Sequence[Any], worker: int) -> Iterator[Work]:
+    for action in actions:
+        if isinstance(action, Computes) and (work := action.work(worker)) is not None:
+            yield work
+
+
+@lru_cache
+def factorisations(workers: int, dims: int) -> tuple[Shape, ...]:
+    """Return all grids of so many workers, with so many dimensions.
+
+    >>> factorisations(4, 2)
+    ((1, 4), (2, 2), (4, 1))
+    """
+    if dims == 1:
+        return ((workers,),)
+    divisors = (d for d in range(1, workers + 1) if workers % d == 0)
+    return tuple((d, *rest) for d in divisors for rest in factorisations(workers // d, dims - 1))
+
+
+def possible_grids(node: Node, workers: int) -> list[Shape]:
+    """Return the grids, of all divisors of `workers`, on which no block of the node's tensors is empty."""
+    shapes = [node.x_shape]
+    for piece in node.pieces:
+        if len(piece.y_shape) != len(node.x_shape):
+            break
+        shapes.append(piece.y_shape)
+    most = [min(lengths) for lengths in zip(*shapes, strict=True)]
+    teams = (d for d in range(1, workers + 1) if workers % d == 0)
+    every = itertools.chain.from_iterable(factorisations(team, len(most)) for team in teams)
+    return [grid for grid in every if all(p <= n for p, n in zip(grid, most, strict=True))]
+
+
+def chosen_grids(graph: Graph, prices: Prices) -> list[list[Shape]]:
+    """Return the grids to look at for each node: all where there are few, else the fastest by an estimate.
+
+    What is fast for one node is looked at for all, so that neighbours can have the same; the input can have all.
+    """
+    possible = [possible_grids(node, prices.P.size) for node in graph.nodes]
+    fast: dict[int, set[Shape]] = {}
+    for node, grids in zip(graph.nodes, possible, strict=True):
+        if len(grids) > ALL_PLANNED and node.pieces:
+            fast.setdefault(len(node.x_shape), set()).update(_fastest(node, grids, prices))
+    chosen = [
+        grids if len(grids) <= ALL_PLANNED else [grid for grid in grids if grid in fast.get(len(node.x_shape), ())]
+        for node, grids in zip(graph.nodes, possible, strict=True)
+    ]
+    if len(chosen) > 1 and len(possible[0]) > ALL_PLANNED:
+        others = {grid for grids in chosen[1:] for grid in grids if len(grid) == len(graph.x_shape)}
+        chosen[0] = [grid for grid in possible[0] if grid in others]
+    return chosen
+
+
+def _fastest(node: Node, grids: Sequence[Shape], prices: Prices) -> set[Shape]:
+    estimates = [Estimate.of(piece, prices.clock, prices.copies) for piece in node.pieces]
+    seconds = {grid: sum(each.seconds(grid) for each in estimates) for grid in grids}
+    ordered = sorted((grid for grid in grids if math.isfinite(seconds[grid])), key=seconds.__getitem__)
+    first = {math.prod(grid): grid for grid in reversed(ordered)}
+    return {*ordered[:PLANNED], *first.values()}
