@@ -83,7 +83,7 @@ class Advice:
         search = self._search.with_grid(node, wanted)
         if search.prices[node][search.grids[node].index(wanted)] is None:
             raise InvalidArgumentError(f"`grid` (={wanted}) is none that layer {place} can have.")
-        return _placement(search, _fastest(search, node, wanted)[0])
+        return _placement(search, _fastest(search, node, wanted)[0][0])
 
     def __str__(self) -> str:
         return advice_table(self._search, self._choice, self.placement, self.runners_up, self.gap)
@@ -140,7 +140,7 @@ def advise(
     clock = Stopwatch(machine if isinstance(machine, Machine) else load(machine or "infiniband-hdr"), number)
     prices = Prices(planning_world(P.size), clock, OPTIMISERS[optimiser])
     search = Search.of(Graph(network, shape, number), prices, None if memory is None else _bytes(memory))
-    choices = _fastest(search)
+    choices, bound = _fastest(search)
     best = choices[0]
     grids = search.grids_of(best)
     seconds = search.problem.time(best)
@@ -149,15 +149,15 @@ def advise(
         x_spec=TensorSpec(shape, P.grid(grids[0])),
         placement=_placement(search, best),
         runners_up=tuple(_placement(search, choice) for choice in choices[1:]),
-        gap=max(0.0, 1 - search.solve().bound / seconds) if seconds else 0.0,
+        gap=max(0.0, 1 - bound / seconds) if seconds else 0.0,
         _search=search,
         _choice=best,
         _optimiser=optimiser,
     )
 
 
-def _fastest(search: Search, node: int | None = None, grid: Shape | None = None) -> list[Choice]:
-    """Return the fastest choices that fit the memory; refuse a memory that none fits."""
+def _fastest(search: Search, node: int | None = None, grid: Shape | None = None) -> tuple[list[Choice], float]:
+    """Return the fastest choices that fit the memory, and a bound on all; refuse a memory that none fits."""
     solution = search.solve(node, grid)
     if not (choices := search.fitting(solution.choices)):
         needed = min(map(search.memory, solution.choices), default=solution.least_memory)
@@ -166,7 +166,7 @@ def _fastest(search: Search, node: int | None = None, grid: Shape | None = None)
             f"`memory` ({memory_text(limit)}) is too little for the worker that stores most: with the partitions of "
             f"{search.costs.P.size} workers or fewer that were compared it needs {memory_text(needed)} or more."
         )
-    return choices
+    return choices, solution.bound
 
 
 def _placement(search: Search, choice: Choice) -> Placement:

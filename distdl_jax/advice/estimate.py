@@ -77,7 +77,7 @@ class Estimate:
         channels, (sums, copies) = grid[1] if len(grid) > 1 else 1, ("reduce", "bcast")
         own, hosts = self.parameters // channels, -(-workers // machine.workers_per_host)
         if (team := workers // channels) > 1:
-            seconds += sum(machine.collective_seconds(kind, team, own, min(hosts, team)) for kind in (sums, copies))
+            seconds += sum(self.clock.collective(kind, team, own, min(hosts, team)) for kind in (sums, copies))
         return seconds + self.clock.update(own, self.copies, workers)
 
     def _moved(self, grid: Shape, d: int) -> float:
@@ -92,7 +92,7 @@ class Estimate:
             more = (workers - 1) / (movement.workers - 1)
             messages, nbytes = round(messages * more), nbytes * more * movement.workers / workers
         pairs = min(apart, machine.workers_per_host)
-        return float(messages * machine.message_seconds(nbytes / messages, level, pairs))
+        return messages * self.clock.message(nbytes / messages, level, pairs)
 
 
 def _scaled(work: Work, share: float) -> Work:

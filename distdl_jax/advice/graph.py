@@ -85,7 +85,7 @@ class Graph:
     """The nodes and links of a network.
 
     - `layers`: the described network.
-    - `nodes`: node 0 is the input, with the functions on it.
+    - `nodes`: node 0 is the input, with the first layer, where it is in no skip.
     - `node_of`: the node of each described layer, by its place.
     """
 
@@ -109,7 +109,8 @@ class Graph:
                 continue
             _check(layer, place)
             piece = self._shaped(Piece(place, layer, shape, differentiates_x=self._has_params))
-            if isinstance(layer, LayerDescription) and not layer.follows:
+            is_first = not self.node_of and not before  # the input is where it takes it
+            if isinstance(layer, LayerDescription) and not layer.follows and not is_first:
                 self.links.append(Link(len(self.nodes) - 1, len(self.nodes), shape, False, piece.differentiates_x))
                 self.nodes.append(Node((), shape))
             self._append(piece)

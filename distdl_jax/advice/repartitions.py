@@ -6,6 +6,7 @@ A worker's own share, and its numbers of partners, are products over the dimensi
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,27 +32,46 @@ def repartition_traffic(shape: Shape, grid: Shape, other: Shape) -> Traffic:
     p, q = math.prod(grid), math.prod(other)
     workers = max(p, q)
     here, there = np.arange(workers) < p, np.arange(workers) < q
-    indices = zip(
-        np.unravel_index(np.arange(workers) % p, grid), np.unravel_index(np.arange(workers) % q, other), strict=True
-    )
+    indices = zip(_indices(workers, grid), _indices(workers, other), strict=True)
     own = (here & there).astype(np.int64)
     sends, receives = here.astype(np.int64), there.astype(np.int64)
     block, needed = here.astype(np.int64), there.astype(np.int64)
     for n, p_d, q_d, (i, j) in zip(shape, grid, other, indices, strict=True):
-        overlaps = _overlaps(n, p_d, q_d)
-        own *= overlaps[i, j]
-        sends *= (overlaps > 0).sum(1)[i]
-        receives *= (overlaps > 0).sum(0)[j]
-        block *= overlaps.sum(1)[i]
-        needed *= overlaps.sum(0)[j]
+        line = _line(n, p_d, q_d)
+        own *= line.overlaps[i, j]
+        sends *= line.partners[i]
+        receives *= line.sources[j]
+        block *= line.lengths[i]
+        needed *= line.needed[j]
     stays = own > 0
     return Traffic(sends - stays, block - own, receives - stays, needed - own)
 
 
-def _overlaps(n: int, p: int, q: int) -> np.ndarray:
-    """Return how many of n elements are in the i-th of p balanced blocks and in the j-th of q: p x q."""
+@lru_cache(maxsize=4096)
+def _indices(workers: int, grid: Shape) -> tuple[np.ndarray, ...]:
+    """Return the places on a grid, per dimension, of so many workers; of those behind the grid any."""
+    return np.unravel_index(np.arange(workers) % math.prod(grid), grid)
+
+
+class _Line(NamedTuple):
+    """What p balanced blocks of a dimension have in common with q others.
+
+    - `overlaps`: p x q elements; `lengths`, `needed`: of the blocks.
+    - `partners`, `sources`: how many others overlap with each block.
+    """
+
+    overlaps: np.ndarray
+    lengths: np.ndarray
+    needed: np.ndarray
+    partners: np.ndarray
+    sources: np.ndarray
+
+
+@lru_cache(maxsize=4096)
+def _line(n: int, p: int, q: int) -> _Line:
     (a, b), (c, d) = _ends(n, p), _ends(n, q)
-    return np.maximum(np.minimum(b[:, None], d) - np.maximum(a[:, None], c), 0)
+    overlaps = np.maximum(np.minimum(b[:, None], d) - np.maximum(a[:, None], c), 0)
+    return _Line(overlaps, b - a, d - c, (overlaps > 0).sum(1), (overlaps > 0).sum(0))
 
 
 def _ends(n: int, p: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from distdl_jax.primitives.plan import Action
 from distdl_jax.programs.ir import Operation
 
 ALL_COUNT = 16
-"""Up to so many workers, all of them are looked at; of more, the first, the last, and two inside."""
+"""Up to so many workers, all of them are looked at; of more, the first, the last, and one inside."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Stopwatch:
 
     machine: Machine
     dtype: np.dtype
+    _known: dict[Any, float] = field(default_factory=dict, compare=False)
 
     def layer(self, actions: Sequence[Action], grid: Shape, differentiates_x: bool) -> float:
         """Return the seconds of the slowest worker in the actions of one layer on a grid of workers from 0 on.
@@ -68,14 +70,27 @@ class Stopwatch:
             both = np.maximum(both, seconds + self.machine.copy_seconds(nbytes))
         return float(both.max())
 
+    def collective(self, kind: str, size: int, nbytes: int, hosts: int) -> float:
+        """Return the seconds of a collective operation."""
+        key = kind, size, nbytes, hosts
+        if key not in self._known:
+            self._known[key] = float(self.machine.collective_seconds(*key))
+        return self._known[key]
+
+    def message(self, nbytes: float, level: str, pairs: int) -> float:
+        """Return the seconds of a message."""
+        key = nbytes, level, pairs
+        if key not in self._known:
+            self._known[key] = float(self.machine.message_seconds(*key))
+        return self._known[key]
+
     def _work(self, work: Work, direction: Direction, busy: int) -> float:
         return self.machine.work_seconds(work, direction, self.dtype.name, busy)
 
     def _operation(self, operation: Operation, worker: int, workers: int) -> float:
         if not operation.is_message:
             hosts = len({member // self.machine.workers_per_host for member in operation.team})
-            size = len(operation.team)
-            return float(self.machine.collective_seconds(operation.kind, size, operation.bytes_sent, hosts))
+            return self.collective(operation.kind, len(operation.team), operation.bytes_sent, hosts)
         received = operation.received * operation.itemsize if operation.source is not None else 0
         ends = ((operation.dest, operation.bytes_sent), (operation.source, received))
         seconds = [self._message(worker, end, nbytes, workers) for end, nbytes in ends if end is not None]
@@ -86,7 +101,7 @@ class Stopwatch:
         """Return the seconds of a message; all workers of a host send as far at once, those near the end to others."""
         level, per_host = self.machine.level_of(worker, partner), self.machine.workers_per_host
         pairs = min(workers, per_host, abs(worker - partner) if level == "network" else per_host)
-        return float(self.machine.message_seconds(nbytes, level, pairs))
+        return self.message(nbytes, level, pairs)
 
     def _level_among(self, workers: int) -> tuple[str, int]:
         """Return how far apart the first workers are, and how many of a host send at once."""
@@ -99,5 +114,5 @@ def looked_at(grid: Shape) -> Iterable[int]:
     size = math.prod(grid)
     if size <= ALL_COUNT:
         return range(size)
-    inside = [[min(1, p - 1) for p in grid], [p // 2 for p in grid]]
-    return sorted({0, size - 1, *(int(np.ravel_multi_index(index, grid)) for index in inside)})
+    inside = [min(1, p - 1) for p in grid]
+    return sorted({0, size - 1, int(np.ravel_multi_index(inside, grid))})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -23,8 +24,11 @@ from distdl_jax.tensors import TensorSpec
 ALL_PLANNED = 48
 """Up to so many grids of a layer, all are planned; of more, those that an estimate says to be the fastest."""
 
-PLANNED = 6
+PLANNED = 3
 """Of many grids, so many are planned, and the fastest of each number of workers."""
+
+NEAR = 3.0
+"""Only grids on which a layer takes at most so many times as long as on the best one, by the estimate."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Prices:
     clock: Stopwatch
     copies: int
     _known: dict[Any, Price | None] = field(default_factory=dict)
+    _estimates: dict[Any, Estimate] = field(default_factory=dict)
     _moves: dict[tuple[Shape, Shape, Shape], float] = field(default_factory=dict)
 
     def repartition(self, shape: Shape, grid: Shape, other: Shape) -> float:
@@ -83,6 +88,13 @@ class Prices:
         if key not in self._known:
             self._known[key] = self._price(piece, grid)
         return self._known[key]
+
+    def estimate(self, piece: Piece) -> Estimate:
+        """Return the estimate of a layer."""
+        key = piece.layer, piece.x_shape, piece.differentiates_x
+        if key not in self._estimates:
+            self._estimates[key] = Estimate.of(piece, self.clock, self.copies)
+        return self._estimates[key]
 
     def _price(self, piece: Piece, grid: Shape) -> Price | None:
         P = self.P.grid(grid)
@@ -139,28 +151,55 @@ def possible_grids(node: Node, workers: int) -> list[Shape]:
 
 
 def chosen_grids(graph: Graph, prices: Prices) -> list[list[Shape]]:
-    """Return the grids to look at for each node: all where there are few, else the fastest by an estimate.
+    """Return the grids to look at for each node: all where there are few, else those that an estimate says are fast.
 
-    What is fast for one node is looked at for all, so that neighbours can have the same; the input can have all.
+    What is fastest for one node is looked at for all, so that neighbours can have the same.
     """
     possible = [possible_grids(node, prices.P.size) for node in graph.nodes]
-    fast: dict[int, set[Shape]] = {}
-    for node, grids in zip(graph.nodes, possible, strict=True):
-        if len(grids) > ALL_PLANNED and node.pieces:
-            fast.setdefault(len(node.x_shape), set()).update(_fastest(node, grids, prices))
-    chosen = [
-        grids if len(grids) <= ALL_PLANNED else [grid for grid in grids if grid in fast.get(len(node.x_shape), ())]
-        for node, grids in zip(graph.nodes, possible, strict=True)
+    many = [bool(node.pieces) and len(grids) > ALL_PLANNED for node, grids in zip(graph.nodes, possible, strict=True)]
+    estimates = [
+        [prices.estimate(piece) for piece in node.pieces] if large else []
+        for node, large in zip(graph.nodes, many, strict=True)
     ]
-    if len(chosen) > 1 and len(possible[0]) > ALL_PLANNED:
+    alike = _alike(graph, [each for several in estimates for each in several])
+    seconds: list[dict[Shape, float]] = [
+        {grid: sum(each.seconds(grid) for each in several) for grid in grids if _descends(grid, alike)}
+        for grids, several in zip(possible, estimates, strict=True)
+    ]
+    fastest: dict[int, set[Shape]] = {}
+    for node, large, times in zip(graph.nodes, many, seconds, strict=True):
+        if large:
+            fastest.setdefault(len(node.x_shape), set()).update(heapq.nsmallest(PLANNED, times, key=times.__getitem__))
+    chosen = [
+        _near(times, fastest[len(node.x_shape)]) if large else grids
+        for node, large, grids, times in zip(graph.nodes, many, possible, seconds, strict=True)
+    ]
+    if len(possible[0]) > ALL_PLANNED and not graph.nodes[0].pieces:
         others = {grid for grids in chosen[1:] for grid in grids if len(grid) == len(graph.x_shape)}
         chosen[0] = [grid for grid in possible[0] if grid in others]
     return chosen
 
 
-def _fastest(node: Node, grids: Sequence[Shape], prices: Prices) -> set[Shape]:
-    estimates = [Estimate.of(piece, prices.clock, prices.copies) for piece in node.pieces]
-    seconds = {grid: sum(each.seconds(grid) for each in estimates) for grid in grids}
-    ordered = sorted((grid for grid in grids if math.isfinite(seconds[grid])), key=seconds.__getitem__)
+def _near(seconds: Mapping[Shape, float], fastest: Set[Shape]) -> list[Shape]:
+    """Return those of `fastest`, and the best of each number of workers, that take hardly longer than the best."""
+    limit = NEAR * min(seconds.values())
+    ordered = sorted((grid for grid in seconds if seconds[grid] <= limit), key=seconds.__getitem__)
     first = {math.prod(grid): grid for grid in reversed(ordered)}
-    return {*ordered[:PLANNED], *first.values()}
+    return [grid for grid in ordered if grid in fastest or grid in first.values()]
+
+
+def _alike(graph: Graph, estimates: Sequence[Estimate]) -> list[tuple[int, int]]:
+    """Return the pairs of neighbouring dimensions of the input that are equal to all layers."""
+    dims = len(graph.x_shape)
+    shapes = [shape for piece in graph.pieces for shape in (piece.x_shape, piece.y_shape) if len(shape) == dims]
+    return [
+        (d, d + 1)
+        for d in range(dims - 1)
+        if all(shape[d] == shape[d + 1] for shape in (graph.x_shape, *shapes))
+        and all(each.movements[d] == each.movements[d + 1] for each in estimates if len(each.movements) == dims)
+    ]
+
+
+def _descends(grid: Shape, alike: Sequence[tuple[int, int]]) -> bool:
+    """Say whether dimensions that are alike have descending numbers of workers: so neighbours are on one host."""
+    return all(e >= len(grid) or grid[d] >= grid[e] for d, e in alike)
