@@ -1,9 +1,11 @@
-"""`python -m distdl_jax`: runs programs.
+"""`python -m distdl_jax`: runs programs, and advises on partitions.
 
 `mpiexec -n 4 python -m distdl_jax program.py` runs a program on each worker as `python program.py` would, but under a
 supervisor that sees whatever ends the worker. `-m module` and `-c code` are as Python's.
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
+
+`python -m distdl_jax advise network.py --workers 64` prints the partitions that the layers of a network should have.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ def main(arguments: Sequence[str]) -> int:
     """Carry out a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
+    if arguments[:1] == ["advise"]:
+        from distdl_jax.advice.command import advise_on_file  # imports JAX, which no supervisor needs
+
+        return advise_on_file(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
-        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ...",
+        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise FILE ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
-        "with --simulate, on several workers in this process, each a thread, without a launcher.",
+        "with --simulate, on several workers in this process, each a thread, without a launcher. With advise, print "
+        "the partitions that the layers of a network should have.",
     )
     parser.add_argument("--simulate", metavar="N", type=_workers, help="how many workers, 1 or more")
     parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")
