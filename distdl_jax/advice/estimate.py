@@ -36,7 +36,7 @@ class Estimate:
     """What a layer costs on one worker, and what moves where it is cut along one dimension.
 
     - `works`: its arithmetic; `parameters`: bytes of them.
-    - `movements`: along each dimension; None where it can't be cut.
+    - `movements`: along each dimension; None where it can't be cut. `feature_axis`: that of the channels.
     """
 
     clock: Stopwatch
@@ -45,6 +45,7 @@ class Estimate:
     works: tuple[Event, ...]
     parameters: int
     movements: tuple[Movement | None, ...]
+    feature_axis: int
 
     @classmethod
     def of(cls, piece: Piece, clock: Stopwatch, copies: int) -> Estimate:
@@ -55,7 +56,8 @@ class Estimate:
         itemsize, specs = clock.dtype.itemsize, PlacedLayer("", layer).param_specs
         parameters = sum(math.prod(spec.global_shape) for spec in specs) * itemsize
         movements = tuple(_movement(piece, d, clock) for d in range(dims))
-        return cls(clock, copies, piece.y_shape, works, parameters, movements)
+        axis = getattr(piece.layer, "feature_axis", 1) % dims
+        return cls(clock, copies, piece.y_shape, works, parameters, movements, axis)
 
     def seconds(self, grid: Shape) -> float:
         """Return the seconds of a training step on a grid, roughly; infinite where it can't be cut so."""
@@ -74,7 +76,7 @@ class Estimate:
         seconds += sum(self._moved(grid, d) for d in range(len(grid)))
         if not self.parameters:
             return seconds
-        channels, (sums, copies) = grid[1] if len(grid) > 1 else 1, ("reduce", "bcast")
+        channels, (sums, copies) = grid[self.feature_axis], ("reduce", "bcast")
         own, hosts = self.parameters // channels, -(-workers // machine.workers_per_host)
         if (team := workers // channels) > 1:
             seconds += sum(self.clock.collective(kind, team, own, min(hosts, team)) for kind in (sums, copies))
@@ -88,7 +90,7 @@ class Estimate:
         level = "network" if apart * workers > machine.workers_per_host else "host"
         others = math.prod(grid) / workers
         messages, nbytes = movement.messages, movement.nbytes / others
-        if d == 1:  # along the channels, everyone needs the blocks of all others
+        if d == self.feature_axis:  # along the channels, everyone needs the blocks of all others
             more = (workers - 1) / (movement.workers - 1)
             messages, nbytes = round(messages * more), nbytes * more * movement.workers / workers
         pairs = min(apart, machine.workers_per_host)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distdl_jax.advice.stretch import Stretch
 from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.descriptions import LayerDescription, Skip
@@ -50,6 +51,12 @@ class Piece:
     def on(self, P: CartesianPartition) -> Any:
         """Return the layer on a partition; a function as it is."""
         return self.layer.layer(P, self.x_shape) if isinstance(self.layer, LayerDescription) else self.layer
+
+    def stretch(self, grid: Shape) -> Stretch:
+        """Return for which workers to plan the layer, where it is on `grid`."""
+        if isinstance(self.layer, LayerDescription) and self.layer.is_weighted:
+            return Stretch.of(grid, self.x_shape, self.layer.feature_axis)
+        return Stretch(grid, grid)
 
     def plan(self, layer: Any, x: ShapeDtypes) -> Plan:
         """Plan what `on` returned, for blocks `x`."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.advice.repartitions import Shape, repartition_traffic
+from distdl_jax.advice.stretch import Stretch
 from distdl_jax.costs.step_program import step_events
 from distdl_jax.machine.machine import Direction, Machine
 from distdl_jax.plans.work import Work
@@ -28,20 +29,21 @@ class Stopwatch:
     dtype: np.dtype
     _known: dict[Any, float] = field(default_factory=dict, compare=False)
 
-    def layer(self, actions: Sequence[Action], grid: Shape, differentiates_x: bool) -> float:
+    def layer(self, actions: Sequence[Action], workers: Stretch, differentiates_x: bool) -> float:
         """Return the seconds of the slowest worker in the actions of one layer on a grid of workers from 0 on.
 
+        - `workers`: those that are planned, and those that they stand for.
         - `differentiates_x`: whether the gradient of the layer's input is computed.
         """
-        busy = min(math.prod(grid), self.machine.workers_per_host)
+        busy = min(math.prod(workers.grid), self.machine.workers_per_host)
         return max(
             sum(
                 self._work(event.does, event.direction, busy)
                 if isinstance(event.does, Work)
-                else self._operation(event.does, worker, math.prod(grid))
+                else self._operation(event.does, worker, workers)
                 for event in step_events(actions, worker, x_has_gradient=differentiates_x)
             )
-            for worker in looked_at(grid)
+            for worker in looked_at(workers.planned)
         )
 
     def update(self, parameters: int, copies: int, workers: int) -> float:
@@ -87,20 +89,22 @@ class Stopwatch:
     def _work(self, work: Work, direction: Direction, busy: int) -> float:
         return self.machine.work_seconds(work, direction, self.dtype.name, busy)
 
-    def _operation(self, operation: Operation, worker: int, workers: int) -> float:
+    def _operation(self, operation: Operation, worker: int, workers: Stretch) -> float:
         if not operation.is_message:
-            hosts = len({member // self.machine.workers_per_host for member in operation.team})
-            return self.collective(operation.kind, len(operation.team), operation.bytes_sent, hosts)
+            team = workers.team(operation.team)
+            hosts = len(np.unique(team // self.machine.workers_per_host))
+            return self.collective(operation.kind, len(team), operation.bytes_sent, hosts)
         received = operation.received * operation.itemsize if operation.source is not None else 0
         ends = ((operation.dest, operation.bytes_sent), (operation.source, received))
         seconds = [self._message(worker, end, nbytes, workers) for end, nbytes in ends if end is not None]
         copied = self.machine.copy_seconds(operation.bytes_sent + received)
         return max(seconds, default=self.machine.operation_seconds) + float(copied)
 
-    def _message(self, worker: int, partner: int, nbytes: int, workers: int) -> float:
+    def _message(self, worker: int, partner: int, nbytes: int, workers: Stretch) -> float:
         """Return the seconds of a message; all workers of a host send as far at once, those near the end to others."""
+        worker, partner, size = workers.rank(worker), workers.rank(partner), math.prod(workers.grid)
         level, per_host = self.machine.level_of(worker, partner), self.machine.workers_per_host
-        pairs = min(workers, per_host, abs(worker - partner) if level == "network" else per_host)
+        pairs = min(size, per_host, abs(worker - partner) if level == "network" else per_host)
         return self.message(nbytes, level, pairs)
 
     def _level_among(self, workers: int) -> tuple[str, int]:
@@ -114,5 +118,5 @@ def looked_at(grid: Shape) -> Iterable[int]:
     size = math.prod(grid)
     if size <= ALL_COUNT:
         return range(size)
-    inside = [min(1, p - 1) for p in grid]
+    inside = [min(2, p // 2) for p in grid]
     return sorted({0, size - 1, int(np.ravel_multi_index(inside, grid))})

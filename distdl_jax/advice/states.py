@@ -97,21 +97,23 @@ class Prices:
         return self._estimates[key]
 
     def _price(self, piece: Piece, grid: Shape) -> Price | None:
-        P = self.P.grid(grid)
-        blocks = TensorSpec(piece.x_shape, P).block_shapes
+        workers = piece.stretch(grid)
+        P = self.P.grid(workers.planned)
+        blocks = TensorSpec(workers.x_shape(piece.x_shape), P).block_shapes
         x = {worker: ShapeDtype(shape, self.clock.dtype) for worker, shape in blocks.items()}
         try:
             layer = piece.on(P)
             plan = piece.plan(layer, x)
-            seconds = self.clock.layer(plan.actions, grid, piece.differentiates_x)
+            seconds = self.clock.layer(plan.actions, workers, piece.differentiates_x)
         except (InvalidArgumentError, PlanError):
             return None
         itemsize, specs = self.clock.dtype.itemsize, PlacedLayer("", layer).param_specs
         parameters = sum(max(map(math.prod, spec.block_shapes.values())) * itemsize for spec in specs)
-        seconds += self.clock.update(parameters, self.copies, P.size) if parameters else 0.0
+        seconds += self.clock.update(parameters, self.copies, math.prod(grid)) if parameters else 0.0
         stored = (2 + self.copies) * parameters + piece.saves_x * self.block_bytes(piece.x_shape, grid)
         stored += max(sum(work.saved for work in _works(plan.actions, worker)) for worker in (0, P.size - 1))
-        return Price(seconds, stored, P_y.shape if (P_y := getattr(layer, "output_partition", None)) else grid)
+        P_y = getattr(layer, "output_partition", P)
+        return Price(seconds, stored, grid if P_y == P else P_y.shape)
 
     def block_bytes(self, shape: Shape, grid: Shape) -> int:
         """Return the bytes of the largest block."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
@@ -68,6 +69,16 @@ class LayerDescription:
     def follows(self) -> bool:
         """Whether it always stays on the partition of the layer before: a normalisation."""
         return isinstance(self.layer_class, type) and issubclass(self.layer_class, DistributedNorm)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it multiplies with a weight: a convolution or a linear layer."""
+        return isinstance(self.layer_class, type) and issubclass(self.layer_class, WeightedLayer)
+
+    @property
+    def feature_axis(self) -> int:
+        """The dimension of the input's channels, or features."""
+        return next((_LENGTHS[name] for name in _argument_names(self.layer_class) if name in _LENGTHS), 1)
 
     def _missing_lengths(self, given: dict[str, Any]) -> list[str]:
         return [name for name in _argument_names(self.layer_class) if name in _LENGTHS and name not in given]
