@@ -60,7 +60,9 @@ class PoolingPlan(Plan):
     def actions(self) -> tuple[Action, ...]:
         return (*self.fetch.actions, Computes(self._work))
 
-    def _work(self, worker: int) -> Work:
+    def _work(self, worker: int) -> Work | None:
+        if worker not in self.fetch.movement.inputs:
+            return None
         x, y = self.fetch.output(worker), self.output(worker)
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
         return Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written, saves_x=True, saves_y=True)

@@ -59,8 +59,9 @@ class NormPlan(BlocksPlan):
             Computes(self._work, uses_params=bool(self.of_params)),
         )
 
-    def _work(self, worker: int) -> Work:
-        y = self.blocks[worker]
+    def _work(self, worker: int) -> Work | None:
+        if (y := self.blocks.get(worker)) is None:
+            return None
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
         return Work("normalisation", 4 * y.size, 8 * y.size, 2 * y.size, read, written, saves_x=True)
 
