@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,12 +15,27 @@ from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import DistDLError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import zero_volume_shape
-from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
 from distdl_jax.source_lines import function_name
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function
+
+
+@dataclass(frozen=True)
+class FunctionPlan(BlocksPlan):
+    """The plan of a plain function on every worker's block; `inputs` are the shapes and dtypes before."""
+
+    inputs: ShapeDtypes = field(hash=False)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (Computes(self._work),)
+
+    def _work(self, worker: int) -> Work:
+        return elementwise(self.inputs[worker], self.blocks[worker], saves_y=True)
 
 
 @dataclass(frozen=True)
@@ -114,12 +129,11 @@ class BlockFunction(Static):
         own = {block: applied(block) for block in {x[worker] for worker in self.P.ranks}}
         first = own[x[self.P.ranks[0]]]
         on_P = set(self.P.ranks)
-        return BlocksPlan(
-            {
-                worker: own[block] if worker in on_P else ShapeDtype(_elsewhere(first, block.shape), first.dtype)
-                for worker, block in x.items()
-            }
-        )
+        blocks = {
+            worker: own[block] if worker in on_P else ShapeDtype(_elsewhere(first, block.shape), first.dtype)
+            for worker, block in x.items()
+        }
+        return FunctionPlan(blocks, x)
 
 
 def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:

@@ -54,8 +54,9 @@ class Advice:
 
     @cached_property
     def cost(self) -> Cost:
-        """What each worker stores, computes and sends: `dj.cost` of the network."""
-        return cost(self.network, self.x_spec, optimiser=self._optimiser, dtype=self._search.costs.clock.dtype)
+        """What each worker stores, computes and sends, and the seconds: `dj.cost` of the network on the machine."""
+        clock = self._search.costs.clock
+        return cost(self.network, self.x_spec, machine=clock.machine, optimiser=self._optimiser, dtype=clock.dtype)
 
     def why(self, layer: int | str, grid: Sequence[int]) -> Placement:
         """Return the fastest placement in which a layer has a certain grid; all others may have any.
@@ -75,7 +76,7 @@ class Advice:
                 f"`layer` (={layer!r}) must be the place of a described layer: {', '.join(graph.node_of)}."
             )
         node, wanted = graph.node_of[place], checked_integers("grid", grid)
-        shape, most = graph.nodes[node].x_shape, self._search.costs.P.size
+        shape, most = graph.nodes[node].x_shape, self._search.costs.workers
         if len(wanted) != len(shape) or min(wanted, default=0) < 1 or math.prod(wanted) > most:
             raise InvalidArgumentError(
                 f"`grid` (={wanted}) must have {len(shape)} numbers of workers, 1 or more, and at most {most} in all."
@@ -138,7 +139,7 @@ def advise(
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     P = workers if isinstance(workers, Partition) else planning_world(checked_integer("workers", workers, least=1))
     clock = Stopwatch(machine if isinstance(machine, Machine) else load(machine or "infiniband-hdr"), number)
-    prices = Prices(planning_world(P.size), clock, OPTIMISERS[optimiser])
+    prices = Prices(P.size, clock, OPTIMISERS[optimiser])
     search = Search.of(Graph(network, shape, number), prices, None if memory is None else _bytes(memory))
     choices, bound = _fastest(search)
     best = choices[0]
@@ -164,7 +165,7 @@ def _fastest(search: Search, node: int | None = None, grid: Shape | None = None)
         limit = 0.0 if search.limit is None else search.limit
         raise PlanError(
             f"`memory` ({memory_text(limit)}) is too little for the worker that stores most: with the partitions of "
-            f"{search.costs.P.size} workers or fewer that were compared it needs {memory_text(needed)} or more."
+            f"{search.costs.workers} workers or fewer that were compared it needs {memory_text(needed)} or more."
         )
     return choices, solution.bound
 

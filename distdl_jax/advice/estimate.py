@@ -53,7 +53,7 @@ class Estimate:
         dims = len(piece.x_shape)
         layer, actions = _planned(piece, (1,) * dims, clock)
         works = tuple(event for event in _events(piece, actions, 0) if isinstance(event.does, Work))
-        itemsize, specs = clock.dtype.itemsize, PlacedLayer("", layer).param_specs
+        itemsize, specs = clock.dtype.itemsize, PlacedLayer("", layer, piece.name).param_specs
         parameters = sum(math.prod(spec.global_shape) for spec in specs) * itemsize
         movements = tuple(_movement(piece, d, clock) for d in range(dims))
         axis = getattr(piece.layer, "feature_axis", 1) % dims
@@ -106,7 +106,7 @@ def _planned(piece: Piece, grid: Shape, clock: Stopwatch) -> tuple[object, Seque
     P = planning_world(math.prod(grid)).grid(grid)
     blocks = TensorSpec(piece.x_shape, P).block_shapes
     layer = piece.on(P)
-    plan = piece.plan(layer, {worker: ShapeDtype(shape, clock.dtype) for worker, shape in blocks.items()})
+    plan = piece.plan(layer, {worker: ShapeDtype(shape, clock.dtype) for worker, shape in blocks.items()}, P)
     return layer, plan.actions
 
 

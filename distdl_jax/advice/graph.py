@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.advice.stretch import Stretch
+from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.traced import completed
 from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.descriptions import LayerDescription, Skip
 from distdl_jax.nn.residual import ResidualPlan
 from distdl_jax.nn.sequential import plan_function
-from distdl_jax.partition import CartesianPartition
+from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import PARAMS, Plan, ShapeDtypes, Unmoved, dependence
 
 Shape = tuple[int, ...]
@@ -58,11 +61,13 @@ class Piece:
             return Stretch.of(grid, self.x_shape, self.layer.feature_axis)
         return Stretch(grid, grid)
 
-    def plan(self, layer: Any, x: ShapeDtypes) -> Plan:
-        """Plan what `on` returned, for blocks `x`."""
+    def plan(self, layer: Any, x: ShapeDtypes, P: Partition) -> Plan:
+        """Plan what `on` returned for `P`, for blocks `x`; a layer whose plan doesn't say its actions is traced."""
         if isinstance(layer, Skip):
             return ResidualPlan(x, Unmoved(x), None)
-        return layer.plan(x) if isinstance(self.layer, LayerDescription) else plan_function(layer, x)
+        if not isinstance(self.layer, LayerDescription):
+            return plan_function(layer, x)
+        return completed(layer, layer.plan(x), x, P.world, x[P.ranks[0]].dtype)
 
 
 @dataclass(frozen=True)
@@ -147,13 +152,13 @@ class Graph:
         """Return the piece with what its plan on one worker says."""
         try:
             layer = piece.on(self._P.grid([1] * len(piece.x_shape)))
-            plan = piece.plan(layer, {0: ShapeDtype(piece.x_shape, self._dtype)})
+            plan = piece.plan(layer, {0: ShapeDtype(piece.x_shape, self._dtype)}, self._P)
             actions = plan.actions
         except (DistDLError, TypeError, ValueError) as error:
             raise PlanError(
                 f"`network[{piece.place}]` ({piece.name}), of an input of {shape_text(piece.x_shape)}: {error}"
             ) from error
-        work = [found for action in actions if (found := getattr(action, "work", lambda _: None)(0)) is not None]
+        work = [event.does for event in step_events(actions, 0) if isinstance(event.does, Work)]
         self._has_params |= dependence(actions) >= PARAMS
         return replace(
             piece,

@@ -12,13 +12,14 @@ from typing import Any
 
 from distdl_jax.advice.estimate import Estimate
 from distdl_jax.advice.graph import Graph, Node, Piece, Shape
-from distdl_jax.advice.seconds import Stopwatch
+from distdl_jax.advice.seconds import Stopwatch, looked_at
 from distdl_jax.costs.layers import PlacedLayer
+from distdl_jax.costs.step_program import step_events
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.partition import Partition
+from distdl_jax.planning import planning_world
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Computes
+from distdl_jax.primitives.plan import Action
 from distdl_jax.tensors import TensorSpec
 
 ALL_PLANNED = 48
@@ -49,10 +50,10 @@ class Price:
 class Prices:
     """Costs of layers on the first workers of a world, each computed once.
 
-    - `P`: all workers; `copies`: how many numbers the optimiser stores for a parameter.
+    - `workers`: how many there are; `copies`: how many numbers the optimiser stores for a parameter.
     """
 
-    P: Partition
+    workers: int
     clock: Stopwatch
     copies: int
     _known: dict[Any, Price | None] = field(default_factory=dict)
@@ -98,20 +99,20 @@ class Prices:
 
     def _price(self, piece: Piece, grid: Shape) -> Price | None:
         workers = piece.stretch(grid)
-        P = self.P.grid(workers.planned)
+        P = planning_world(math.prod(workers.planned)).grid(workers.planned)
         blocks = TensorSpec(workers.x_shape(piece.x_shape), P).block_shapes
         x = {worker: ShapeDtype(shape, self.clock.dtype) for worker, shape in blocks.items()}
         try:
             layer = piece.on(P)
-            plan = piece.plan(layer, x)
+            plan = piece.plan(layer, x, P)
             seconds = self.clock.layer(plan.actions, workers, piece.differentiates_x)
         except (InvalidArgumentError, PlanError):
             return None
-        itemsize, specs = self.clock.dtype.itemsize, PlacedLayer("", layer).param_specs
+        itemsize, specs = self.clock.dtype.itemsize, PlacedLayer("", layer, piece.name).param_specs
         parameters = sum(max(map(math.prod, spec.block_shapes.values())) * itemsize for spec in specs)
         seconds += self.clock.update(parameters, self.copies, math.prod(grid)) if parameters else 0.0
         stored = (2 + self.copies) * parameters + piece.saves_x * self.block_bytes(piece.x_shape, grid)
-        stored += max(sum(work.saved for work in _works(plan.actions, worker)) for worker in (0, P.size - 1))
+        stored += max(sum(work.saved for work in _works(plan.actions, worker)) for worker in looked_at(P.shape))
         P_y = getattr(layer, "output_partition", P)
         return Price(seconds, stored, grid if P_y == P else P_y.shape)
 
@@ -120,10 +121,10 @@ class Prices:
         return math.prod(-(-n // p) for n, p in zip(shape, grid, strict=True)) * self.clock.dtype.itemsize
 
 
-def _works(actions: Sequence[Any], worker: int) -> Iterator[Work]:
-    for action in actions:
-        if isinstance(action, Computes) and (work := action.work(worker)) is not None:
-            yield work
+def _works(actions: Sequence[Action], worker: int) -> Iterator[Work]:
+    for event in step_events(actions, worker, backward=False):
+        if isinstance(event.does, Work):
+            yield event.does
 
 
 @lru_cache
@@ -157,7 +158,7 @@ def chosen_grids(graph: Graph, prices: Prices) -> list[list[Shape]]:
 
     What is fastest for one node is looked at for all, so that neighbours can have the same.
     """
-    possible = [possible_grids(node, prices.P.size) for node in graph.nodes]
+    possible = [possible_grids(node, prices.workers) for node in graph.nodes]
     many = [bool(node.pieces) and len(grids) > ALL_PLANNED for node, grids in zip(graph.nodes, possible, strict=True)]
     estimates = [
         [prices.estimate(piece) for piece in node.pieces] if large else []

@@ -9,20 +9,16 @@ import jax
 
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.network import Network
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.tensors import TensorSpec
 
 
 class PlacedLayer(NamedTuple):
-    """A layer, or a function, of a network."""
+    """A layer, or a function, of a network; `name`: of its class, or of the function."""
 
     place: str
     layer: Any
-
-    @property
-    def name(self) -> str:
-        """The name of its class, or of the function."""
-        name: str = getattr(self.layer, "__name__", type(self.layer).__name__)
-        return name
+    name: str
 
     @property
     def param_specs(self) -> list[TensorSpec]:
@@ -35,18 +31,11 @@ class PlacedLayer(NamedTuple):
 
 def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
     """Yield the layers that `layer` is made of, in order, or itself; places are those of `Plan.actions`."""
-    if not isinstance(layer, Network):
-        yield PlacedLayer(place, layer)
+    if not isinstance(layer, Network) or isinstance(layer, Pipeline):
+        yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
         return
     for name, part in layer._parts:
         if part is not None:
             yield from placed_layers(part, f"{place}.{name}" if place else str(name))
-    if type(layer).__name__ == "Residual":
-        yield PlacedLayer(place, _sum)
-
-
-def _sum(y: Any, other: Any) -> Any:
-    return y + other
-
-
-_sum.__name__ = "sum"
+    if layer._computes:
+        yield PlacedLayer(place, None, layer._computes)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves
+from distdl_jax.primitives.plan import (
+    BOTH,
+    PARAMS,
+    Action,
+    Computes,
+    CustomDerivative,
+    MovementPlan,
+    Moves,
+    Plan,
+    Traced,
+)
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -26,6 +36,44 @@ class Event:
     does: Operation | Work
 
 
+def step_actions(plan: Plan) -> tuple[Action, ...]:
+    """Return the actions of a training step, in which all workers differentiate alike.
+
+    A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
+    and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
+    """
+    actions, dependent = plan.actions, set[int]()
+    for action in actions:
+        if isinstance(action, Computes) and action.uses_params:
+            dependent.update(action.workers)
+        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action.movement, dependent):
+            return _all_differentiated(actions)
+    return actions
+
+
+def _meet_others(movement: MovementPlan, some: set[int]) -> bool:
+    """Say whether, in the adjoint of a movement, some workers meet others."""
+    if some.issuperset(movement.workers):
+        return False
+    operations = (each for worker in some for each in movement.operations(worker, adjoint=True))
+    return any(not some.issuperset(_partners(each)) for each in operations)
+
+
+def _partners(operation: Operation) -> Iterable[int]:
+    if not operation.is_message:
+        return operation.team
+    return [worker for worker in (operation.dest, operation.source) if worker is not None]
+
+
+def _all_differentiated(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """Return the actions with all that moves, and what follows from it, depending on the parameters."""
+    found, moved = [], False
+    for action in actions:
+        moved = moved or (isinstance(action, Moves) and "x" in action.of)
+        found.append(replace(action, of=action.of | PARAMS) if moved and "x" in action.of else action)
+    return tuple(found)
+
+
 def step_events(
     actions: Sequence[Action], worker: int, *, backward: bool = True, x_has_gradient: bool = False
 ) -> Iterator[Event]:
@@ -34,29 +82,55 @@ def step_events(
     - `backward`: whether gradients of the parameters are computed.
     - `x_has_gradient`: whether that of the network's input is, too.
     """
-    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     for action in actions:
-        yield from _forward(action, worker)
+        yield from forward_events(action, worker)
     for action in reversed(actions) if backward else ():
-        yield from _backward(action, worker, differentiated)
+        yield from backward_events(action, worker, x_has_gradient=x_has_gradient)
 
 
-def _forward(action: Action, worker: int) -> Iterator[Event]:
+def forward_events(action: Action, worker: int) -> Iterator[Event]:
+    """Yield what `worker` does in the forward pass of an action."""
+    return _events(action, worker, action.place, "forward")
+
+
+def _events(action: Action, worker: int, place: str, direction: Direction) -> Iterator[Event]:
     match action:
         case Moves(movement):
             for operation in movement.operations(worker):
-                yield Event(action.place, "forward", operation)
+                yield Event(place, direction, operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            yield Event(action.place, "forward", mine)
+            yield Event(place, direction, mine)
+        case Traced(forward):
+            for does in forward(worker):
+                yield Event(place, direction, does)
+        case CustomDerivative(forward):
+            for step in forward:
+                yield from _events(step, worker, place, direction)
 
 
-def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+def backward_events(action: Action, worker: int, *, x_has_gradient: bool = False) -> Iterator[Event]:
+    """Yield what `worker` does in the backward pass of an action: nothing where no data has a derivative."""
+    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
+    place, has_gradient = action.place, bool(action.of & differentiated)
     match action:
-        case Moves(movement) if action.of & differentiated:
+        case Moves(movement) if has_gradient:
             for operation in movement.operations(worker, adjoint=True):
-                yield Event(action.place, "input gradient", operation)
+                yield Event(place, "input gradient", operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            if action.of & differentiated:
-                yield Event(action.place, "input gradient", mine)
-            if action.uses_params:
-                yield Event(action.place, "parameter gradient", mine)
+            yield from _gradients(action, mine, has_gradient)
+        case Traced() if has_gradient or action.uses_params:
+            for does in action.backward(worker, has_gradient):
+                if isinstance(does, Operation):
+                    yield Event(place, "input gradient", does)
+                else:
+                    yield from _gradients(action, does, has_gradient)
+        case CustomDerivative(_, backward) if has_gradient:
+            for step in backward:
+                yield from _events(step, worker, place, "input gradient")
+
+
+def _gradients(action: Computes | Traced, work: Work, has_gradient: bool) -> Iterator[Event]:
+    if has_gradient:
+        yield Event(action.place, "input gradient", work)
+    if action.uses_params:
+        yield Event(action.place, "parameter gradient", work)

@@ -20,7 +20,7 @@ from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work
+from distdl_jax.plans.work import Work, matrix_product
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.broadcast import plan_broadcast
@@ -48,10 +48,7 @@ class LocalAffine:
     def work(self, x: ShapeDtype) -> Work:
         """Return what it takes; x is stored for the weight's gradient."""
         n_out, n_in = self.weight_shape
-        rows, size = math.prod(x.shape[:-1]), x.dtype.itemsize
-        flops = 2 * rows * n_in * n_out
-        read, written = size * (rows * n_in + n_in * n_out), size * rows * n_out
-        return Work("matrix product", flops, flops, flops, read, written, saves_x=True, shape=(rows, n_in, n_out))
+        return matrix_product(math.prod(x.shape[:-1]), n_in, n_out, x.dtype.itemsize)
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Multiply x and weight, which have one dtype."""

@@ -37,6 +37,11 @@ class Network(BaseLayer):
         """Return the output; `run` applies a layer."""
 
     @property
+    def _computes(self) -> str:
+        """What it does beside its parts, in a word; "" for nothing."""
+        return ""
+
+    @property
     def input_partition(self) -> Partition | None:
         """The partition of the first layer's input; None where there are only functions."""
         return first_partition(layer for _, layer in self._parts)

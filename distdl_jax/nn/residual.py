@@ -99,6 +99,10 @@ class Residual(Network):
             )
 
     @property
+    def _computes(self) -> str:
+        return "sum"
+
+    @property
     def layers(self) -> tuple[Any, ...]:
         """The body, and the shortcut where there is one."""
         return (self.body,) if self.shortcut is None else (self.body, self.shortcut)

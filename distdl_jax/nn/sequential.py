@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
@@ -12,15 +12,14 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.block_functions import BlockFunction
+from distdl_jax.block_functions import BlockFunction, FunctionPlan
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Ends, Layer
 from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
 
 Params = tuple[Any, ...]
 
@@ -40,22 +39,6 @@ class SequentialPlan(BlocksPlan):
             of = dependence(actions, of)
             found += actions
         return tuple(found)
-
-
-@dataclass(frozen=True)
-class FunctionPlan(BlocksPlan):
-    """The plan of a plain function on every worker's block; `inputs` are the shapes and dtypes before."""
-
-    inputs: ShapeDtypes = field(hash=False)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Computes(self._work),)
-
-    def _work(self, worker: int) -> Work:
-        x, y = self.inputs[worker], self.blocks[worker]
-        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("elementwise", y.size, x.size, read=read, written=written, saves_y=True)
 
 
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:

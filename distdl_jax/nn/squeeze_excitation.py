@@ -20,9 +20,43 @@ from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
+from distdl_jax.plans.work import Work, elementwise
+from distdl_jax.primitives.plan import (
+    BOTH,
+    Action,
+    BlocksPlan,
+    Computes,
+    Plan,
+    ShapeDtypes,
+    X,
+    actions_within,
+    dependence,
+    taking_part,
+)
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function, checked_integer
+
+
+@dataclass(frozen=True)
+class ScalingPlan(BlocksPlan):
+    """The plans of what makes the scales of channels, and all workers' blocks of the scaled tensor.
+
+    - `pool`: of the mean. - `fc1`, `fc2`: of the two maps.
+    """
+
+    pool: Plan
+    fc1: Plan
+    fc2: Plan
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        first = actions_within(self.fc1, X, "fc1")
+        second = actions_within(self.fc2, dependence(first), "fc2")
+        return (*self.pool.actions, *first, *second, Computes(self._scaling, BOTH))
+
+    def _scaling(self, worker: int) -> Work | None:
+        y = self.blocks.get(worker)
+        return None if y is None else elementwise(y, y, saves_x=True)
 
 
 @dataclass(frozen=True)
@@ -82,24 +116,31 @@ class DistributedSqueezeExcitation(Network):
         return ("fc1", DistributedPointwise(self.P_x, many, few)), ("fc2", DistributedPointwise(self.P_x, few, many))
 
     @property
+    def _computes(self) -> str:
+        return "scaling"
+
+    @property
     def _ends(self) -> Ends:
         return Ends(self.P_x, self.P_x)
 
     def _pack(self, entries: Iterable[Any]) -> dict[str, Any]:
         return dict(zip(("fc1", "fc2"), entries, strict=True))
 
-    def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> BlocksPlan:
+    def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> ScalingPlan:
         """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
 
         **Raises:** `PlanError` where x or a parameter does not fit.
         """
         x = taking_part(x, self.P_x.ranks)
         real_grid("x", x, self.P_x, {1: self.input_channels})
-        scales = self._pool.plan(x).after(x)
+        plans = [self._pool.plan(x)]
+        scales = plans[0].after(x)
         for name, layer in self._parts:
-            scales = layer.plan(scales, params_of_part(params, name)).after(scales)
+            plans.append(layer.plan(scales, params_of_part(params, name)))
+            scales = plans[-1].after(scales)
         dtypes = {worker: jnp.promote_types(x[worker].dtype, scales[worker].dtype) for worker in self.P_x.ranks}
-        return BlocksPlan({worker: ShapeDtype(x[worker].shape, np.dtype(dtype)) for worker, dtype in dtypes.items()})
+        blocks = {worker: ShapeDtype(x[worker].shape, np.dtype(dtype)) for worker, dtype in dtypes.items()}
+        return ScalingPlan(blocks, *plans)
 
     def _forward(self, run: RunPart, x: Array) -> Array:
         if self.P_x.rank is None:

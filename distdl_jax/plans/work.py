@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from distdl_jax.plans.shape_dtype import ShapeDtype
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """One worker's arithmetic on its block, and on its copy of the parameters.
 
     - `kind`: of operation: "convolution", "matrix product", "fft", "elementwise" and so on.
-    - `flops`: multiplications and additions of the forward pass, as XLA counts them.
+    - `flops`: multiplications and additions of the forward pass, as XLA counts them; of complex numbers, in
+      real arithmetic.
     - `flops_x`, `flops_params`: the same of the gradient with respect to the input, and to the parameters.
     - `read`, `written`: bytes that the forward pass reads and writes, each array once.
     - `saves_x`, `saves_y`: whether the backward pass reads the input, or the output, which are stored until then.
@@ -29,3 +32,22 @@ class Work:
     saves_y: bool = False
     saved: int = 0
     shape: Hashable = None
+
+
+def matrix_product(
+    rows: int, inner: int, columns: int, itemsize: int, *, batch: int = 1, is_complex: bool = False
+) -> Work:
+    """Return the work of `batch` products of x, rows x inner, and a weight, inner x columns.
+
+    x is stored for the weight's gradient. A product of two complex numbers is four of real ones.
+    """
+    flops = 2 * batch * rows * inner * columns * (4 if is_complex else 1)
+    read, written = batch * itemsize * inner * (rows + columns), batch * itemsize * rows * columns
+    shape = (rows, inner, columns)
+    return Work("matrix product", flops, flops, flops, read, written, saves_x=True, shape=shape)
+
+
+def elementwise(x: ShapeDtype, y: ShapeDtype, flops: int = 1, *, saves_x: bool = False, saves_y: bool = False) -> Work:
+    """Return the work of a few `flops` for each entry of y, forward, and of x, backward."""
+    read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
+    return Work("elementwise", flops * y.size, flops * x.size, 0, read, written, saves_x=saves_x, saves_y=saves_y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -27,7 +27,7 @@ from distdl_jax.primitives.collectives import (
     allreduce_in_team,
     allreduce_operations,
 )
-from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run
+from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes, plan_and_run
 from distdl_jax.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
@@ -128,11 +128,19 @@ class MeanPlan(_ComputingPlan):
     def run(self, world: World, x: Array) -> Array:
         if world.rank not in self.workers:
             return x
-        dtype = self.output(world.rank).dtype
-        wide = accumulation_dtype(dtype)
-        inputs = {worker: ShapeDtype(block.shape, wide) for worker, block in self.sums.inputs.items()}
-        total = AllSumPlan(self.sums.teams, inputs).run(world, x.astype(wide))
-        return (total / len(self.sums.team_of[world.rank])).astype(dtype)
+        total = self._wide_sums.run(world, x.astype(self._wide_sums.inputs[world.rank].dtype))
+        return (total / len(self.sums.team_of[world.rank])).astype(self.output(world.rank).dtype)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self._wide_sums.actions
+
+    @cached_property
+    def _wide_sums(self) -> AllSumPlan:
+        """The sums, in the dtype in which they are computed."""
+        dtypes = {worker: accumulation_dtype(self.output(worker).dtype) for worker in self.sums.inputs}
+        inputs = {worker: ShapeDtype(block.shape, dtypes[worker]) for worker, block in self.sums.inputs.items()}
+        return AllSumPlan(self.sums.teams, inputs)
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,48 @@ class Computes:
     - `of`: the plan's inputs that the data depends on.
     - `uses_params`: whether parameters take part in it, too.
     - `place`: as of `Moves`.
+    - `workers`: of the layer within a network, on which the result depends on its parameters.
     """
 
     work: Callable[[int], Work | None]
     of: frozenset[str] = X
     uses_params: bool = False
     place: str = ""
+    workers: Workers = ()
 
 
-Action = Moves | Computes
+@dataclass(frozen=True)
+class Traced:
+    """An action of a layer as a whole whose plan does not say its parts: what traced programs do.
+
+    - `forward`: from a worker's world rank to what it does, in order.
+    - `backward`: the same of the gradients, from a rank, and whether the gradient of x is among them.
+    - `of`, `uses_params`, `place`: as of `Computes`.
+    """
+
+    forward: Callable[[int], Sequence[Operation | Work]]
+    backward: Callable[[int, bool], Sequence[Operation | Work]]
+    of: frozenset[str] = X
+    uses_params: bool = False
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class CustomDerivative:
+    """An action of a plan: a function whose derivative is written out, not the adjoints of what it does forward.
+
+    - `forward`, `backward`: what is done in each direction, in order. Movements run as they are in both. The work
+      backward is `Work.flops_x`.
+    - `of`, `place`: as of `Moves`.
+    """
+
+    forward: tuple[Moves | Computes, ...]
+    backward: tuple[Moves | Computes, ...]
+    of: frozenset[str] = X
+    place: str = ""
+
+
+Action = Moves | Computes | CustomDerivative | Traced
 
 
 def actions_within(
@@ -74,19 +107,19 @@ def actions_within(
     - `place`: of the inner plan's layer within the outer one's.
     """
     depends = {"x": of, "params": params}
-    return tuple(
-        replace(
-            action,
-            of=frozenset().union(*(depends[name] for name in action.of)),
-            place=f"{place}.{action.place}" if place and action.place else place or action.place,
-        )
-        for action in plan.actions
-    )
+    found: list[Action] = []
+    for action in plan.actions:
+        within = f"{place}.{action.place}" if place and action.place else place or action.place
+        action = replace(action, of=frozenset().union(*(depends[name] for name in action.of)), place=within)
+        if isinstance(action, Computes) and not action.workers:
+            action = replace(action, workers=plan.workers)
+        found.append(action)
+    return tuple(found)
 
 
 def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:
     """Return the inputs that the result of actions depends on, where their x depends on `of`."""
-    uses_params = any(isinstance(action, Computes) and action.uses_params for action in actions)
+    uses_params = any(isinstance(action, Computes | Traced) and action.uses_params for action in actions)
     return of.union(PARAMS if uses_params else (), *(action.of for action in actions))
 
 

@@ -249,6 +249,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
             shape=(grid.extent[0], self.num_heads, grid.extent[1], n_t),
             steps=steps,
             to_heads=to_heads,
+            causal=self.causal,
             padded=heads.padded,
         )
 
@@ -340,7 +341,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
                 heads, cache = remembered(cache, q, k, v, key_padding_mask, attn_mask)
             else:
                 block = block_of(k, v, key_padding_mask)
-                heads = plan.run(world, q, block, Extras(attn_mask, key), self.causal, self.dropout)
+                heads = plan.run(world, q, block, Extras(attn_mask, key), self.dropout)
             y = plan.scatter.run(world, tie(jnp.einsum("nshd,ehd->nse", heads, own["out"]), heads, own["out"]))
             y = y + own["out_bias"] if self.bias else y
             return y if cache is None else (y, cache)

@@ -33,6 +33,7 @@ from distdl_jax.sequence.load_balance import (
     split_inputs,
 )
 from distdl_jax.sequence.online_softmax import Keys, Running, added, finished, gradients, start
+from distdl_jax.sequence.ring_schedule import sees
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
 from distdl_jax.tracing.tie import nothing, tie
@@ -120,8 +121,7 @@ class Ring:
 
     def seen(self, keys: Range, q: Array, block: Array) -> bool:
         """Say whether some query sees some of these keys."""
-        ahead = self.causal and keys[0] >= self.queries[1]
-        return keys[1] > keys[0] and not ahead and q.size > 0 and block.size > 0
+        return sees(self.queries, keys, self.causal) and q.size > 0 and block.size > 0
 
     def keys(self, block: Array, keys: Range, extras: Extras) -> Keys:
         """Return the keys and values of a block, at the places `keys`, and what hides them."""

@@ -38,6 +38,15 @@ class Turn(NamedTuple):
         return any(start < stop for start, stop in self.taken)
 
 
+def sees(queries: Range, keys: Range, causal: bool) -> bool:
+    """Say whether some of these queries see some of these keys.
+
+    >>> sees((0, 3), (3, 6), causal=True), sees((0, 3), (2, 6), causal=True), sees((3, 3), (0, 6), causal=False)
+    (False, True, False)
+    """
+    return queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1])
+
+
 def turns_of(queries: Sequence[Range], keys: Sequence[Range], causal: bool, balanced: bool) -> tuple[Turn, ...]:
     """Return the turns after the first, in which all look at their own keys.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
@@ -51,10 +53,24 @@ class Move:
 
 @dataclass(frozen=True)
 class Stage(BlocksPlan):
-    """A movement to the grid of a stage, and the arithmetic there; None for none."""
+    """A movement to the grid of a stage, and the arithmetic there; None for none.
+
+    - `inputs`: the workers' blocks between the two.
+    """
 
     move: Move | None
+    inputs: ShapeDtypes = field(hash=False)
     step: Step | None
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        moves = () if self.move is None else self.move.plan.actions
+        return moves if self.step is None else (*moves, Computes(self._work))
+
+    def _work(self, worker: int) -> Work | None:
+        assert self.step is not None
+        x = self.inputs.get(worker)
+        return transform_work(x, self.blocks[worker], list(self.step.lengths())) if x is not None and x.size else None
 
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards."""
@@ -71,6 +87,10 @@ class StagesPlan(BlocksPlan):
 
     stages: tuple[Stage, ...]
     grid: ProductGrid
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return tuple(action for stage in self.stages for action in stage.actions)
 
     @property
     def dtype(self) -> np.dtype:
@@ -105,15 +125,29 @@ def plan_stages(
         if move is not None:
             blocks = {worker: move.plan.output(worker) for worker in blocks if worker not in needed.cell_of}
             blocks |= {worker: ShapeDtype(box_shape(needed.box(c)), dtype) for worker, c in needed.cell_of.items()}
-        grid, before = needed, step
+        grid, before, inputs = needed, step, blocks
         if step is not None:
             dtype, lengths = step.dtype(dtype), step.lengths()
             along = (((0, lengths[d]),) if d in lengths else ranges for d, ranges in enumerate(grid.ranges))
             grid = ProductGrid(grid.ranks, tuple(along))
             shapes = {worker: box_shape(grid.box(cell)) for worker, cell in grid.cell_of.items()}
             blocks = {worker: ShapeDtype(shapes.get(worker, x.shape), dtype) for worker, x in blocks.items()}
-        stages.append(Stage(blocks, move, step))
+        stages.append(Stage(blocks, move, inputs, step))
     return StagesPlan(blocks, tuple(stages), grid)
+
+
+def transform_work(x: ShapeDtype, y: ShapeDtype, axes: Sequence[int]) -> Work:
+    """Return the work of a Fourier transform along `axes`: 5 n log2 n for n complex numbers, half of it for real ones.
+
+    >>> transform_work(ShapeDtype((3, 8), np.dtype("float32")), ShapeDtype((3, 5), np.dtype("complex64")), [1]).flops
+    180
+    """
+    lengths = [max(n, m) for n, m in zip(x.shape, y.shape, strict=True)]
+    size, points = math.prod(lengths), math.prod(lengths[a] for a in axes)
+    real = any(not jnp.issubdtype(block.dtype, jnp.complexfloating) for block in (x, y))
+    flops = round((2.5 if real else 5) * size * math.log2(points))
+    read, written = (block.size * block.dtype.itemsize for block in (x, y))
+    return Work("fft", flops, flops, 0, read, written, shape=(size // points, points))
 
 
 def _grid_on(P: Partition, grid: ProductGrid, like: ProductGrid, rebalanced: Collection[int]) -> ProductGrid:

@@ -32,7 +32,7 @@ NETWORKS = {
 
 
 def prices(workers: int) -> Prices:
-    return Prices(dj.planning_world(workers), Stopwatch(dj.machine.load("infiniband-hdr"), FLOAT), copies=2)
+    return Prices(workers, Stopwatch(dj.machine.load("infiniband-hdr"), FLOAT), copies=2)
 
 
 @pytest.mark.parametrize("workers", [2, 6])
@@ -121,7 +121,7 @@ def test_few_planned_workers_stand_for_many(
     few = piece.stretch(grid)
     assert math.prod(few.planned) < math.prod(grid)
     price = costs.piece(piece, grid)
-    P = costs.P.grid(grid)
+    P = dj.planning_world(math.prod(grid)).grid(grid)
     x = {w: dj.ShapeDtype(shape, FLOAT) for w, shape in dj.TensorSpec(x_shape, P).block_shapes.items()}
     planned = piece.on(P)
     all_of_them = costs.clock.layer(planned.plan(x).actions, Stretch(grid, grid), False)

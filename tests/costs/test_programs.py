@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from foreseen import Build, Network, blocks, check_foreseen
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.costs.step_program import step_events
-from distdl_jax.programs.ir import Operation, operations
-
-Network = tuple[Any, dj.TensorSpec]
 
 
 def lenet(P: dj.Partition) -> Network:
@@ -80,39 +74,9 @@ def norms(P: dj.Partition) -> Network:
 
 
 @pytest.mark.parametrize("build", [lenet, linear, residual, channels, norms])
-def test_plans_foresee_every_operation_of_a_training_step(build: Callable[[dj.Partition], Network]) -> None:
-    """In order, with partners, tags, lengths and dtypes; the last is the sum of the loss's parts."""
-
-    def program() -> dict[int, Any]:
-        network, spec = build(dj.Partition())
-        params, x = network.init(jax.random.key(0), jnp.float32), jnp.zeros(spec.local_shape, jnp.float32)
-        x = x if spec.box else dj.zero_volume_tensor(spec.global_shape[0], dtype=jnp.float32)
-        step = dj.value_and_grad(lambda params, x: jnp.sum(network(params, x) ** 2))
-        return dict(dj.check(step, params, x).programs)
-
-    programs = dj.simulate(4, program)[0]
-    network, spec = build(dj.planning_world(4))
-    actions = network.plan(blocks(spec)).actions
-    cost = dj.cost(network, spec)
-    for worker, found in programs.items():
-        real = [without_team(operation) for operation, times in operations(found) for _ in range(times or 0)]
-        foreseen = [event.does for event in step_events(actions, worker) if isinstance(event.does, Operation)]
-        assert foreseen == real[:-1]
-        assert (real[-1].kind, real[-1].count) == ("allreduce", 1)
-        sent = [operation for operation in real if operation.is_message and operation.dest is not None]
-        assert cost.messages[worker] == len(sent)
-        assert cost.bytes[worker] == sum(operation.bytes_sent for operation in real[:-1])
-
-
-def blocks(spec: dj.TensorSpec) -> dict[int, dj.ShapeDtype]:
-    """Return the shapes and dtypes of all workers' blocks."""
-    dtype = np.dtype("float32")
-    return {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(spec.partition.world.size)}
-
-
-def without_team(operation: Operation) -> Operation:
-    """Return the operation; a message's team, all workers, is not in plans."""
-    return replace(operation, team=()) if operation.is_message else operation
+def test_plans_foresee_every_operation_of_a_training_step(build: Build) -> None:
+    """In order, with partners, tags, lengths and dtypes."""
+    check_foreseen(build)
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2), (3, 2, 2)])
@@ -131,7 +95,7 @@ def test_flops_of_a_convolution_are_what_xla_counts(stride: int, padding: int, d
 
     args = (jnp.zeros((2, 4, 9, 8)), jnp.zeros((6, 2, 3, 2)))
     counted = jax.jit(convolve).lower(*args).cost_analysis()["flops"]
-    y = layer.plan(blocks(spec)).output(0).shape
+    y = layer.plan(blocks(spec, np.dtype("float32"))).output(0).shape
     assert y == jax.eval_shape(convolve, *args).shape
     assert dj.cost(layer, spec, backward=False).flops[0] == counted
     assert math.prod(y) > 0
@@ -172,8 +136,7 @@ def test_what_can_not_be_foreseen_is_refused() -> None:
         dj.cost(jax.nn.relu, spec)
     with pytest.raises(dj.PlanError, match="`x` has shape"):
         dj.cost(layer, dj.TensorSpec((4, 6), P))
-    embedding = nn.DistributedEmbedding(P, P.grid([1, 1, 1]), P, 5, 7)
-    with pytest.raises(dj.PlanError, match="EmbeddingPlan does not say what its workers do"):
-        dj.cost(embedding, dj.TensorSpec((4, 5), P), dtype="int32")
-    with pytest.raises(dj.PlanError, match=r"`layers\[1\]` is Remat, .* not foreseen"):
-        dj.cost(nn.Sequential(layer, nn.Remat(nn.DistributedLinear(P, P, P, 7, 3))), spec)
+    many = dj.planning_world(300).grid([300, 1, 1])
+    again = nn.Remat(nn.DistributedConv1d(many, in_channels=1, out_channels=2, kernel_size=1))
+    with pytest.raises(dj.PlanError, match=r"Remat does not say .* on 300 workers, more than 256"):
+        dj.cost(again, dj.TensorSpec((300, 1, 5), many))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from distdl_jax.nn.shaping.resample import check_feature_partitions
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.work import Work
 from distdl_jax.primitives.block_checks import owned_grid
-from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
 from distdl_jax.primitives.reductions import ReductionPlan, plan_reduction
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
@@ -23,9 +24,22 @@ from distdl_jax.world import World
 
 @dataclass(frozen=True)
 class GlobalPoolPlan(BlocksPlan):
-    """A `reduction` over the features of all workers; the output is the result, or an empty part of it."""
+    """A `reduction` of the `inputs` over the features of all workers; the output is the result, or an empty part."""
 
+    inputs: ShapeDtypes = field(hash=False)
     reduction: ReductionPlan
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (Computes(self._work), *self.reduction.over_workers.actions)
+
+    def _work(self, worker: int) -> Work | None:
+        """Return the work of the sum, or of the maximum, of a worker's own features."""
+        if worker not in self.blocks:
+            return None
+        x, y = self.inputs[worker], self.blocks[worker]
+        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
+        return Work("elementwise", x.size, x.size, 0, read, written)
 
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block of the output."""
@@ -62,7 +76,7 @@ class _GlobalPool(ParameterFreeLayer):
             for rank, worker in enumerate(self.P_x.ranks):
                 ends = [int(i == 0) for i in index_of(rank, self.P_x.shape)[2:]]
                 blocks[worker] = ShapeDtype((*blocks[worker].shape[:2], *ends), blocks[worker].dtype)
-        return GlobalPoolPlan(blocks, reduction)
+        return GlobalPoolPlan(blocks, x, reduction)
 
 
 @dataclass(frozen=True)
