@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from distdl_jax.primitives.movement import to_be_transposed
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, with_all_adjoints
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function, check_numbers, checked_boolean, checked_integers
+
+Y = TypeVar("Y")
 
 
 def jvp(
@@ -161,7 +163,9 @@ def hvp(
     return rows[argnums] if isinstance(argnums, int) else tuple(rows[number] for number in chosen)
 
 
-def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partition | None = None) -> Callable[..., Any]:
+def linear_transpose(
+    fun: Callable[..., Y], *primals: Any, partition: Partition | None = None
+) -> Callable[[Y], tuple[Any, ...]]:
     """Return the adjoint of `fun`: `jax.linear_transpose` for linear functions that move data.
 
     With F the linear map from all workers' arguments to all workers' results, the function returned is F*, in the

@@ -85,14 +85,18 @@ def step_events(
     - `backward`: whether gradients of the parameters are computed.
     - `x_has_gradient`: whether that of the network's input is, too.
     """
-    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     for action in actions:
-        yield from _forward(action, worker, action.place)
+        yield from forward_events(action, worker)
     for action in reversed(actions) if backward else ():
-        yield from _backward(action, worker, differentiated)
+        yield from backward_events(action, worker, x_has_gradient=x_has_gradient)
 
 
-def _forward(action: Action, worker: int, place: str, direction: Direction = "forward") -> Iterator[Event]:
+def forward_events(action: Action, worker: int) -> Iterator[Event]:
+    """Yield what `worker` does in the forward pass of an action."""
+    return _events(action, worker, action.place, "forward")
+
+
+def _events(action: Action, worker: int, place: str, direction: Direction) -> Iterator[Event]:
     match action:
         case Moves(movement):
             for operation in movement.operations(worker):
@@ -104,10 +108,12 @@ def _forward(action: Action, worker: int, place: str, direction: Direction = "fo
                 yield Event(place, direction, does)
         case CustomDerivative(forward):
             for step in forward:
-                yield from _forward(step, worker, place)
+                yield from _events(step, worker, place, direction)
 
 
-def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+def backward_events(action: Action, worker: int, *, x_has_gradient: bool = False) -> Iterator[Event]:
+    """Yield what `worker` does in the backward pass of an action: nothing where no data has a derivative."""
+    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     place, has_gradient = action.place, bool(action.of & differentiated)
     match action:
         case Moves(movement) if has_gradient:
@@ -123,7 +129,7 @@ def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> It
                     yield from _gradients(action, does, has_gradient)
         case CustomDerivative(_, backward) if has_gradient:
             for step in backward:
-                yield from _forward(step, worker, place, "input gradient")
+                yield from _events(step, worker, place, "input gradient")
 
 
 def _gradients(action: Computes | Traced, work: Work, has_gradient: bool) -> Iterator[Event]:

@@ -133,6 +133,14 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the blocks of the
     workers that gather together don't form a grid.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((3,), P).block(jnp.arange(3))
+    ...     return x.tolist(), dj.functional.all_gather(x, P, axes=0).tolist()
+    >>> dj.simulate(2, program)
+    [([0, 1], [0, 1, 2]), ([2], [0, 1, 2])]
+
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """
     check_partitions(P_x=P_x)
@@ -157,6 +165,13 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
 
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the terms of a sum
     differ in shape.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     return dj.functional.reduce_scatter(jnp.arange(3) + P.rank, P, axes=0).tolist()
+    >>> dj.simulate(2, program)
+    [[1, 3], [5]]
 
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """

@@ -151,6 +151,13 @@ def all_sum_reduce(
     **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of P_x's; `PlanError`, on every
     worker of a team, if shapes or dtypes differ within it.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2, 2])
+    ...     return int(dj.functional.all_sum_reduce(jnp.int32(10**P.rank), P, axes_reduce=0))
+    >>> dj.simulate(4, program)
+    [101, 1010, 101, 1010]
+
     Source: DistDL documentation, "backends"; Hewett and Grady (2020), all-sum-reduce.
     """
     check_partitions(P_x=P_x)

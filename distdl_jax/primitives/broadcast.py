@@ -293,6 +293,15 @@ def broadcast(
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
     shapes don't fit; `PlanError` where a placeholder is not of the data's kind.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     P_x, P_y = P.grid([1, 2]), P.grid([2, 2])
+    ...     x = jnp.full(1, 10 * P_x.rank) if P_x.active else dj.zero_volume_tensor(dtype=int)
+    ...     return dj.functional.broadcast(x, P_x, P_y).tolist()
+    >>> dj.simulate(4, program)
+    [[0], [10], [0], [10]]
+
     Source: DistDL documentation, "broadcast".
     """
     check_partitions(P_x=P_x, P_y=P_y)

@@ -147,6 +147,14 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     than P_x has; on every worker of P_x, where one of them has such a `halo`, or the widths don't fit;
     `InvalidTypeError` where `periodic` has other entries than bools; `PlanError` where the blocks don't form a grid.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((6,), P).block(jnp.arange(6))
+    ...     return dj.functional.halo_exchange(x, P, halo=[(1, 1)]).tolist()
+    >>> dj.simulate(2, program)
+    [[0, 1, 2, 3], [2, 3, 4, 5]]
+
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """
     check_partitions(P_x=P_x)

@@ -40,11 +40,13 @@ class Moves:
 
     - `of`: the plan's inputs that what moves depends on. Where one of them is differentiated, the adjoint runs.
     - `place`: of the layer, within the network that the plan is of: "3.body.0"; "" in its own plan.
+    - `beside`: whether the next action reads what arrives beside x, not in place of it: a halo, or statistics.
     """
 
     movement: MovementPlan
     of: frozenset[str] = X
     place: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True)

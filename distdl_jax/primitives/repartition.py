@@ -80,6 +80,15 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, where the blocks don't form a
     grid.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     P_x, P_y = P.grid([2, 1]), P.grid([1, 2])
+    ...     x = dj.TensorSpec((2, 3), P_x).block(jnp.arange(6).reshape(2, 3))
+    ...     return x.tolist(), dj.functional.repartition(x, P_x, P_y).tolist()
+    >>> dj.simulate(2, program)
+    [([[0, 1, 2]], [[0, 1], [3, 4]]), ([[3, 4, 5]], [[2], [5]])]
+
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """
     check_partitions(P_x=P_x, P_y=P_y)
