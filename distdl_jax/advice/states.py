@@ -112,7 +112,7 @@ class Prices:
         parameters = sum(max(map(math.prod, spec.block_shapes.values())) * itemsize for spec in specs)
         seconds += self.clock.update(parameters, self.copies, math.prod(grid)) if parameters else 0.0
         stored = (2 + self.copies) * parameters + piece.saves_x * self.block_bytes(piece.x_shape, grid)
-        stored += max(sum(work.saved for work in _works(plan.actions, worker)) for worker in looked_at(P.shape))
+        stored += max(sum(work.saved or 0 for work in _works(plan.actions, worker)) for worker in looked_at(P.shape))
         P_y = getattr(layer, "output_partition", P)
         return Price(seconds, stored, grid if P_y == P else P_y.shape)
 
