@@ -106,11 +106,18 @@ class Amounts:
 
 def alike(several: Sequence[Amounts]) -> Iterator[np.ndarray]:
     """Yield the workers whose amounts are the same in each of several layers."""
-    codes = np.zeros(len(several[0].parameters) if several else 0, np.uint64)
-    for amounts in several:
-        for field in fields(amounts):  # mixed as in a hash function
-            codes = (codes ^ (codes >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
-            codes += getattr(amounts, field.name).astype(np.uint64)
+    codes = mixed(getattr(amounts, field.name) for amounts in several for field in fields(amounts))
     number_of = np.unique(codes, return_inverse=True)[1].reshape(-1)
     order = np.argsort(number_of, kind="stable")
     yield from np.split(order, np.flatnonzero(np.diff(number_of[order])) + 1)
+
+
+def mixed(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Return a number for each place of arrays of integers: the same where they have the same entries in all arrays.
+
+    Others differ, unless chance has it: once in 2^64.
+    """
+    codes = np.zeros(1, np.uint64)
+    for array in arrays:
+        codes = (codes ^ (codes >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + array.astype(np.uint64)
+    return codes

@@ -23,7 +23,7 @@ from distdl_jax.costs.layers import PlacedLayer, placed_layers
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.memory import WorkerMemory, worker_memory
 from distdl_jax.costs.picture import draw
-from distdl_jax.costs.seconds import optimiser_update, step_timing
+from distdl_jax.costs.seconds import Update, step_timing
 from distdl_jax.costs.step_program import step_actions
 from distdl_jax.costs.table import table
 from distdl_jax.costs.times import Interval, Times
@@ -234,7 +234,7 @@ def cost(
     if machine is None:
         return result
     links = MachineLinks(machine if isinstance(machine, Machine) else load(machine), size, number.name)
-    updates = [optimiser_update(layer, number.itemsize, size, copies) for layer in placed]
+    updates = [Update.of(layer, number.itemsize, copies) for layer in placed]
     timing = step_timing(actions, [layer.place for layer in placed], links, updates, backward=backward)
     timed = tuple(replace(layer, times=timing.layers[layer.place]) for layer in costs)
     return replace(result, layers=timed, seconds=timing.seconds, once=timing.step)

@@ -24,22 +24,24 @@ Group = tuple[int, Index]
 
 def count_action(amounts: Amounts, action: Action, backward: bool) -> None:
     """Add what all workers do in an action, in a step without or with gradients of the parameters."""
-    several: Iterable[Group]
-    if isinstance(action, Moves):
+    if isinstance(action, Moves) and isinstance(action.movement, RepartitionPlan | RangesPlan):
         movement = action.movement
-        if isinstance(movement, RepartitionPlan | RangesPlan):
-            amounts.count_messages("forward", *traffic(movement))
-            if backward and action.of & PARAMS and is_differentiable(movement.dtype):
-                amounts.count_messages("backward", *traffic(movement, adjoint=True))
-            return
-        several = ((workers[0], as_index(workers)) for workers in movement.alike)
-    elif isinstance(action, Computes) and action.alike is not None:
-        several = groups(action.alike)
-    else:
-        several = ((worker, worker) for worker in range(len(amounts.flops_forward)))
-    for worker, workers in several:
+        amounts.count_messages("forward", *traffic(movement))
+        if backward and action.of & PARAMS and is_differentiable(movement.dtype):
+            amounts.count_messages("backward", *traffic(movement, adjoint=True))
+        return
+    for worker, workers in groups_of_action(action, len(amounts.flops_forward)):
         for event in step_events((action,), worker, backward=backward):
             amounts.count(event, workers)
+
+
+def groups_of_action(action: Action, size: int) -> Iterable[Group]:
+    """Return a worker of each group of workers that do the same in an action, and the group; else each by itself."""
+    if isinstance(action, Moves):
+        return ((workers[0], as_index(workers)) for workers in action.movement.alike)
+    if isinstance(action, Computes) and action.alike is not None:
+        return groups(action.alike)
+    return ((worker, worker) for worker in range(size))
 
 
 def groups(values: Mapping[int, Any]) -> Iterator[Group]:

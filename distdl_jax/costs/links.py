@@ -11,6 +11,7 @@ from distdl_jax.costs.step_program import Direction
 from distdl_jax.machine.machine import Machine
 from distdl_jax.machine.tables import Level
 from distdl_jax.plans.work import Work
+from distdl_jax.programs.ir import Operation
 
 
 @dataclass(frozen=True)
@@ -60,22 +61,46 @@ class MachineLinks:
 
     def work_seconds(self, works: Sequence[Sequence[Work]], direction: Direction) -> np.ndarray:
         """Return the seconds of each worker's arithmetic in one direction, while others of its host have some, too."""
-        host = self._hosts
-        busy = np.bincount(host, weights=[bool(several) for several in works])[host].astype(int)
+        busy = self.busy(np.array([bool(several) for several in works]))
         return np.array(
             [
-                sum(self._work_seconds(work, direction, int(others)) for work in several)
+                sum(self.one_work_seconds(work, direction, int(others)) for work in several)
                 for several, others in zip(works, busy, strict=True)
             ],
             float,
         )
 
-    def _work_seconds(self, work: Work, direction: Direction, busy: int) -> float:
+    def busy(self, working: np.ndarray) -> np.ndarray:
+        """Return, for each worker, how many of its host work, given which of all do."""
+        host = self._hosts
+        return np.bincount(host, weights=working)[host].astype(int)
+
+    def one_work_seconds(self, work: Work, direction: Direction, busy: int) -> float:
+        """Return the seconds of a worker's arithmetic, while so many of its host have some."""
         key = work, direction, busy
         if key not in self._known:
             work = work if direction == "forward" else _with_cotangents(work)
             self._known[key] = self.machine.work_seconds(work, direction, self.dtype, busy)
         return self._known[key]
+
+    def operation_seconds(self, worker: int, operation: Operation) -> float:
+        """Return the seconds of an operation of one of very many workers, while all others have such a one.
+
+        Partners are taken to be on another host, as those of some worker are, for which others wait: of one host as
+        many workers send so far at once as lie between the partners.
+        """
+        if not operation.is_message:
+            return self.collective_seconds(operation.kind, np.asarray(operation.team), operation.bytes_sent)
+        received = operation.received * operation.itemsize if operation.source is not None else 0
+        seconds = 0.0
+        per_host = self.machine.workers_per_host
+        for partner, nbytes in ((operation.dest, operation.bytes_sent), (operation.source, received)):
+            if partner is not None:
+                pairs = min(abs(worker - partner), per_host)
+                self.used.add("network")
+                one = float(self.machine.message_seconds(nbytes, "network", pairs)) + self._start("network")
+                seconds = max(seconds, one)
+        return seconds
 
     def copy_seconds(self, nbytes: np.ndarray) -> np.ndarray:
         """Return the seconds in which each worker copies so many bytes, in one kernel."""

@@ -75,7 +75,15 @@ class Met:
         return cls(row, meetings, messages, collectives)
 
 
-Step = Own | Met
+@dataclass(frozen=True)
+class Together:
+    """A movement of very many workers: seconds of each by world rank; all go on when the slowest is there."""
+
+    row: int
+    seconds: np.ndarray
+
+
+Step = Own | Met | Together
 
 
 @dataclass
@@ -162,6 +170,11 @@ def _pass(
                 seconds = seconds * np.maximum(1 + noise * draw.standard_normal(len(clock)), 0)
             spent.computing[step.row] += seconds
             clock = clock + seconds
+        elif isinstance(step, Together):
+            end = clock + step.seconds
+            spent.communicating[step.row] += step.seconds
+            spent.waiting[step.row] += end.max() - end
+            clock = np.full(len(clock), end.max())
         else:
             clock = _meet(step, clock, spent)
     return clock

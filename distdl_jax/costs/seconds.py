@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distdl_jax.costs.amounts import Index
 from distdl_jax.costs.copies import bytes_copied
+from distdl_jax.costs.counting import groups
 from distdl_jax.costs.layers import PlacedLayer
 from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.meetings import meetings
-from distdl_jax.costs.play import Met, Own, Played, Step, play
-from distdl_jax.costs.step_program import Event, backward_events, forward_events
+from distdl_jax.costs.play import Met, Own, Played, Step, Together, play
+from distdl_jax.costs.seconds_by_class import alike_in, on_classes, steps_by_class
+from distdl_jax.costs.step_program import backward_events, forward_events
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.uncertainty import Uncertainty, uncertainty
 from distdl_jax.plans.work import Work
@@ -25,15 +28,45 @@ from distdl_jax.programs.ir import Operation
 FORWARD, BACKWARD, UPDATE = range(3)
 """The rows of a layer in a play."""
 
+MOST_PLAYED = 512
+"""On more workers than these, those that do the same are one, and all wait for the slowest after each movement."""
+
 Operations = tuple[tuple[Operation, ...], ...]
 """What each worker communicates, in order."""
 
 
 class Update(NamedTuple):
-    """What an optimiser does with the parameters of one layer: on each worker, a `Work` for each array."""
+    """What an optimiser does with the parameters of one layer: for each array a `Work`, and the workers that have it.
+
+    Each number is read, with the gradient, and written; then the parameter is, with all of these numbers.
+    """
 
     place: str
-    works: Sequence[Sequence[Work]]
+    works: Sequence[tuple[Work, Index]]
+
+    @classmethod
+    def of(cls, layer: PlacedLayer, itemsize: int, copies: int) -> Update:
+        """Return it for an optimiser that stores so many numbers for each parameter."""
+        read, written = 2 * copies + 1 + max(copies, 1), copies + 1
+        works = []
+        for spec in layer.param_specs:
+            for worker, workers in groups(spec.block_shapes):
+                nbytes = math.prod(spec.block_shapes[worker]) * itemsize
+                works.append((Work("optimiser", read=read * nbytes, written=written * nbytes), workers))
+        return cls(layer.place, works)
+
+    def seconds(self, links: MachineLinks) -> np.ndarray:
+        """Return the seconds of each worker."""
+        busy = np.zeros(links.workers, bool)
+        for _, workers in self.works:
+            busy[workers] = True
+        together = links.busy(busy)
+        seconds = np.zeros(links.workers)
+        for work, workers in self.works:
+            for others in np.unique(together[workers]):
+                one = links.one_work_seconds(work, "forward", int(others))
+                seconds[workers] += np.where(together[workers] == others, one, 0.0)
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -64,11 +97,16 @@ class _Script:
     _met: dict[Operations, Met] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.hideable = np.zeros((3 * len(self.rows), self.links.workers))
+        workers = self.links.workers if self.links.workers <= MOST_PLAYED else 1  # beyond that it isn't foreseen
+        self.hideable = np.zeros((3 * len(self.rows), workers))
 
-    def act(self, action: Action, part: int, events: Sequence[Sequence[Event]]) -> None:
+    def act(self, action: Action, part: int) -> None:
         """Append what each worker does in one direction of an action: its arithmetic, and then its messages."""
-        row = self.rows[action.place] + part
+        row, of_action = self.rows[action.place] + part, (forward_events, backward_events)[part]
+        if self.links.workers > MOST_PLAYED:
+            self.steps += steps_by_class(self.links, action, row, part == BACKWARD)
+            return
+        events = [list(of_action(action, worker)) for worker in range(self.links.workers)]
         directions = dict.fromkeys(event.direction for event in chain(*events))
         for direction in directions:
             works = [[e.does for e in mine if isinstance(e.does, Work) and e.direction == direction] for mine in events]
@@ -81,6 +119,16 @@ class _Script:
             )
             self.steps.append(Own(row, self.links.copy_seconds(copied)))
             self.meet(row, operations)
+
+    def sum_loss(self) -> None:
+        """Append the sum of the loss over all workers."""
+        workers, row = self.links.workers, self.rows["step"]
+        if workers > MOST_PLAYED:
+            seconds = self.links.collective_seconds("allreduce", np.arange(workers), 4)
+            self.steps.append(Together(row, np.full(workers, seconds)))
+        elif workers > 1:
+            loss = Operation("allreduce", tuple(range(workers)), count=1, itemsize=4)
+            self.meet(row, ((loss,),) * workers)
 
     def meet(self, row: int, operations: Operations) -> None:
         """Append a movement, in which each worker has these operations."""
@@ -104,20 +152,6 @@ class _Script:
         return Times(forward, backward, update, transfer, waiting, hideable)
 
 
-def optimiser_update(layer: PlacedLayer, itemsize: int, workers: int, copies: int) -> Update:
-    """Return what an optimiser does that stores so many numbers for each parameter: in one pass over each array.
-
-    Each number is read, with the gradient, and written; then the parameter is, with all of these numbers.
-    """
-    read, written = 2 * copies + 1 + max(copies, 1), copies + 1
-    works: list[list[Work]] = [[] for _ in range(workers)]
-    for spec in layer.param_specs:
-        for worker, shape in spec.block_shapes.items():
-            nbytes = math.prod(shape) * itemsize
-            works[worker].append(Work("optimiser", read=read * nbytes, written=written * nbytes))
-    return Update(layer.place, works)
-
-
 def step_timing(
     actions: Sequence[Action], places: Sequence[str], links: MachineLinks, updates: Sequence[Update], *, backward: bool
 ) -> Timing:
@@ -126,24 +160,25 @@ def step_timing(
     - `places`: of all layers, in order. - `updates`: what the optimiser does.
     """
     script = _Script(links, {place: 3 * number for number, place in enumerate((*places, "step"))})
-    everyone = range(links.workers)
     script.steps.append(Own(script.rows["step"], np.full(links.workers, links.machine.call_seconds)))
     for action in actions:
-        script.act(action, FORWARD, [list(forward_events(action, worker)) for worker in everyone])
+        script.act(action, FORWARD)
     if backward:
-        if links.workers > 1:
-            loss = Operation("allreduce", tuple(everyone), count=1, itemsize=4)
-            script.meet(script.rows["step"], ((loss,),) * links.workers)
+        script.sum_loss()
         for action in reversed(actions):
-            script.act(action, BACKWARD, [list(backward_events(action, worker)) for worker in everyone])
+            script.act(action, BACKWARD)
         for update in updates:
-            seconds = links.work_seconds(update.works, "forward")
-            script.steps.append(Own(script.rows[update.place] + UPDATE, seconds))
-    rows = 3 * len(script.rows)
-    played = play(script.steps, rows, links.workers, noise=links.machine.noise)
-    times = {place: script.times(place, played) for place in script.rows}
+            script.steps.append(Own(script.rows[update.place] + UPDATE, update.seconds(links)))
+    rows, steps, workers, noise = 3 * len(script.rows), script.steps, links.workers, links.machine.noise
+    number_of = np.arange(workers)
+    if workers > MOST_PLAYED:
+        first, number_of = alike_in(steps)
+        # In a movement all wait for the slowest: of many times that vary, the largest one.
+        steps, workers, noise = on_classes(steps, first, 1 + noise * math.sqrt(2 * math.log(workers))), len(first), 0.0
+    played = play(steps, rows, workers, noise=noise)
+    times = {place: script.times(place, played).of(number_of) for place in script.rows}
     unsure = uncertainty(links.machine, links.used)
-    return Timing(times, times.pop("step"), _interval(script.steps, rows, played, unsure, links.workers))
+    return Timing(times, times.pop("step"), _interval(steps, rows, played, unsure, workers))
 
 
 def _interval(steps: Sequence[Step], rows: int, played: Played, unsure: Uncertainty, workers: int) -> Interval:
@@ -163,6 +198,8 @@ def _scaled(steps: Sequence[Step], computing: float, messages: float) -> Iterato
         match step:
             case Own():
                 yield replace(step, seconds=step.seconds * computing)
+            case Together():
+                yield replace(step, seconds=step.seconds * messages)
             case Met():
                 scaled = [(seconds * messages, eager) for seconds, eager in step.messages]
                 collectives = [[seconds * messages for seconds in wave] for wave in step.collectives]

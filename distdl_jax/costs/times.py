@@ -56,6 +56,11 @@ class Times:
                 getattr(total, field.name)[...] += getattr(times, field.name)
         return total
 
+    def of(self, number_of: np.ndarray) -> Times:
+        """Return the times of each worker, from those of classes and the number of each worker's class."""
+        workers = len(self.forward)
+        return Times(*(np.broadcast_to(getattr(self, each.name), workers)[number_of] for each in fields(self)))
+
     @property
     def computing(self) -> np.ndarray:
         """The seconds of all arithmetic and copies."""
