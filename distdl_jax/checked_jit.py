@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper, wraps
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import jax
@@ -35,6 +35,17 @@ from distdl_jax.watchdog.dependencies import takes_all
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 from distdl_jax.world import OutsideWorldError, World
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def jit(fun: Callable[P, R], **options: Any) -> CheckedFunction[P, R]: ...
+
+
+@overload
+def jit(fun: None = None, **options: Any) -> Callable[[Callable[P, R]], CheckedFunction[P, R]]: ...
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -69,7 +80,7 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     return partial(jit, **options) if fun is None else CheckedFunction(fun, options)
 
 
-def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
     """Compare what `fun(*args, **kwargs)` would communicate on each worker, without running it.
 
     Collective in the world: all workers call it, each with its own arguments.
@@ -82,6 +93,9 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     **Returns:** a `Report`, the same on all workers: printed, it lists each worker's operations, messages and bytes;
     `report.ok` says whether the programs complete together, `report.problem` what doesn't fit; `report.picture()`
     draws who sends what to whom.
+
+    **Raises:** `InvalidTypeError` where `fun` is no function; `SetupError` where it communicates in several worlds; and
+    what `fun` raises while it is traced.
 
     >>> import jax.numpy as jnp
     >>> check(lambda x: 2 * x, jnp.ones(3)).ok
@@ -103,10 +117,10 @@ def check(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         return world.agree(tuple(range(world.size)), f"the check of {name}", program, report)
 
 
-class CheckedFunction:
+class CheckedFunction(Generic[P, R]):
     """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
 
-    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         check_function("fun", fun)
         _listen_for_compilations()
         self._name = function_name(fun)
@@ -138,7 +152,7 @@ class CheckedFunction:
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         transformed = is_transformed()
         if transformed and is_staged():  # it is part of another one, and called no more once that is compiled
             return self._jitted(*args, **kwargs)

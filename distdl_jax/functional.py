@@ -32,7 +32,7 @@ from distdl_jax.primitives import (
     top_k,
     var,
 )
-from distdl_jax.spectral.fourier import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
+from distdl_jax.spectral.fft import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
 
 __all__ = [
     "affine_grid",

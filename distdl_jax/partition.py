@@ -39,6 +39,8 @@ class Partition(WorkerTeam):
     - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
       make their first partition of it together; everything after that takes no communication.
 
+    **Raises:** `InvalidTypeError` where `comm` is no intracommunicator; `SetupError` where workers can't communicate.
+
     **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
 
     - `active`: whether this worker is in the team.
@@ -69,7 +71,7 @@ class Partition(WorkerTeam):
     @property
     def index(self) -> Any:
         """This worker's `rank`, where there is no topology; None outside the team."""
-        return self._rank
+        return self.rank
 
     def __repr__(self) -> str:
         noun = "worker" if self.size == 1 else "workers"
@@ -192,9 +194,9 @@ class Partition(WorkerTeam):
         **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of this partition's.
         """
         axes = broadcasting.reduction_axes(self._shape, axes_reduce, axes_keep)
-        if self._rank is None:
+        if self.rank is None:
             return self.of_workers(self._world, ())
-        team = broadcasting.reduction_team(self._shape, axes, self._rank)
+        team = broadcasting.reduction_team(self._shape, axes, self.rank)
         return self.of_workers(self._world, (self._ranks[rank] for rank in team))
 
     def create_broadcast_partition_to(
@@ -213,7 +215,7 @@ class Partition(WorkerTeam):
         transpose_src = checked_boolean("transpose_src", transpose_src)
         transpose_dest = checked_boolean("transpose_dest", transpose_dest)
         rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
-        as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self._world.rank)
+        as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self.world.rank)
         return self._of_team(as_root), self._of_team(as_member)
 
     def create_reduction_partition_to(
@@ -231,7 +233,7 @@ class Partition(WorkerTeam):
         transpose_src = checked_boolean("transpose_src", transpose_src)
         transpose_dest = checked_boolean("transpose_dest", transpose_dest)
         rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
-        as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self._world.rank)
+        as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self.world.rank)
         return self._of_team(as_member), self._of_team(as_root)
 
     def _of_team(self, team: Team | None) -> Partition:
@@ -258,8 +260,8 @@ class Partition(WorkerTeam):
         if not self.active:
             return None
         label = f"broadcast_data from worker {worker} to {self.describe()}"
-        own = data if self._world.rank == worker else None
-        return self._world.agree(self._ranks, label, own, itemgetter(worker))
+        own = data if self.world.rank == worker else None
+        return self.world.agree(self._ranks, label, own, itemgetter(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
         """Give every worker's `data`, any object that pickles, to all workers of this partition.
@@ -269,7 +271,7 @@ class Partition(WorkerTeam):
         if not self.active or self.size == 1:
             return [data] if self.active else None
         # Pickled, since an agreement may give one object for equal contributions: each entry is an object of its own.
-        everyone = self._world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
+        everyone = self.world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
         return [pickle.loads(everyone[worker]) for worker in self._ranks]
 
     def _checked_rank(self, name: str, rank: int) -> int:
@@ -305,7 +307,7 @@ class CartesianPartition(Partition):
     @property
     def index(self) -> tuple[int, ...] | None:
         """This worker's place on the grid; None outside the team."""
-        return None if self._rank is None else index_of(self._rank, self._shape)
+        return None if self.rank is None else index_of(self.rank, self._shape)
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
         """Return the place on the grid of the worker with the given rank in this partition."""
@@ -316,7 +318,7 @@ class CartesianPartition(Partition):
 
         `rank`: the worker whose neighbours they are. Default: this worker, with None outside the team.
         """
-        rank = self._rank if rank is None else rank
+        rank = self.rank if rank is None else rank
         if rank is None:
             return None
         neighbors: list[tuple[int | None, int | None]] = []

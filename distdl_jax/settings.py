@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -196,27 +196,44 @@ def check_settings(everyone: Sequence[Reading]) -> None:
 
     **Raises:** `SetupError`; `everyone` has the reading of each worker, by rank.
     """
+    for problem in setting_problems(everyone):
+        raise SetupError(problem)
+
+
+def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
+    """Yield a sentence for each value that is not accepted, or differs between workers where it must not."""
     for attribute, setting in SETTINGS.items():
         for worker, reading in enumerate(everyone):
             if attribute in reading.wrong:
                 where = f", on worker {worker}" if len(everyone) > 1 else ""
-                raise SetupError(
+                yield (
                     f"The environment variable {setting.name} (={reading.wrong[attribute]!r}{where}) must be "
                     f"{setting.accepts}."
                 )
-        if setting.alike:
-            refuse_differences(setting.name, [reading.settings.describe(attribute) for reading in everyone])
+                break
+        else:
+            if setting.alike and (
+                text := difference(setting.name, [reading.settings.describe(attribute) for reading in everyone])
+            ):
+                yield text
 
 
 def refuse_differences(what: str, values: Sequence[Hashable]) -> None:
     """Raise where `what` is not the same on all workers, whose values are given by rank."""
+    if text := difference(what, values):
+        raise SetupError(text)
+
+
+def difference(what: str, values: Sequence[Hashable]) -> str | None:
+    """Return a sentence where `what` is not the same on all workers, whose values are given by rank; else None."""
     usual, count = Counter(values).most_common(1)[0]
     for worker, value in enumerate(values):
         if value != usual:
-            raise SetupError(
+            return (
                 f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
                 f"{value} on worker {worker}."
             )
+    return None
 
 
 def warning_of_unknown(everyone: Sequence[Reading]) -> str | None:

@@ -15,14 +15,18 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import CartesianPartition, Partition
-from distdl_jax.plans.decomposition import Box, balanced_box, box_shape, index_of
+from distdl_jax.plans.alike import ByClass
+from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.worker_ranks import positions
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
     """A distributed tensor as a whole: its global shape and its partition.
+
+    **Arguments:**
 
     - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}; `()` for a scalar.
     - `partition`: its workers hold the balanced blocks, all others zero-volume arrays.
@@ -71,9 +75,12 @@ class TensorSpec:
         return None if self.partition.rank is None else self._box(self.partition.rank)
 
     @cached_property
-    def block_shapes(self) -> dict[int, tuple[int, ...]]:
-        """The shape of the block of each worker of the partition, by world rank."""
-        return {worker: box_shape(self._box(rank)) for rank, worker in enumerate(self.partition.ranks)}
+    def block_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        """The shape of the block of each worker of the partition, by world rank; computed when asked for."""
+        P, cut = self.partition, iter(self.global_shape)
+        labels = ((0,) * p if d in self.replicated else balanced_sizes(next(cut), p) for d, p in enumerate(P.shape))
+        place_of = positions(P.ranks)
+        return ByClass(P.ranks, labels, lambda worker: box_shape(self._box(place_of[worker])))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -83,6 +90,42 @@ class TensorSpec:
     def shape_on(self, worker: int) -> tuple[int, ...]:
         """Return the shape of the block, or placeholder, of the worker of a world rank."""
         return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
+
+    def block(self, array: Any) -> Array:
+        """Return this worker's block of a whole array that it has, or its placeholder where it holds no block.
+
+        Nothing moves: every worker has the array, or reads it from a file. (`dj.scatter` cuts one that a single worker
+        has, `dj.data.read` reads blocks.)
+
+        **Arguments:**
+
+        - `array`: of the shape `global_shape` and any dtype of numbers: numpy's, JAX's (also inside jit), or one in a
+          file that is sliced like numpy's (a memory map, a data set of h5py or zarr), of which the block alone is read.
+
+        **Returns:** a JAX array of this dtype, as JAX has it: the block, of `local_shape`; outside the partition a
+        zero-volume array, of `zero_volume_shape`. Along `replicated` dimensions workers get copies.
+
+        **Raises:** `InvalidTypeError` where `array` is none, or doesn't hold numbers; `InvalidArgumentError` where it
+        has another shape.
+
+        >>> import numpy as np, distdl_jax as dj
+        >>> rows = dj.TensorSpec((5, 2), dj.planning_world(3, rank=1).grid([2, 1]))
+        >>> rows.block(np.arange(10).reshape(5, 2)).tolist()
+        [[6, 7], [8, 9]]
+        >>> dj.TensorSpec((5, 2), dj.planning_world(3, rank=2).grid([2, 1])).block(np.zeros((5, 2))).shape
+        (5, 0)
+        """
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise InvalidTypeError(f"`array` (={array!r}) must be an array.")
+        if tuple(array.shape) != self.global_shape:
+            raise InvalidArgumentError(
+                f"`array` (of shape {tuple(array.shape)}) must have the global shape, {self.global_shape}."
+            )
+        dtype = checked_dtype("array.dtype", array.dtype)
+        if self.box is None:
+            return zero_volume_tensor(like=self, dtype=dtype)
+        block = array[tuple(slice(*bounds) for bounds in self.box)]
+        return block if isinstance(block, Array) else device_array(np.asarray(block, dtype))
 
     @property
     def zero_volume_shape(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from distdl_jax.errors import InvalidTypeError
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.shape_dtype import ranks_text, shape_text
 from distdl_jax.static import Static
+from distdl_jax.transports.threads.current_world import original_world, world_here
 from distdl_jax.world import World
 
 
@@ -25,10 +26,10 @@ class WorkerTeam(Static):
     _rank: int | None
 
     def _set(self, world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        object.__setattr__(self, "_world", world)
+        object.__setattr__(self, "_world", original_world(world))
         object.__setattr__(self, "_ranks", ranks)
         object.__setattr__(self, "_shape", shape)
-        object.__setattr__(self, "_rank", broadcasting.place_of(world.rank, ranks))
+        object.__setattr__(self, "_rank", broadcasting.place_of(self._world.rank, ranks))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
@@ -39,12 +40,12 @@ class WorkerTeam(Static):
     @property
     def world(self) -> World:
         """The world that the partition's ranks refer to."""
-        return self._world
+        return world_here(self._world)
 
     @property
     def active(self) -> bool:
         """Whether this worker is in the team."""
-        return self._rank is not None
+        return self.rank is not None
 
     @property
     def size(self) -> int:
@@ -69,7 +70,8 @@ class WorkerTeam(Static):
     @property
     def rank(self) -> int | None:
         """This worker's place in the team; None outside it."""
-        return self._rank
+        world = self.world
+        return self._rank if world is self._world else broadcasting.place_of(world.rank, self._ranks)
 
     def __copy__(self) -> WorkerTeam:
         return self

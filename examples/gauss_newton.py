@@ -161,13 +161,10 @@ def main() -> int:
         if P_world.rank == 0:
             print(text, flush=True)
 
-    def block(field: np.ndarray) -> Field:
-        return jnp.asarray(field[tuple(slice(*bounds) for bounds in spec.box)])
-
     truth, spot = plate(options.size)
     measured = jax.jit(partial(temperature, sequential(), steps=options.steps))(jnp.asarray(truth), jnp.asarray(spot))
     say(f"{P_world.size} workers, {P.shape[0]} x {P.shape[1]}, a plate of {options.size} x {options.size} cells")
-    m, objectives = gauss_newton(distributed(P), block(spot), block(np.asarray(measured)), options, say)
+    m, objectives = gauss_newton(distributed(P), spec.block(spot), spec.block(measured), options, say)
     found = dj.gather(m, spec)
 
     good = True

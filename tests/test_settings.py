@@ -101,7 +101,8 @@ def test_the_page_has_the_table():
 
 
 def test_no_other_file_reads_the_environment():
-    """But for what others set: the launcher's names, glibc's, XLA's and where the user's cache is."""
+    """But for what others set: the launcher's names, glibc's, XLA's and where the user's cache is; the doctor looks
+    at all of them."""
     found = {
         (str(path.relative_to(ROOT)), line.strip())
         for path in (ROOT / "distdl_jax").rglob("*.py")
@@ -111,6 +112,7 @@ def test_no_other_file_reads_the_environment():
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
     readers += ("transports/threads/workers.py",)
+    readers += ("doctor/collect_host.py", "doctor/collect_software.py")
     readers += ("kernels/cpu/timing.py", "kernels/cpu/tuning_cache.py")
     readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}

@@ -54,10 +54,28 @@ def pixel_shuffle(
 def pixel_unshuffle(
     x: Array, P_x: Partition, downscale_factor: Sizes, axes: Sizes | None = None, *, channel_axis: int = 1
 ) -> Array:
-    """Turn features of a tensor on `P_x` into channels, the reverse of `pixel_shuffle`.
+    """Turn features of a tensor on `P_x` into channels: `torch.nn.functional.pixel_unshuffle`.
 
-    An image N x C x H r x W r becomes N x C r r x H x W. The arguments are those of `pixel_shuffle`; the factor divides
-    the lengths of x along `axes`. What moves are the pixels that lie on several workers, to the one that needs them.
+    It is the reverse of `pixel_shuffle`: an image N x C x H r x W r becomes N x C r r x H x W. The pixels that lie on
+    several workers move to the one that needs them.
+
+    **Arguments:**
+
+    - `x`: this worker's block; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition of input and output, of as many dimensions as the tensor.
+    - `downscale_factor`: r, an integer, or one for each of `axes`. It divides the lengths of x along `axes`.
+    - `axes`: the feature dimensions; negative ones count from the end. Default: all but dimension 0 and the channels.
+    - `channel_axis`: the dimension of the channels: 1, or -1 where they come last.
+
+    **Returns:** this worker's balanced block of the output, perhaps empty; outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
+    on every worker of P_x, where the factor doesn't divide x, or blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1, 1])
+    >>> pixel_unshuffle(jnp.array([[[1, 3, 2, 4]]]), P, 2).tolist()
+    [[[1, 2], [3, 4]]]
 
     Source: PyTorch's function of the same name.
     """
@@ -69,13 +87,30 @@ def depth_to_space(
 ) -> Array:
     """Turn channels of a tensor on `P_x` into features, as TensorFlow and ONNX order them.
 
-    An image N x H x W x r r C becomes N x H r x W r x C, where r is `block_size`. It differs from `pixel_shuffle` in
-    that the C channels of a pixel lie next to each other:
+    An image N x H x W x r r C becomes N x H r x W r x C. It differs from `pixel_shuffle` in that the C channels of a
+    pixel lie next to each other:
 
         y[n, h r + i, w r + j, c] = x[n, h, w, (i r + j) C + c]
 
-    The arguments are those of `pixel_shuffle`, but that channels come last by default. Where channels are split, all
-    of x moves between the workers along them.
+    Where channels are split, all of x moves between the workers along them.
+
+    **Arguments:**
+
+    - `x`: this worker's block; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition of input and output, of as many dimensions as the tensor.
+    - `block_size`: r, an integer, or one for each of `axes`. Its product over them divides the channels.
+    - `axes`: the feature dimensions; negative ones count from the end. Default: all but dimension 0 and the channels.
+    - `channel_axis`: the dimension of the channels: -1, the last one, or 1.
+
+    **Returns:** this worker's balanced block of the output, perhaps empty; outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
+    on every worker of P_x, where the factor doesn't divide x, or blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1, 1])
+    >>> depth_to_space(jnp.array([[[1, 2, 3, 4]]]), P, 2).tolist()
+    [[[1, 2], [3, 4]]]
 
     Source: TensorFlow's function of the same name; ONNX's DepthToSpace, mode DCR.
     """
@@ -88,8 +123,25 @@ def space_to_depth(
     """Turn features of a tensor on `P_x` into channels, the reverse of `depth_to_space`.
 
     An image N x H r x W r x C becomes N x H x W x r r C. Of a Vision Transformer or a ConvNeXt it cuts out the patches:
-    `space_to_depth(image, P_x, 16)`. The arguments are those of `pixel_shuffle`, but that channels come last by
-    default.
+    `space_to_depth(image, P_x, 16)`.
+
+    **Arguments:**
+
+    - `x`: this worker's block; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition of input and output, of as many dimensions as the tensor.
+    - `block_size`: r, an integer, or one for each of `axes`. It divides the lengths of x along `axes`.
+    - `axes`: the feature dimensions; negative ones count from the end. Default: all but dimension 0 and the channels.
+    - `channel_axis`: the dimension of the channels: -1, the last one, or 1.
+
+    **Returns:** this worker's balanced block of the output, perhaps empty; outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
+    on every worker of P_x, where the factor doesn't divide x, or blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1, 1])
+    >>> space_to_depth(jnp.array([[[1, 2], [3, 4]]]), P, 2).tolist()
+    [[[1, 2, 3, 4]]]
 
     Source: TensorFlow's function of the same name; ONNX's SpaceToDepth.
     """

@@ -152,9 +152,30 @@ def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
 
 
 def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Multiply the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`.
+    """Multiply the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`, `torch.cumprod`.
 
-    As `cumsum`. Derivatives are exact at 0.
+    The product of each block before a worker's comes to it, as in `cumsum`. Derivatives are exact at 0.
+
+    **Arguments:**
+
+    - `x`: this worker's block, of any numbers; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axis`: the dimension; a negative one counts from the end.
+    - `reverse`: whether to begin at the end.
+
+    **Returns:** this worker's block, of x's shape and dtype; of bools an integer, as in jnp. Half precisions are
+    multiplied in float32. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
+    on every worker of P_x, where blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
+    ...     return dj.functional.cumprod(x, P, 0).tolist()
+    >>> dj.simulate(2, program)
+    [[2, 2], [6, 6]]
     """
     return _cumulative("cumprod", x, P_x, axis, reverse)
 
@@ -162,7 +183,28 @@ def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array
 def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return the largest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`.
 
-    As `cumsum`; of real numbers. Entries that tie share a gradient, in other parts than on one worker.
+    The largest entry of each block before a worker's comes to it, as in `cumsum`. Entries that tie share a gradient, in
+    other parts than on one worker.
+
+    **Arguments:**
+
+    - `x`: this worker's block, of real numbers; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axis`: the dimension; a negative one counts from the end.
+    - `reverse`: whether to begin at the end.
+
+    **Returns:** this worker's block, of x's shape and dtype. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
+    on every worker of P_x, where blocks don't form a grid, or numbers are not real.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
+    ...     return dj.functional.cummax(x, P, 0).tolist()
+    >>> dj.simulate(2, program)
+    [[2, 2], [3, 3]]
     """
     return _cumulative("cummax", x, P_x, axis, reverse)
 
@@ -170,7 +212,28 @@ def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
 def cummin(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return the smallest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`.
 
-    As `cummax`.
+    The smallest entry of each block before a worker's comes to it, as in `cumsum`. Entries that tie share a gradient,
+    in other parts than on one worker.
+
+    **Arguments:**
+
+    - `x`: this worker's block, of real numbers; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axis`: the dimension; a negative one counts from the end.
+    - `reverse`: whether to begin at the end.
+
+    **Returns:** this worker's block, of x's shape and dtype. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
+    on every worker of P_x, where blocks don't form a grid, or numbers are not real.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
+    ...     return dj.functional.cummin(x, P, 0).tolist()
+    >>> dj.simulate(2, program)
+    [[2, 1], [1, 1]]
     """
     return _cumulative("cummin", x, P_x, axis, reverse)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from distdl_jax.primitives.movement import to_be_transposed
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, with_all_adjoints
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function, check_numbers, checked_boolean, checked_integers
+
+Y = TypeVar("Y")
 
 
 def jvp(
@@ -75,7 +77,10 @@ def jvp(
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, partition: Partition | None = None) -> Any:
     """Evaluate `fun` at a point, and return its derivative there: `jax.linearize` for functions that move data.
 
-    **Arguments:** those of `jvp`, the primals one by one.
+    **Arguments:**
+
+    - `fun`, `has_aux`, `partition`: as in `jvp`.
+    - `primals`: the arguments of `fun`, this worker's blocks, one by one.
 
     **Returns:** `(value, derivative)`, or `(value, derivative, aux)` with `has_aux`. `derivative(*tangents)` is this
     worker's blocks of f'(x) v; all workers call it. `fun` is not run again for it.
@@ -161,7 +166,9 @@ def hvp(
     return rows[argnums] if isinstance(argnums, int) else tuple(rows[number] for number in chosen)
 
 
-def linear_transpose(fun: Callable[..., Any], *primals: Any, partition: Partition | None = None) -> Callable[..., Any]:
+def linear_transpose(
+    fun: Callable[..., Y], *primals: Any, partition: Partition | None = None
+) -> Callable[[Y], tuple[Any, ...]]:
     """Return the adjoint of `fun`: `jax.linear_transpose` for linear functions that move data.
 
     With F the linear map from all workers' arguments to all workers' results, the function returned is F*, in the

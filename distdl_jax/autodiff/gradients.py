@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,51 @@ from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import check_function, checked_boolean, checked_integers
 
+P = ParamSpec("P")
+Aux = TypeVar("Aux")
 
+
+@overload
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: Literal[True],
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[tuple[jax.Array, Aux], Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[jax.Array, Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
     partition: Partition | None = None,
     **options: Any,
-) -> Callable[..., Any]:
+) -> Callable[P, tuple[Any, Any]]: ...
+
+
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[Any, Any]]:
     """Return a function that computes the sum over workers of the scalars that `fun` returns, and its gradient.
 
     It is `jax.value_and_grad` for a function that returns this worker's part of a scalar. What is differentiated is
@@ -67,7 +103,7 @@ def value_and_grad(
     local = _derivative_of_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
 
     @wraps(fun)
-    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def value_and_gradient(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Any]:
         workers = _everybody() if partition is None else partition
         value, gradient = local(*args, **kwargs)
         value, *aux = value if has_aux else (value,)
@@ -78,14 +114,36 @@ def value_and_grad(
     return value_and_gradient
 
 
+@overload
 def grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: Literal[True],
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[Any, Aux]]: ...
+
+
+@overload
+def grad(
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
     partition: Partition | None = None,
     **options: Any,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]: ...
+
+
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, Any]:
     """Return a function that computes the gradient of the sum over workers of the scalars that `fun` returns.
 
     It is `jax.grad` for functions that move data, and `value_and_grad` without the value.
@@ -93,7 +151,11 @@ def grad(
     What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
     those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
 
-    **Arguments:** those of `value_and_grad`; `partition` are the workers that call it.
+    **Arguments:**
+
+    - `fun`: as in `value_and_grad`: it returns this worker's part of a scalar.
+    - `argnums`, `has_aux`, `options`: as in `jax.grad`.
+    - `partition`: the workers that call it. Default: as in `value_and_grad`.
 
     **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
 

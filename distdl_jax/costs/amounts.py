@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from distdl_jax.costs.step_program import Event
 from distdl_jax.plans.work import Work
+
+Index = np.ndarray | slice | int
+"""Workers, as an index of arrays with an entry for each worker."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Amounts:
                 getattr(total, field.name)[...] += getattr(amounts, field.name)
         return total
 
-    def count(self, event: Event, workers: np.ndarray | int) -> None:
+    def count(self, event: Event, workers: Index) -> None:
         """Add what `workers` do in an event of a step, the same on each."""
         back = "forward" if event.direction == "forward" else "backward"
         if isinstance(event.does, Work):
@@ -70,7 +73,12 @@ class Amounts:
             getattr(self, f"collectives_{back}")[workers] += 1
             getattr(self, f"team_bytes_{back}")[workers] += event.does.bytes_sent
 
-    def _count_work(self, event: Event, work: Work, workers: np.ndarray | int) -> None:
+    def count_messages(self, back: str, workers: Index, messages: np.ndarray, nbytes: np.ndarray) -> None:
+        """Add messages that each of `workers` sends "forward", or "backward"."""
+        getattr(self, f"messages_{back}")[workers] += messages
+        getattr(self, f"bytes_{back}")[workers] += nbytes
+
+    def _count_work(self, event: Event, work: Work, workers: Index) -> None:
         match event.direction:
             case "forward":
                 self.flops_forward[workers] += work.flops
@@ -94,3 +102,15 @@ class Amounts:
         """All bytes sent in messages, and handed to collective operations."""
         in_messages = self.bytes_forward + self.bytes_backward
         return in_messages + self.team_bytes_forward + self.team_bytes_backward
+
+
+def alike(several: Sequence[Amounts]) -> Iterator[np.ndarray]:
+    """Yield the workers whose amounts are the same in each of several layers."""
+    codes = np.zeros(len(several[0].parameters) if several else 0, np.uint64)
+    for amounts in several:
+        for field in fields(amounts):  # mixed as in a hash function
+            codes = (codes ^ (codes >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
+            codes += getattr(amounts, field.name).astype(np.uint64)
+    number_of = np.unique(codes, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(number_of, kind="stable")
+    yield from np.split(order, np.flatnonzero(np.diff(number_of[order])) + 1)

@@ -9,6 +9,7 @@ import jax
 
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.network import Network
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.tensors import TensorSpec
 
 
@@ -30,7 +31,7 @@ class PlacedLayer(NamedTuple):
 
 def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
     """Yield the layers that `layer` is made of, in order, or itself; places are those of `Plan.actions`."""
-    if not isinstance(layer, Network):
+    if not isinstance(layer, Network) or isinstance(layer, Pipeline):
         yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
         return
     for name, part in layer._parts:

@@ -28,7 +28,7 @@ class Links(Protocol):
     def message_seconds(self, sender: np.ndarray, receiver: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Return the seconds of messages that are sent at the same time, one an entry."""
 
-    def eager(self, nbytes: np.ndarray) -> np.ndarray:
+    def eager(self, sender: np.ndarray, receiver: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Return which messages are so short that the sender doesn't wait for the receiver."""
 
     def collective_seconds(self, kind: str, team: np.ndarray, nbytes: int) -> float:
@@ -64,8 +64,8 @@ class Met:
         workers, messages, collectives = meetings.workers, [], []
         for wave in meetings.waves:
             send, receive, nbytes = wave.messages
-            seconds = links.message_seconds(workers[send], workers[receive], nbytes)
-            messages.append((seconds, links.eager(nbytes)))
+            between = workers[send], workers[receive], nbytes
+            messages.append((links.message_seconds(*between), links.eager(*between)))
             collectives.append(
                 [
                     links.collective_seconds(each.kind, workers[each.operations], each.nbytes)

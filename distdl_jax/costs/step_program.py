@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import BOTH, PARAMS, Action, Computes, CustomDerivative, Moves, Plan
+from distdl_jax.plans.worker_ranks import Workers, positions, union
+from distdl_jax.primitives.plan import (
+    BOTH,
+    PARAMS,
+    Action,
+    Computes,
+    CustomDerivative,
+    Moves,
+    Plan,
+    Traced,
+)
 from distdl_jax.programs.ir import Operation
 
 Direction = Literal["forward", "input gradient", "parameter gradient"]
@@ -32,24 +42,27 @@ def step_actions(plan: Plan) -> tuple[Action, ...]:
     A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
     and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
     """
-    actions, dependent, of_layer, place = plan.actions, set[int](), set[int](), ""
+    actions, place = plan.actions, ""
+    dependent: Workers = ()
+    of_layer: Workers = ()
     for action in actions:
         if action.place != place:
-            dependent, of_layer, place = dependent | of_layer, set(), action.place
+            dependent, of_layer, place = union(dependent, of_layer), (), action.place
         if isinstance(action, Computes) and action.uses_params:
-            of_layer.update(action.workers)
+            of_layer = union(of_layer, action.workers)
         elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action, dependent):
             return _all_differentiated(actions)
     return actions
 
 
-def _meet_others(action: Moves, dependent: set[int]) -> bool:
+def _meet_others(action: Moves, dependent: Workers) -> bool:
     """Say whether, in the adjoint of a movement, workers whose block depends on parameters meet others."""
-    some, movement = dependent.union(action.workers), action.movement
-    if some.issuperset(movement.workers):
+    some, movement = union(dependent, action.workers), action.movement
+    if union(some, movement.workers) == some:
         return False
-    operations = (each for worker in some for each in movement.operations(worker, adjoint=True))
-    return any(not some.issuperset(_partners(each)) for each in operations)
+    own = positions(some)
+    partners = (_partners(each) for worker in some for each in movement.operations(worker, adjoint=True))
+    return any(worker not in own for each in partners for worker in each)
 
 
 def _partners(operation: Operation) -> Iterable[int]:
@@ -75,36 +88,55 @@ def step_events(
     - `backward`: whether gradients of the parameters are computed.
     - `x_has_gradient`: whether that of the network's input is, too.
     """
-    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     for action in actions:
-        yield from _forward(action, worker, action.place)
+        yield from forward_events(action, worker)
     for action in reversed(actions) if backward else ():
-        yield from _backward(action, worker, differentiated)
+        yield from backward_events(action, worker, x_has_gradient=x_has_gradient)
 
 
-def _forward(action: Action, worker: int, place: str, direction: Direction = "forward") -> Iterator[Event]:
+def forward_events(action: Action, worker: int) -> Iterator[Event]:
+    """Yield what `worker` does in the forward pass of an action."""
+    return _events(action, worker, action.place, "forward")
+
+
+def _events(action: Action, worker: int, place: str, direction: Direction) -> Iterator[Event]:
     match action:
         case Moves(movement):
             for operation in movement.operations(worker):
                 yield Event(place, direction, operation)
         case Computes(work) if (mine := work(worker)) is not None:
             yield Event(place, direction, mine)
+        case Traced(forward):
+            for does in forward(worker):
+                yield Event(place, direction, does)
         case CustomDerivative(forward):
             for step in forward:
-                yield from _forward(step, worker, place)
+                yield from _events(step, worker, place, direction)
 
 
-def _backward(action: Action, worker: int, differentiated: frozenset[str]) -> Iterator[Event]:
+def backward_events(action: Action, worker: int, *, x_has_gradient: bool = False) -> Iterator[Event]:
+    """Yield what `worker` does in the backward pass of an action: nothing where no data has a derivative."""
+    differentiated = PARAMS | (frozenset({"x"}) if x_has_gradient else frozenset())
     place, has_gradient = action.place, bool(action.of & differentiated)
     match action:
         case Moves(movement) if has_gradient:
             for operation in movement.operations(worker, adjoint=True):
                 yield Event(place, "input gradient", operation)
         case Computes(work) if (mine := work(worker)) is not None:
-            if has_gradient:
-                yield Event(place, "input gradient", mine)
-            if action.uses_params:
-                yield Event(place, "parameter gradient", mine)
+            yield from _gradients(action, mine, has_gradient)
+        case Traced() if has_gradient or action.uses_params:
+            for does in action.backward(worker, has_gradient):
+                if isinstance(does, Operation):
+                    yield Event(place, "input gradient", does)
+                else:
+                    yield from _gradients(action, does, has_gradient)
         case CustomDerivative(_, backward) if has_gradient:
             for step in backward:
-                yield from _forward(step, worker, place, "input gradient")
+                yield from _events(step, worker, place, "input gradient")
+
+
+def _gradients(action: Computes | Traced, work: Work, has_gradient: bool) -> Iterator[Event]:
+    if has_gradient:
+        yield Event(action.place, "input gradient", work)
+    if action.uses_params:
+        yield Event(action.place, "parameter gradient", work)

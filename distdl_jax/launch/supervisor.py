@@ -36,8 +36,11 @@ _PASSED_ON = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sig
 _WATCHED = {signal.SIGCHLD, *_FROM_A_TERMINAL, *_PASSED_ON}
 
 
-def supervise(command: Sequence[str]) -> NoReturn:
-    """Run `command` as one worker, and end as it ends."""
+def supervise(command: Sequence[str], start_limit: float | None = None) -> NoReturn:
+    """Run `command` as one worker, and end as it ends.
+
+    `start_limit`: seconds within which MPI must have started; None for the clock's, DISTDL_JAX_TIMEOUT.
+    """
     hears, tells = os.pipe()
     os.set_blocking(hears, False)
     os.set_inheritable(tells, True)
@@ -48,13 +51,13 @@ def supervise(command: Sequence[str]) -> NoReturn:
     worker = subprocess.Popen(command, env={**environment, CHANNEL: str(tells)}, close_fds=False)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    _end_as(worker, _watch(worker, hears))
+    _end_as(worker, _watch(worker, hears, start_limit))
 
 
-def _watch(worker: subprocess.Popen[bytes], hears: int) -> list[str]:
+def _watch(worker: subprocess.Popen[bytes], hears: int, start_limit: float | None) -> list[str]:
     """Wait until the worker has ended; return the events that it has told."""
     events: list[str] = []
-    limit, waited = current_settings().timeout.waiting, 0.0
+    limit, waited = start_limit or current_settings().timeout.waiting, 0.0
     while worker.poll() is None:
         began, in_world = time.monotonic(), IN_WORLD in events
         _pass_on(_next_signal(None if in_world else LONGEST_TURN), worker)  # in a world its own watchdog watches
@@ -66,7 +69,8 @@ def _watch(worker: subprocess.Popen[bytes], hears: int) -> list[str]:
         if limit and events[-1:] == [STARTS_MPI]:
             waited += min(time.monotonic() - began, LONGEST_TURN)
             if waited > limit:
-                _abort(worker, _never_started(worker.pid, limit), 1)
+                clock = "" if start_limit else " (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)"
+                _abort(worker, _never_started(worker.pid, f"{limit:g} s{clock}"), 1)
     return events + _read(hears)
 
 
@@ -160,12 +164,12 @@ def _ended_before(status: int) -> str:
     return f"ended with exit status {status}, before it had a partition with others"
 
 
-def _never_started(process: int, limit: float) -> str:
+def _never_started(process: int, limit: str) -> str:
     return (
-        f"distdl_jax ends the job. {worker_text(process)} has waited for {limit:g} s (DISTDL_JAX_TIMEOUT, in seconds; "
-        "0 turns it off) for MPI to start, which takes all workers: one of them has not come to it. Look above for "
-        "what another worker says, and on its host for a process that hangs; all need the same Python, the same "
-        "packages and environment.\n"
+        f"distdl_jax ends the job. {worker_text(process)} has waited for {limit} for MPI to start, which takes all "
+        "workers: one of them has not come to it. Look above for what another worker says, and on its host for a "
+        "process that hangs; all need the same Python, the same packages and environment. `python -m distdl_jax "
+        "doctor` on each host looks at these.\n"
     )
 
 

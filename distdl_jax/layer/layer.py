@@ -34,6 +34,7 @@ from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
+from distdl_jax.primitives.block_checks import by_class
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -264,15 +265,17 @@ class PartitionedLayer(BaseLayer):
         plan: Plan = self._plan(*self._checked(x, params))
         return plan
 
-    def _checked(
-        self, x: ShapeDtypes, params: ParamShapeDtypes | None
-    ) -> tuple[dict[int, ShapeDtype], ParamShapeDtypes]:
+    def _checked(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> tuple[ShapeDtypes, ParamShapeDtypes]:
         """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
-        x, specs = taking_part(x, self._team), self.param_specs()
+        x = by_class("x", self.P_x, taking_part(x, self._team))
         if params is None:
-            params = spec_shapes(specs, self._team, self._param_dtype(x))
-        check_params(params, specs)
+            return x, self._param_shapes(self._param_dtype(x))
+        check_params(params, self.param_specs())
         return x, params
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
+        """Return the shapes of parameters of `dtype` that are as `param_specs` says."""
+        return spec_shapes(self.param_specs(), self._team, dtype)
 
     def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
         """Return the dtype of parameters that nobody gives, beside an input of these shapes and dtypes."""
@@ -329,6 +332,9 @@ class ParameterFreeLayer(PartitionedLayer):
 
     def param_specs(self) -> dict[str, Any]:
         """Return the empty dictionary: there are no parameters."""
+        return {}
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
         return {}
 
     @overload

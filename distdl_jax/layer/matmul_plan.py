@@ -13,6 +13,7 @@ from jax import Array
 
 from distdl_jax.layer.parameters import ParameterPlan, Params
 from distdl_jax.layer.sliding_windows import WindowsPlan
+from distdl_jax.plans.alike import derived, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.block_checks import zero_volume_shape
@@ -59,10 +60,14 @@ class SummedPlan(Plan):
 
     @property
     def workers(self) -> Workers:
-        return tuple(self.products)
+        return workers_of(self.products)
 
     def output(self, worker: int) -> ShapeDtype:
         return self.to_y.output(worker) if worker in self.to_y.workers else self.products[worker]
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return self.to_y.after(self.products)
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,8 @@ class ProductPlan(SummedPlan):
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        fetched = self._fetching
-        return (*fetched, *self.of_params.actions, Computes(self._work, X, True), *actions_within(self.to_y, BOTH))
+        computes = Computes(self._work, X, True, alike=derived(self.local.__getitem__, self.local, self.products))
+        return (*self._fetching, *self.of_params.actions, computes, *actions_within(self.to_y, BOTH))
 
     @property
     def _fetching(self) -> tuple[Action, ...]:
@@ -120,13 +125,15 @@ class ProductPlan(SummedPlan):
         return self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
 
 
-def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, LocalProduct]) -> dict[int, ShapeDtype]:
+def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, LocalProduct]) -> ShapeDtypes:
     """Return what each worker has after the multiplication, from the copies of x; else zero-volume arrays."""
-    result = {}
-    for worker, copy in copies.items():
+
+    def product(worker: int) -> ShapeDtype:
+        copy = copies[worker]
         shape = local[worker].output(copy.shape) if worker in local else zero_volume_shape(copy.shape, True)
-        result[worker] = ShapeDtype(shape, product_dtype(copy, of_params))
-    return result
+        return ShapeDtype(shape, product_dtype(copy, of_params))
+
+    return derived(product, copies, local)
 
 
 def product_dtype(copy: ShapeDtype, of_params: ParameterPlan) -> np.dtype:

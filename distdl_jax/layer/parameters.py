@@ -16,6 +16,7 @@ from distdl_jax.agreement.agree import agree
 from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import derived, workers_of
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -92,10 +93,7 @@ class ParameterPartitions:
         """
         owners = {"weight": self.weight} | ({"bias": self.bias} if has_bias else {})
         dtypes = {
-            name: common_dtype(
-                f'params["{name}"]', {worker: blocks[name] for worker, blocks in params.items()}, P.ranks
-            )
-            for name, P in owners.items()
+            name: common_dtype(f'params["{name}"]', _of_name(name, params), P.ranks) for name, P in owners.items()
         }
         if self.shards > 1:
             gathered = {name: self._gathering(name, params, P) for name, P in owners.items()}
@@ -103,17 +101,18 @@ class ParameterPartitions:
         if self.stored.ranks == self.work.ranks:
             return ParameterPlan(dtypes)
         together = np.dtype(reduce(jnp.promote_types, dtypes.values()))
-        shapes = {
-            worker: (sum(blocks[name].size for name in dtypes),) if has_bias else blocks["weight"].shape
-            for worker, blocks in params.items()
-        }
-        packed = {worker: ShapeDtype(shape, together) for worker, shape in shapes.items()}
-        movement = plan_broadcast(packed, self.stored, self.work, preserve_batch=False)
-        return BroadcastParameterPlan(dtypes, movement, frozenset(self.work.ranks))
+
+        def packed(worker: int) -> ShapeDtype:
+            blocks = params[worker]
+            shape = (sum(blocks[name].size for name in dtypes),) if has_bias else blocks["weight"].shape
+            return ShapeDtype(shape, together)
+
+        movement = plan_broadcast(derived(packed, params), self.stored, self.work, preserve_batch=False)
+        return BroadcastParameterPlan(dtypes, movement, self.work.ranks)
 
     def _gathering(self, name: str, params: ParamShapeDtypes, P: Partition) -> MovementPlan:
         """Plan the movement that gives each worker of P the whole of the block of which it has a piece."""
-        pieces = {worker: blocks[name] for worker, blocks in params.items()}
+        pieces = _of_name(name, params)
         owned = owned_grid(f'params["{name}"]', P, pieces)
         if P.shape[0] == self.shards:  # one block in all, so everyone gathers all of its pieces
             of_owners = taking_part(pieces, P.ranks)
@@ -161,7 +160,7 @@ class BroadcastParameterPlan(ParameterPlan):
     """
 
     movement: MovementPlan
-    multiply: frozenset[int]
+    multiply: Workers
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -211,12 +210,20 @@ def unboxed(params: Any) -> Any:
     return {name: value.get_value() if hasattr(value, "get_value") else value for name, value in params.items()}
 
 
-def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> dict[int, dict[str, ShapeDtype]]:
+def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> ParamShapeDtypes:
     """Return the shapes on `workers` of parameters of `dtype` that are as `specs` say."""
-    return {
-        worker: {name: ShapeDtype(spec.block_shapes.get(worker, (0,)), dtype) for name, spec in specs.items()}
-        for worker in workers
-    }
+
+    def of_worker(worker: int) -> dict[str, ShapeDtype]:
+        return {name: ShapeDtype(spec.block_shapes.get(worker, (0,)), dtype) for name, spec in specs.items()}
+
+    blocks = [spec.block_shapes for spec in specs.values()]
+    everywhere = blocks and all(workers_of(shapes) == workers for shapes in blocks)
+    return derived(of_worker, *blocks) if everywhere else {worker: of_worker(worker) for worker in workers}
+
+
+def _of_name(name: str, params: ParamShapeDtypes) -> ShapeDtypes:
+    """Return the shapes and dtypes of one parameter, by world rank."""
+    return derived(lambda worker: params[worker][name], params)
 
 
 def agree_on_shapes(
@@ -263,7 +270,7 @@ def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, 
     """Plan the use of parameters of which workers hold copies, as `specs` say: their gradients are summed."""
     return {
         name: plan_replicated(
-            {worker: shapes[name] for worker, shapes in params.items()},
+            _of_name(name, params),
             spec.partition,
             spec.replicated,
             f'params["{name}"]',

@@ -6,14 +6,16 @@ tensor, the local operation pads with zeros, or the padding mode fills in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import ByClass, derived
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -56,6 +58,33 @@ class WindowsPlan(Plan):
                 shape[d + 2] = len(sources)
         return ShapeDtype(tuple(shape), self.movement.dtype)
 
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return derived(self.output, self.alike)
+
+    @cached_property
+    def alike(self) -> ByClass[None]:
+        """The workers: on the blocks of those of one class windows lie in the same way, and halos too."""
+        return ByClass(self.movement.halos.owned.ranks, self.patterns, lambda worker: None)
+
+    @cached_property
+    def patterns(self) -> tuple[Sequence[Hashable], ...]:
+        """For each dimension and index, how the block, what is fetched, and the windows lie to each other."""
+        batch, channels, *features = self.movement.halos.patterns
+        on_features = (
+            [(pattern, self._pattern(d, i)) for i, pattern in enumerate(patterns)]
+            for d, patterns in enumerate(features)
+        )
+        return (batch, channels, *on_features)
+
+    def _pattern(self, d: int, i: int) -> tuple[object, ...]:
+        """Return how the windows of feature index `i` along `d` lie on what is fetched there."""
+        axis, ranges = self.axes[d], self.wanted[d]
+        start, stop = axis.output_range(len(ranges), i)
+        sources = self._sources(d, i)
+        filled = None if sources is None else tuple(sources.tolist())
+        return stop - start, axis.clipped(ranges[i])[1], filled
+
     def index(self, worker: int) -> tuple[int, ...]:
         """Return the index of `worker` along the features."""
         owned = self.movement.halos.owned
@@ -82,14 +111,15 @@ class WindowsPlan(Plan):
 
         None where the block is right as it is: everywhere but at the boundary, under reflect or replicate padding.
         """
+        return tuple(self._sources(d, i) for d, i in enumerate(self.index(worker)))
+
+    def _sources(self, d: int, i: int) -> np.ndarray | None:
+        """Return `filling` along one feature dimension, of the workers at index `i` there."""
         if self.spec.mode not in ("reflect", "replicate"):
-            return (None,) * len(self.axes)
-        found: list[np.ndarray | None] = []
-        fetched = self.movement.halos.needed[2:]
-        for axis, wanted, ranges, i in zip(self.axes, self.wanted, fetched, self.index(worker), strict=True):
-            sources = _sources(axis, self.spec.mode, wanted[i]) - ranges[i][0]
-            found.append(None if np.array_equal(sources, np.arange(ranges[i][1] - ranges[i][0])) else sources)
-        return tuple(found)
+            return None
+        start, stop = self.movement.halos.needed[d + 2][i]
+        sources = _sources(self.axes[d], self.spec.mode, self.wanted[d][i]) - start
+        return None if np.array_equal(sources, np.arange(stop - start)) else sources
 
     def run(self, world: World, x: Array) -> Array:
         """Return the input of this worker's windows, without padding by zeros; on other workers, `x`."""

@@ -8,13 +8,15 @@ from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.layer.layer import PartitionedLayer
-from distdl_jax.layer.parameters import ParameterPartitions, Params
+from distdl_jax.layer.parameters import ParameterPartitions, Params, ParamShapeDtypes, spec_shapes
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.world import Workers
@@ -75,6 +77,14 @@ class WeightedLayer(AffineLayer):
     @cached_property
     def _team(self) -> Workers:
         return union(self._work.ranks, self.input_partition.ranks, self.output_partition.ranks)
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
+        work, specs = self._work, self.param_specs()
+        if self.sharded or union(work.ranks) != self._team:
+            return super()._param_shapes(dtype)
+        # Parameters are on the first workers along the batch and the features, in blocks along the channels.
+        along = (range(p) if d in (1, 2) else [min(i, 1) for i in range(p)] for d, p in enumerate(work.shape))
+        return ByClass(work.ranks, along, lambda worker: spec_shapes(specs, (worker,), dtype)[worker])
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of each parameter: a pytree like the parameters."""

@@ -11,8 +11,11 @@ from distdl_jax.kernels.problem import Problem
 from distdl_jax.machine.tables import Compute, RatePoint
 from distdl_jax.plans.work import Work
 
-USUAL = {"matrix product": 0.6, "convolution": 0.3, "fft": 0.1}
-"""Shares of the most that a core can do, where no such shape was measured; kinds that are not here read and write."""
+USUAL = {"matrix product": 0.6, "convolution": 0.3, "layer": 0.2, "fft": 0.1}
+"""Shares of the most that a core can do, where no such shape was measured; kinds that are not here read and write.
+
+A "layer" is one whose arithmetic is known as a whole only.
+"""
 
 THIN, THIN_SHARE = 16, 0.2
 """Below so many rows, columns or channels, this share."""

@@ -15,6 +15,12 @@ from distdl_jax.losses.elementwise import (
     DistributedPoissonNLLLoss,
 )
 from distdl_jax.losses.focal import DistributedFocalLoss
+from distdl_jax.nn.channel_conv import (
+    DistributedChannelConv1d,
+    DistributedChannelConv2d,
+    DistributedChannelConv3d,
+    DistributedChannelConv4d,
+)
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 from distdl_jax.nn.conv_lstm import (
     DistributedConvLSTMCell1d,
@@ -26,20 +32,6 @@ from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
     DistributedConvTranspose4d,
-)
-from distdl_jax.nn.conv_variants import (
-    DistributedChannelConv1d,
-    DistributedChannelConv2d,
-    DistributedChannelConv3d,
-    DistributedChannelConv4d,
-    DistributedFeatureConv1d,
-    DistributedFeatureConv2d,
-    DistributedFeatureConv3d,
-    DistributedFeatureConv4d,
-    DistributedGeneralConv1d,
-    DistributedGeneralConv2d,
-    DistributedGeneralConv3d,
-    DistributedGeneralConv4d,
 )
 from distdl_jax.nn.data_movement import (
     AllGather,
@@ -57,8 +49,42 @@ from distdl_jax.nn.data_movement import (
     Take,
     Transpose,
 )
+from distdl_jax.nn.descriptions import (
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    batch_norm,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+    describe,
+    flatten,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    linear,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+    skip,
+)
 from distdl_jax.nn.dropout import Dropout
+from distdl_jax.nn.feature_conv import (
+    DistributedFeatureConv1d,
+    DistributedFeatureConv2d,
+    DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
+)
 from distdl_jax.nn.fno import DistributedFNOBlock
+from distdl_jax.nn.general_conv import (
+    DistributedGeneralConv1d,
+    DistributedGeneralConv2d,
+    DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
+)
 from distdl_jax.nn.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.linear import DistributedLinear
@@ -101,7 +127,7 @@ from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.sequence.embedding import DistributedEmbedding
-from distdl_jax.spectral.spectral_conv import (
+from distdl_jax.spectral.layers import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,
@@ -208,4 +234,24 @@ __all__ = [
     "Transpose",
     "Unflatten",
     "WeightNorm",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "batch_norm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "describe",
+    "flatten",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "linear",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "skip",
 ]

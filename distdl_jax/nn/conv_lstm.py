@@ -38,45 +38,9 @@ class ConvLSTMPlan(BlocksPlan):
 
 @dataclass(frozen=True, repr=False)
 class DistributedConvLSTMCell(Recurrent):
-    r"""One step of a convolutional LSTM, whose samples and features are split; the classes for 1, 2 and 3 dimensions.
+    """The base of the convolutional LSTM cells, of any number of dimensions; `DistributedConvLSTMCell2d` is one.
 
-        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
-        c' = f c + i g
-        h' = o tanh(c')
-
-    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes
-    (as in most networks that use it; Shi's sigmoids read c, too).
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_in x n_{D-1} x ... x n_0 | P_x: P_n x 1 x P_{D-1} x ... x P_0 |
-    | h and c, the carry; y, which is h' | n_b x n_h x n_{D-1} x ... x n_0 | P_x |
-    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_{D-1} x ... x k_0 | as in `DistributedConv` |
-    | b (`params["bias"]`) | 4 n_h | as in `DistributedConv` |
-
-    The convolution is a `DistributedConv`: in each step halos of x and h move in one exchange, and the parameters are
-    broadcast where several workers use them. The channels of w are the gates i, f, g and o, one after the other, as in
-    PyTorch's LSTM. Channels of x are not split; blocks are balanced along the features, and of any length along the
-    batch.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input, carry and output, with one worker along the channels.
-    - `in_channels`, `hidden_channels`: n_in and n_h.
-    - `kernel_size`, `dilation`: an integer, or one for each feature dimension.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
-
-    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
-    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
-    zeros.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
-    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
-
-    Source: Shi et al. (2015), arXiv:1506.04214.
-    """
+    - `dims`: the number of feature dimensions."""
 
     dims: ClassVar[int]
     carried = ("h", "c")
@@ -150,18 +114,153 @@ class DistributedConvLSTMCell(Recurrent):
 
 
 class DistributedConvLSTMCell1d(DistributedConvLSTMCell):
-    """`DistributedConvLSTMCell` of N x C x n_0 tensors."""
+    """One step of a convolutional LSTM over 1 feature dimension, of which samples and features are split.
+
+        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
+        c' = f c + i g
+        h' = o tanh(c')
+
+    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
+    in most networks that use it; Shi's sigmoids read c, too).
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_in x n_0 | P_x: P_n x 1 x P_0 |
+    | h and c, the carry; y, which is h' | n_b x n_h x n_0 | P_x |
+    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_0 | the first worker; all, if `sharded` |
+    | b (`params["bias"]`) | 4 n_h | as w |
+
+    The convolution is a `DistributedConv1d`: in each step halos of x and h move in one exchange, and the parameters are
+    broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
+    are not split; blocks are balanced along the features, and of any length along the batch. x holds real
+    floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
+    dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input, carry and output, with one worker along the channels.
+    - `in_channels`, `hidden_channels`: n_in and n_h.
+    - `kernel_size`, `dilation`: an integer.
+    - `bias`: whether there is a b.
+    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
+    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
+
+    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
+    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
+    zeros.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
+    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 4])
+    >>> cell = DistributedConvLSTMCell1d(P, in_channels=3, hidden_channels=6, kernel_size=3)
+    >>> cell.output_spec(dj.TensorSpec((5, 3, 9), P)).block_shapes
+    {0: (5, 6, 3), 1: (5, 6, 2), 2: (5, 6, 2), 3: (5, 6, 2)}
+
+    Source: Shi et al. (2015), arXiv:1506.04214.
+    """
 
     dims = 1
 
 
 class DistributedConvLSTMCell2d(DistributedConvLSTMCell):
-    """`DistributedConvLSTMCell` of N x C x n_1 x n_0 tensors."""
+    """One step of a convolutional LSTM over 2 feature dimensions, of which samples and features are split.
+
+        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
+        c' = f c + i g
+        h' = o tanh(c')
+
+    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
+    in most networks that use it; Shi's sigmoids read c, too).
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_in x n_1 x n_0 | P_x: P_n x 1 x P_1 x P_0 |
+    | h and c, the carry; y, which is h' | n_b x n_h x n_1 x n_0 | P_x |
+    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_1 x k_0 | the first worker; all, if `sharded` |
+    | b (`params["bias"]`) | 4 n_h | as w |
+
+    The convolution is a `DistributedConv2d`: in each step halos of x and h move in one exchange, and the parameters are
+    broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
+    are not split; blocks are balanced along the features, and of any length along the batch. x holds real
+    floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
+    dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input, carry and output, with one worker along the channels.
+    - `in_channels`, `hidden_channels`: n_in and n_h.
+    - `kernel_size`, `dilation`: an integer, or one for each feature dimension.
+    - `bias`: whether there is a b.
+    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
+    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
+
+    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
+    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
+    zeros.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
+    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> cell = DistributedConvLSTMCell2d(P, in_channels=3, hidden_channels=6, kernel_size=3)
+    >>> cell.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
+    {0: (5, 6, 5, 4), 1: (5, 6, 5, 4), 2: (5, 6, 4, 4), 3: (5, 6, 4, 4)}
+
+    Source: Shi et al. (2015), arXiv:1506.04214.
+    """
 
     dims = 2
 
 
 class DistributedConvLSTMCell3d(DistributedConvLSTMCell):
-    """`DistributedConvLSTMCell` of N x C x n_2 x n_1 x n_0 tensors."""
+    """One step of a convolutional LSTM over 3 feature dimensions, of which samples and features are split.
+
+        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
+        c' = f c + i g
+        h' = o tanh(c')
+
+    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
+    in most networks that use it; Shi's sigmoids read c, too).
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_in x n_2 x n_1 x n_0 | P_x: P_n x 1 x P_2 x P_1 x P_0 |
+    | h and c, the carry; y, which is h' | n_b x n_h x n_2 x n_1 x n_0 | P_x |
+    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_2 x k_1 x k_0 | the first worker; all, if `sharded` |
+    | b (`params["bias"]`) | 4 n_h | as w |
+
+    The convolution is a `DistributedConv3d`: in each step halos of x and h move in one exchange, and the parameters are
+    broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
+    are not split; blocks are balanced along the features, and of any length along the batch. x holds real
+    floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
+    dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input, carry and output, with one worker along the channels.
+    - `in_channels`, `hidden_channels`: n_in and n_h.
+    - `kernel_size`, `dilation`: an integer, or one for each feature dimension.
+    - `bias`: whether there is a b.
+    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
+    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
+
+    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
+    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
+    zeros.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
+    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
+    >>> cell = DistributedConvLSTMCell3d(P, in_channels=3, hidden_channels=6, kernel_size=3)
+    >>> cell.output_spec(dj.TensorSpec((5, 3, 9, 8, 4), P)).block_shapes
+    {0: (5, 6, 5, 4, 4), 1: (5, 6, 5, 4, 4), 2: (5, 6, 4, 4, 4), 3: (5, 6, 4, 4, 4)}
+
+    Source: Shi et al. (2015), arXiv:1506.04214.
+    """
 
     dims = 3

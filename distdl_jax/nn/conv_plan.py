@@ -16,6 +16,7 @@ from distdl_jax.kernels.problem import PLAIN, Algorithms, Parts, Problem
 from distdl_jax.layer.matmul_plan import ProductPlan
 from distdl_jax.layer.sliding_windows import WindowsPlan
 from distdl_jax.layer.split_halo import SplitHaloPlan, plan_split_halo
+from distdl_jax.plans.alike import derived, representatives, workers_of
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
@@ -61,7 +62,32 @@ class LocalConvolution:
         flops, size = self.problem.flops, x.dtype.itemsize
         arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
         read, written = size * sum(arrays[:2]), size * arrays[2]
-        return Work("convolution", flops, flops, flops, read, written, saves_x=True, shape=self.problem)
+        work = Work("convolution", flops, flops, flops, read, written, shape=self.problem)
+        scratch, of_x, of_params = (size * numbers for numbers in self._scratch)
+        return replace(work, saves_x=True, saved=0, scratch=scratch, scratch_x=of_x, scratch_params=of_params)
+
+    @property
+    def _scratch(self) -> tuple[int, int, int]:
+        """How many numbers the three directions take: arrays in the order in memory that XLA computes in.
+
+        The rewritten algorithm writes padding around them. In three dimensions and more, it has as many copies of
+        planes as the kernel is deep, for both gradients at one time.
+        """
+        problem = self.ordinary
+        if problem is None:
+            return 0, 0, 0
+        x, y = math.prod(problem.x), math.prod(problem.y)
+        if "rewritten" not in self.algorithms:
+            return max(x, y), max(x, y), x + y
+        if problem.dims > 2:
+            copies = math.prod(problem.weight[2 : problem.dims])
+            return copies * x + y, copies * y + max(x, y), copies * (x + y) + max(x, y) + 2 * y
+        reach = problem.window.reach(problem.weight[2:])
+        with_padding = [
+            math.prod(of[:2]) * math.prod(n + more for n, more in zip(sizes, reach, strict=True))
+            for of, sizes in ((problem.x, problem.y[2:]), (problem.y, problem.x[2:]))
+        ]
+        return max(with_padding[0], x, y), max(with_padding[1], x), x + y
 
     def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""
@@ -92,7 +118,8 @@ class ConvolutionPlan(ProductPlan):
 
     def choose(self, choose: Choose) -> Algorithms | None:
         """Return the algorithms of all workers: those for the one that has most to compute; None if none has."""
-        local = (each for each in self.local.values() if isinstance(each, LocalConvolution))
+        several = (self.local[worker] for worker in representatives(self.local))
+        local = (each for each in several if isinstance(each, LocalConvolution))
         problems = [problem for each in local if (problem := each.ordinary) is not None]
         return choose(max(problems, key=lambda problem: problem.multiplications)) if problems else None
 
@@ -100,12 +127,13 @@ class ConvolutionPlan(ProductPlan):
         """Return this plan with all workers computing in these algorithms; None: in those that it has."""
         if algorithms is None:
             return self
-        local = {
-            worker: replace(each, algorithms=algorithms)
-            for worker, each in self.local.items()
-            if isinstance(each, LocalConvolution)
-        }
-        return replace(self, local=local)
+
+        def with_them(worker: int) -> LocalConvolution:
+            each = self.local[worker]
+            assert isinstance(each, LocalConvolution)
+            return replace(each, algorithms=algorithms)
+
+        return replace(self, local=derived(with_them, self.local))
 
     @property
     def _fetching(self) -> tuple[Action, ...]:
@@ -120,14 +148,17 @@ def with_split_halo(
 ) -> tuple[Mapping[int, LocalConvolution], SplitHaloPlan | None]:
     """Plan the exchange that keeps halos in buffers of their own, and what workers compute then, where all can."""
     is_filled = fetch.spec.mode not in ("zeros", "circular")
-    if is_filled or not isinstance(to_work, Unmoved) or set(local) != set(copies):
+    if is_filled or not isinstance(to_work, Unmoved) or workers_of(local) != workers_of(copies):
         return local, None
-    found = {}
     split_halo = plan_split_halo(fetch.movement)
-    for worker, each in local.items():
-        problem, block = each.ordinary, fetch.movement.inputs[worker].shape
+    for worker in representatives(derived(lambda _: None, local, fetch.movement.inputs, copies)):
+        problem, block = local[worker].ordinary, fetch.movement.inputs[worker].shape
         if split_halo is None or problem is None or 0 in block or problem.x != copies[worker].shape:
             return local, None
-        assert isinstance(each.problem, Problem)
-        found[worker] = replace(each, problem=replace(each.problem, split_input=split_halo.split_halo(worker)))
-    return found, split_halo
+
+    def with_halo(worker: int) -> LocalConvolution:
+        problem = local[worker].problem
+        assert isinstance(problem, Problem) and split_halo is not None
+        return replace(local[worker], problem=replace(problem, split_input=split_halo.split_halo(worker)))
+
+    return derived(with_halo, local), split_halo

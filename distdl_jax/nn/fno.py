@@ -21,7 +21,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import BOTH, Action, BlocksPlan, Computes, ShapeDtypes
-from distdl_jax.spectral import spectral_conv
+from distdl_jax.spectral import layers
 from distdl_jax.spectral.spectral_conv import SpectralPlan
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import check_key
@@ -95,7 +95,7 @@ class DistributedFNOBlock(PartitionedLayer):
                 f"`P_x` ({shape_text(P_x.shape)}) must have 3 to 6 dimensions, batch, channels, and features, and one "
                 "worker along the channels."
             )
-        layer = getattr(spectral_conv, f"DistributedSpectralConv{P_x.dim - 2}d")
+        layer = getattr(layers, f"DistributedSpectralConv{P_x.dim - 2}d")
         spectral = layer(P_x, in_channels, out_channels, modes, P_W)
         vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, activation=activation)
         vars(self).update(modes=spectral.modes, P_W=spectral.P_W)
@@ -103,7 +103,7 @@ class DistributedFNOBlock(PartitionedLayer):
     @cached_property
     def _layers(self) -> dict[str, Any]:
         dims, channels = self.P_x.dim - 2, {"in_channels": self.in_channels, "out_channels": self.out_channels}
-        spectral = getattr(spectral_conv, f"DistributedSpectralConv{dims}d")
+        spectral = getattr(layers, f"DistributedSpectralConv{dims}d")
         pointwise = getattr(conv, f"DistributedConv{dims}d")
         return {
             "spectral": spectral(self.P_x, **channels, modes=self.modes, P_W=self.P_W),

@@ -15,6 +15,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import Ends, ends_of
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.worker_ranks import union
 
 
 class Seam(NamedTuple):
@@ -32,7 +33,7 @@ class Seam(NamedTuple):
     @property
     def left_out(self) -> set[int]:
         """The workers whose blocks the layer does not take."""
-        return set(self.P_y.ranks) - set(self.P_x.ranks)
+        return set() if self.P_y.ranks == self.P_x.ranks else set(self.P_y.ranks) - set(self.P_x.ranks)
 
 
 def in_equal_blocks(P: Partition, other: Partition) -> bool:
@@ -44,8 +45,9 @@ def in_equal_blocks(P: Partition, other: Partition) -> bool:
 def rearranged(P: Partition, other: Partition) -> bool:
     """Say whether both have the same workers, but these have other blocks."""
     are_grids = isinstance(P, CartesianPartition) and isinstance(other, CartesianPartition)
-    alike = are_grids and P.dim == other.dim and set(P.ranks) == set(other.ranks)
-    return alike and not in_equal_blocks(P, other)
+    if not are_grids or P.dim != other.dim or in_equal_blocks(P, other):
+        return False
+    return union(P.ranks) == union(other.ranks)
 
 
 def _cut(P: Partition) -> tuple[int, ...]:

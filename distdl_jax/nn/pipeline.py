@@ -144,7 +144,9 @@ class Pipeline(Network):
         **Raises:** `PlanError` where the batch can't be cut into microbatches, or x or a parameter does not fit.
         """
         self._check_batch(x)
-        blocks = {worker: ShapeDtype(self._cut_shape(block.shape)[1:], block.dtype) for worker, block in x.items()}
+        blocks: ShapeDtypes = {
+            worker: ShapeDtype(self._cut_shape(block.shape)[1:], block.dtype) for worker, block in x.items()
+        }
         samples = {worker: blocks[worker].shape[0] for worker in self.input_partition.ranks}
         for (place, stage), (P_x, P_y) in zip(self._parts, self._moves, strict=True):
             if not in_equal_blocks(P_x, P_y):

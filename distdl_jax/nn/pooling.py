@@ -1,241 +1,337 @@
-"""Distributed max and average pooling."""
+"""Max and average pooling over 1 to 4 feature dimensions."""
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
-
-import jax.numpy as jnp
-import numpy as np
-from jax import Array
-from numpy.lib.stride_tricks import sliding_window_view
-
-from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.pooling import max_pool, sum_pool
-from distdl_jax.layer.input_checks import check_features
-from distdl_jax.layer.layer import ParameterFreeLayer
-from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.partition import Partition
-from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.plan import Action, Computes, Plan, ShapeDtypes
-from distdl_jax.tracing.tie import tie
-from distdl_jax.validation import Padding, Sizes
-from distdl_jax.world import Workers
+from distdl_jax.nn.pooling_base import DistributedAvgPool, DistributedMaxPool
 
 
-def check_ordered(dtype: np.dtype) -> None:
-    """Refuse data of which none is the largest."""
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
+class DistributedMaxPool1d(DistributedMaxPool):
+    """A max pooling over 1 feature dimension of a split tensor: PyTorch's MaxPool1d, block for block.
 
+        y[n, c, j] = max over t of x[n, c, stride j + dilation t - low]
 
-@dataclass(frozen=True)
-class PoolingPlan(Plan):
-    """The plan of a pooling.
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_0 | P_x: P_n x P_c x P_0 |
+    | y | n_b x n_c x m_0 | P_x |
 
-    - `fetch`: gives each worker what its windows read.
-    - `dtype`: of the output.
-    """
+    Of a length n of x, y has m = floor((n + low + high - dilation (kernel - 1) - 1) / stride) + 1. Batch, channels and
+    features may all be split; along split features the halo moves, from any number of neighbours. Blocks of x may be
+    uneven, empty, or smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x, which
+    is real. A worker outside P_x passes a zero-volume tensor, and gets it back.
 
-    fetch: WindowsPlan
-    dtype: np.dtype
-
-    @property
-    def workers(self) -> Workers:
-        return self.fetch.workers
-
-    def output(self, worker: int) -> ShapeDtype:
-        counts = self.fetch.output_counts(self.fetch.index(worker))
-        return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (*self.fetch.actions, Computes(self._work))
-
-    def _work(self, worker: int) -> Work | None:
-        if worker not in self.fetch.movement.inputs:
-            return None
-        x, y = self.fetch.output(worker), self.output(worker)
-        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written, saves_x=True, saves_y=True)
-
-    def padding(self, worker: int) -> Pairs:
-        """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""
-        return self.fetch.padding(self.fetch.index(worker))
-
-
-@dataclass(frozen=True)
-class DistributedPool(ParameterFreeLayer):
-    """A pooling over windows of a tensor whose batch, channels and features may all be split.
-
-    With P_x of shape P_n x P_c x P_{D-1} x ... x P_0 and x of n_b x n_c x n_{D-1} x ... x n_0, the output has
-    floor((n + low + high - dilation * (kernel - 1) - 1) / stride) + 1 entries along each feature dimension, in
-    balanced blocks on P_x. Only the feature dimensions need their neighbours' data. Blocks of x may be unbalanced,
-    empty, or smaller than the kernel. Use the classes for 1 to 4 dimensions.
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
 
     **Arguments:**
 
-    - `P_x`: the partition of input and output.
-    - `kernel_size`, `stride`: an integer, or one for each feature dimension. The stride is the kernel size by default.
-    - `padding`: as in the convolutions, "same" excepted where the stride is not 1.
-
-    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer.
+    - `stride`: an integer. Default: the kernel size.
+    - `dilation`: an integer: how far apart the entries of a window are.
+    - `padding`: an integer, a pair (low, high) in a list, "same" (with a stride of 1) or "valid", of less than the
+      extent of a window.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
     doesn't.
 
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 4])
+    >>> layer = DistributedMaxPool1d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 21), P)).block_shapes
+    {0: (5, 3, 3), 1: (5, 3, 3), 2: (5, 3, 2), 3: (5, 3, 2)}
+
     Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
     """
-
-    dims: ClassVar[int]
-
-    P_x: Partition
-    kernel_size: Sizes
-    stride: Sizes | None = None
-    padding: Padding = 0
-
-    def __post_init__(self) -> None:
-        windows = self._windows
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
-        check_features(self.P_x, self.dims)
-        for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
-            if max(pair) > d * (k - 1):
-                raise InvalidArgumentError(
-                    f"`padding` (={windows.padding}) must be at most {d * (k - 1)} where the kernel is {k} and the "
-                    f"dilation {d}, or windows would hold padding alone."
-                )
-
-    @cached_property
-    def _windows(self) -> WindowSpec:
-        stride = self.kernel_size if self.stride is None else self.stride
-        return window_spec(self.dims, self.kernel_size, stride, self.padding, self._dilation)
-
-    @property
-    def _dilation(self) -> Sizes:
-        return 1
-
-    def _plan(self, x: ShapeDtypes, params: object) -> PoolingPlan:
-        fetch = plan_windows(x, self.P_x, self._windows)
-        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype))
-
-    def _run(self, plan: PoolingPlan, params: object, x: Array) -> Array:
-        world = self.P_x.world
-        block, output = plan.fetch.run(world, x), plan.output(world.rank)
-        if output.size == 0:
-            return tie(jnp.zeros(output.shape, output.dtype), block)
-        placement = Placement(self._windows.stride, plan.padding(world.rank), self._windows.dilation)
-        return self._pool(block, placement).astype(output.dtype)
-
-    def _dtype(self, dtype: np.dtype) -> np.dtype:
-        """Return the dtype of the output, from the dtype of x."""
-        return dtype
-
-    @abstractmethod
-    def _pool(self, x: Array, placement: Placement) -> Array:
-        """Pool the block `x`, on which the windows lie by `placement`."""
-
-
-@dataclass(frozen=True)
-class DistributedMaxPool(DistributedPool):
-    """`DistributedPool` that takes the maximum of each window; `dilation` spreads a window's entries, as in PyTorch."""
-
-    dilation: Sizes = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        vars(self).update(dilation=self._windows.dilation)
-
-    @property
-    def _dilation(self) -> Sizes:
-        return self.dilation
-
-    def _dtype(self, dtype: np.dtype) -> np.dtype:
-        check_ordered(dtype)
-        return dtype
-
-    def _pool(self, x: Array, placement: Placement) -> Array:
-        return max_pool(x, self._windows.kernel, placement)
-
-
-@dataclass(frozen=True)
-class DistributedAvgPool(DistributedPool):
-    """`DistributedPool` that takes the mean of each window, of its entries inside the tensor or, with
-    `count_include_pad`, the padding's zeros too, as in PyTorch. The mean of integers is a floating-point number."""
-
-    count_include_pad: bool = True
-
-    def _dtype(self, dtype: np.dtype) -> np.dtype:
-        return mean_dtype(dtype)
-
-    def _pool(self, x: Array, placement: Placement) -> Array:
-        x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
-        sums = sum_pool(x, self._windows.kernel, placement)
-        if self.count_include_pad:
-            return sums / math.prod(self._windows.kernel)
-        return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
-
-    def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
-        """Count the entries of each window, over a block with the features' `shape`, that are not `padding`."""
-        counts = np.ones((1,) * (self.dims + 2))
-        for d, (n, (low, high)) in enumerate(zip(shape, padding, strict=True)):
-            inside = np.pad(np.ones(n), (low, high))
-            along = sliding_window_view(inside, self._windows.kernel[d])[:: self._windows.stride[d]].sum(axis=1)
-            counts = counts * along.reshape(-1, *(1,) * (self.dims - d - 1))
-        return counts
-
-
-class DistributedMaxPool1d(DistributedMaxPool):
-    """`DistributedMaxPool` of N x C x n_0 tensors."""
 
     dims = 1
 
 
 class DistributedMaxPool2d(DistributedMaxPool):
-    """`DistributedMaxPool` of N x C x n_1 x n_0 tensors."""
+    """A max pooling over 2 feature dimensions of a split tensor: PyTorch's MaxPool2d, block for block.
+
+        y[n, c, j] = max over t of x[n, c, stride j + dilation t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_1 x n_0 | P_x: P_n x P_c x P_1 x P_0 |
+    | y | n_b x n_c x m_1 x m_0 | P_x |
+
+    Along each feature dimension m = floor((n + low + high - dilation (kernel - 1) - 1) / stride) + 1. Batch, channels
+    and features may all be split; along split features the halo moves, from any number of neighbours. Blocks of x may
+    be uneven, empty, or smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x,
+    which is real. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer, or one for each feature dimension.
+    - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
+    - `dilation`: an integer, or one for each feature dimension: how far apart the entries of a window are.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
+      "valid", of less than the extent of a window.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = DistributedMaxPool2d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
+    {0: (5, 3, 2, 2), 1: (5, 3, 2, 2), 2: (5, 3, 2, 2), 3: (5, 3, 2, 2)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 2
 
 
 class DistributedMaxPool3d(DistributedMaxPool):
-    """`DistributedMaxPool` of N x C x n_2 x n_1 x n_0 tensors."""
+    """A max pooling over 3 feature dimensions of a split tensor: PyTorch's MaxPool3d, block for block.
+
+        y[n, c, j] = max over t of x[n, c, stride j + dilation t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_2 x n_1 x n_0 | P_x: P_n x P_c x P_2 x P_1 x P_0 |
+    | y | n_b x n_c x m_2 x m_1 x m_0 | P_x |
+
+    Along each feature dimension m = floor((n + low + high - dilation (kernel - 1) - 1) / stride) + 1. Batch, channels
+    and features may all be split; along split features the halo moves, from any number of neighbours. Blocks of x may
+    be uneven, empty, or smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x,
+    which is real. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer, or one for each feature dimension.
+    - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
+    - `dilation`: an integer, or one for each feature dimension: how far apart the entries of a window are.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
+      "valid", of less than the extent of a window.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
+    >>> layer = DistributedMaxPool3d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8, 4), P)).block_shapes
+    {0: (5, 3, 2, 2, 2), 1: (5, 3, 2, 2, 2), 2: (5, 3, 2, 2, 2), 3: (5, 3, 2, 2, 2)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 3
 
 
 class DistributedMaxPool4d(DistributedMaxPool):
-    """`DistributedMaxPool` of N x C x n_3 x n_2 x n_1 x n_0 tensors."""
+    """A max pooling over 4 feature dimensions of a split tensor, as of space and time.
+
+        y[n, c, j] = max over t of x[n, c, stride j + dilation t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_3 x n_2 x n_1 x n_0 | P_x: P_n x P_c x P_3 x P_2 x P_1 x P_0 |
+    | y | n_b x n_c x m_3 x m_2 x m_1 x m_0 | P_x |
+
+    Along each feature dimension m = floor((n + low + high - dilation (kernel - 1) - 1) / stride) + 1. Batch, channels
+    and features may all be split; along split features the halo moves, from any number of neighbours. Blocks of x may
+    be uneven, empty, or smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x,
+    which is real. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer, or one for each feature dimension.
+    - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
+    - `dilation`: an integer, or one for each feature dimension: how far apart the entries of a window are.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
+      "valid", of less than the extent of a window.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 1, 2, 1])
+    >>> layer = DistributedMaxPool4d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8, 4, 6), P)).block_shapes
+    {0: (5, 3, 2, 4, 1, 3), 1: (5, 3, 2, 4, 1, 3), 2: (5, 3, 2, 4, 1, 3), 3: (5, 3, 2, 4, 1, 3)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 4
 
 
 class DistributedAvgPool1d(DistributedAvgPool):
-    """`DistributedAvgPool` of N x C x n_0 tensors."""
+    """An average pooling over 1 feature dimension of a split tensor: PyTorch's AvgPool1d, block for block.
+
+        y[n, c, j] = mean over t of x[n, c, stride j + t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_0 | P_x: P_n x P_c x P_0 |
+    | y | n_b x n_c x m_0 | P_x |
+
+    Of a length n of x, y has m = floor((n + low + high - kernel) / stride) + 1. Batch, channels and features may all be
+    split; along split features the halo moves, from any number of neighbours. Blocks of x may be uneven, empty, or
+    smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x; of integers it is a
+    floating-point number. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer.
+    - `stride`: an integer. Default: the kernel size.
+    - `padding`: an integer, a pair (low, high) in a list, "same" (with a stride of 1) or "valid", of less than the
+      kernel.
+    - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
+      inside the tensor.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 4])
+    >>> layer = DistributedAvgPool1d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 21), P)).block_shapes
+    {0: (5, 3, 3), 1: (5, 3, 3), 2: (5, 3, 2), 3: (5, 3, 2)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 1
 
 
 class DistributedAvgPool2d(DistributedAvgPool):
-    """`DistributedAvgPool` of N x C x n_1 x n_0 tensors."""
+    """An average pooling over 2 feature dimensions of a split tensor: PyTorch's AvgPool2d, block for block.
+
+        y[n, c, j] = mean over t of x[n, c, stride j + t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_1 x n_0 | P_x: P_n x P_c x P_1 x P_0 |
+    | y | n_b x n_c x m_1 x m_0 | P_x |
+
+    Along each feature dimension m = floor((n + low + high - kernel) / stride) + 1. Batch, channels and features may all
+    be split; along split features the halo moves, from any number of neighbours. Blocks of x may be uneven, empty, or
+    smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x; of integers it is a
+    floating-point number. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer, or one for each feature dimension.
+    - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
+      "valid", of less than the kernel.
+    - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
+      inside the tensor.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = DistributedAvgPool2d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
+    {0: (5, 3, 2, 2), 1: (5, 3, 2, 2), 2: (5, 3, 2, 2), 3: (5, 3, 2, 2)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 2
 
 
 class DistributedAvgPool3d(DistributedAvgPool):
-    """`DistributedAvgPool` of N x C x n_2 x n_1 x n_0 tensors."""
+    """An average pooling over 3 feature dimensions of a split tensor: PyTorch's AvgPool3d, block for block.
+
+        y[n, c, j] = mean over t of x[n, c, stride j + t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_2 x n_1 x n_0 | P_x: P_n x P_c x P_2 x P_1 x P_0 |
+    | y | n_b x n_c x m_2 x m_1 x m_0 | P_x |
+
+    Along each feature dimension m = floor((n + low + high - kernel) / stride) + 1. Batch, channels and features may all
+    be split; along split features the halo moves, from any number of neighbours. Blocks of x may be uneven, empty, or
+    smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x; of integers it is a
+    floating-point number. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer, or one for each feature dimension.
+    - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
+      "valid", of less than the kernel.
+    - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
+      inside the tensor.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
+    >>> layer = DistributedAvgPool3d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8, 4), P)).block_shapes
+    {0: (5, 3, 2, 2, 2), 1: (5, 3, 2, 2, 2), 2: (5, 3, 2, 2, 2), 3: (5, 3, 2, 2, 2)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 3
 
 
 class DistributedAvgPool4d(DistributedAvgPool):
-    """`DistributedAvgPool` of N x C x n_3 x n_2 x n_1 x n_0 tensors."""
+    """An average pooling over 4 feature dimensions of a split tensor, as of space and time.
+
+        y[n, c, j] = mean over t of x[n, c, stride j + t - low]
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_c x n_3 x n_2 x n_1 x n_0 | P_x: P_n x P_c x P_3 x P_2 x P_1 x P_0 |
+    | y | n_b x n_c x m_3 x m_2 x m_1 x m_0 | P_x |
+
+    Along each feature dimension m = floor((n + low + high - kernel) / stride) + 1. Batch, channels and features may all
+    be split; along split features the halo moves, from any number of neighbours. Blocks of x may be uneven, empty, or
+    smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x; of integers it is a
+    floating-point number. A worker outside P_x passes a zero-volume tensor, and gets it back.
+
+    A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x and y.
+    - `kernel_size`: an integer, or one for each feature dimension.
+    - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
+    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
+      "valid", of less than the kernel.
+    - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
+      inside the tensor.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x
+    doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 1, 2, 1])
+    >>> layer = DistributedAvgPool4d(P, kernel_size=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8, 4, 6), P)).block_shapes
+    {0: (5, 3, 2, 4, 1, 3), 1: (5, 3, 2, 4, 1, 3), 2: (5, 3, 2, 4, 1, 3), 3: (5, 3, 2, 4, 1, 3)}
+
+    Source: DistDL documentation, "convolution" (windows); Hewett and Grady (2020), pooling layers.
+    """
 
     dims = 4

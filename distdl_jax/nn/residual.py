@@ -17,8 +17,10 @@ from distdl_jax.layer.layer import Ends, Layer, ends_of
 from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
 from distdl_jax.nn.network import Network, RunPart, last_partition, params_of_part
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import derived, representatives, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.work import Work
+from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
 from distdl_jax.tracing.tie import tie
 
@@ -37,11 +39,12 @@ class ResidualPlan(BlocksPlan):
     def actions(self) -> tuple[Action, ...]:
         ways = zip(WAYS, (self.body, self.shortcut), strict=True)
         actions = tuple(action for name, plan in ways if plan is not None for action in actions_within(plan, X, name))
-        return (*actions, Computes(self._sum, dependence(actions)))
+        return (*actions, Computes(self._sum, dependence(actions), alike=self.blocks))
 
     def _sum(self, worker: int) -> Work:
         y = self.blocks[worker]
-        return Work("elementwise", y.size, read=2 * y.size * y.dtype.itemsize, written=y.size * y.dtype.itemsize)
+        nbytes = y.size * y.dtype.itemsize
+        return Work("elementwise", y.size, read=2 * nbytes, written=nbytes, saved=0, fuses_x=True, y_is_recomputed=True)
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,17 @@ class Residual(Network):
         **Raises:** `PlanError` where x or a parameter does not fit, or the two outputs have different shapes.
         """
         plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._parts if layer is not None}
-        y, other = (plans[name].after(x) if name in plans else dict(x) for name in WAYS)
-        added = tuple(x) if self.output_partition is None else self.output_partition.ranks
-        _check_shapes({worker: (y[worker], other[worker]) for worker in added})
-        dtypes = {worker: np.dtype(jnp.promote_types(y[worker].dtype, other[worker].dtype)) for worker in added}
-        blocks = {worker: ShapeDtype(of_y.shape, dtypes.get(worker, of_y.dtype)) for worker, of_y in y.items()}
+        y, other = (plans[name].after(x) if name in plans else x for name in WAYS)
+        added = workers_of(x) if self.output_partition is None else union(self.output_partition.ranks)
+        is_all = added == workers_of(y)
+        both = derived(lambda worker: (y[worker], other[worker]), y if is_all else dict.fromkeys(added), other)
+        _check_shapes(both)
+
+        def total(worker: int) -> ShapeDtype:
+            of_y, of_other = both.get(worker, (y[worker], y[worker]))
+            return ShapeDtype(of_y.shape, np.dtype(jnp.promote_types(of_y.dtype, of_other.dtype)))
+
+        blocks = derived(total, both if is_all else y)
         return ResidualPlan(blocks, plans["body"], plans.get("shortcut"))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
@@ -157,7 +166,8 @@ class Residual(Network):
 
 
 def _check_shapes(outputs: Mapping[int, tuple[ShapeDtype, ShapeDtype]]) -> None:
-    for worker, (y, other) in sorted(outputs.items()):
+    for worker in sorted(representatives(outputs)):
+        y, other = outputs[worker]
         if y.shape != other.shape:
             raise PlanError(
                 f"On worker {worker}: the outputs of `body` ({shape_text(y.shape)}) and `shortcut` "

@@ -18,6 +18,7 @@ from distdl_jax.layer.layer import Ends, Layer
 from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
+from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
 
@@ -46,10 +47,10 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
     if isinstance(function, BlockFunction):
         return function.plan(x)
     outputs = {}
-    for block in set(x.values()):
+    for block in {x[worker] for worker in representatives(x)}:
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
         outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-    return FunctionPlan({worker: outputs[block] for worker, block in x.items()}, x)
+    return FunctionPlan(derived(lambda worker: outputs[x[worker]], x), x, function)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -128,7 +129,7 @@ class Sequential(Network):
         plans: list[Plan] = []
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
-                check_taken(seam, {worker: block.shape for worker, block in x.items()})
+                check_taken(seam, {worker: x[worker].shape for worker in seam.left_out if worker in x})
             is_layer = isinstance(layer, Layer)
             plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else plan_function(layer, x))
             x = plans[-1].after(x)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.decomposition import index_of, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.plans.worker_ranks import Workers, worker_ranks
 from distdl_jax.validation import checked_axes
 
 Shape = tuple[int, ...]
@@ -114,9 +114,11 @@ class Team:
     root: int
     members: Workers
 
-    @property
+    @cached_property
     def participants(self) -> Workers:
         """The root, then the members that are not the root."""
+        if self.members[:1] == (self.root,):
+            return self.members
         return (self.root, *(worker for worker in self.members if worker != self.root))
 
 
@@ -158,6 +160,33 @@ def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tupl
         return checked_axes("axes_reduce", axes_reduce, shape)
     axes = checked_axes("axes_keep", axes_keep, shape)
     return tuple(axis for axis in range(len(shape)) if axis not in axes)
+
+
+@lru_cache(maxsize=64)
+def reduction_teams(ranks: Workers, shape: Shape, axes_reduce: tuple[int, ...]) -> tuple[Workers, ...]:
+    """Return all teams of an all-sum-reduction on a grid of `shape`, as world ranks, in the order of their first ranks.
+
+    >>> reduction_teams((4, 5, 6, 7), (2, 2), (0,))
+    ((4, 6), (5, 7))
+    """
+    first = _cells([(0,) if axis in axes_reduce else range(size) for axis, size in enumerate(shape)], shape)
+    if len(first) == 1:
+        return (worker_ranks(ranks),)
+    steps = reduction_team(shape, axes_reduce, 0)
+    return tuple(tuple([ranks[cell + step] for step in steps]) for cell in first)
+
+
+def team_at(ranks: Workers, shape: Shape, axes_reduce: tuple[int, ...], cell: int) -> Workers:
+    """Return the team, one of `reduction_teams`, of the worker that has a cell of the grid.
+
+    >>> team_at((4, 5, 6, 7), (2, 2), (0,), 3)
+    (5, 7)
+    """
+    teams = reduction_teams(ranks, shape, axes_reduce)
+    place = 0
+    for axis, (i, size) in enumerate(zip(index_of(cell, shape), shape, strict=True)):
+        place = place if axis in axes_reduce else place * size + i
+    return teams[place]
 
 
 def reduction_team(shape: Shape, axes_reduce: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
@@ -54,6 +54,7 @@ def balanced_range(n: int, p: int, i: int) -> Range:
     return start, start + each + (i < rest)
 
 
+@lru_cache(maxsize=256)
 def balanced_ranges(n: int, p: int) -> tuple[Range, ...]:
     """Return the balanced ranges of all `p` workers, in order.
 
@@ -220,9 +221,11 @@ class ProductGrid:
         >>> ProductGrid.balanced((4, 6), (2, 3), ranks=range(10, 16)).line(4, 1)
         (13, 14, 15)
         """
+        if self.shape[d] == len(self.ranks):
+            return self.ranks
         stride = prod(self.shape[d + 1 :])
         first = cell - self.index(cell)[d] * stride
-        return tuple(self.ranks[first + i * stride] for i in range(self.shape[d]))
+        return self.ranks[first : first + self.shape[d] * stride : stride]
 
     @property
     def tiles(self) -> bool:

@@ -189,14 +189,14 @@ class Exchange:
         in_disjoint = True
         if (cell := self.owned.cell_of.get(rank)) is not None:
             in_shape = box_shape(self.owned.box(cell))
-            lines = [self._overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
+            lines = [self.overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
             sends = product_pieces(lines, self.needed.shape, self.needed.ranks)
             # Pieces are all the products of the lines' overlaps, so they are disjoint where those of each line are; and
             # without a piece in one line there is no piece at all.
             in_disjoint = not all(lines) or all(map(self._are_disjoint, lines))
         if (cell := self.needed.cell_of.get(rank)) is not None:
             out_shape = box_shape(self.needed.box(cell))
-            lines = [self._overlaps_of_needed(d, j) for d, j in enumerate(self.needed.index(cell))]
+            lines = [self.overlaps_of_needed(d, j) for d, j in enumerate(self.needed.index(cell))]
             recvs = product_pieces(lines, self.owned.shape, self.owned.ranks)
         copies = sends.pop(rank, ())
         recvs.pop(rank, None)
@@ -237,7 +237,7 @@ class Exchange:
             for ranges, n, wraps in zip(self.needed.ranges, self.owned.extent, self.periodic, strict=True)
         )
 
-    def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
+    def overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
         """Return, for each index j of the needed grid along dimension d, the part of owned range i that it needs."""
         start, stop = self.owned.ranges[d][i]
         overlaps: dict[int, list[Overlap]] = {}
@@ -249,7 +249,7 @@ class Exchange:
             peer.sort(key=lambda overlap: overlap.dest)  # the order in which the receiver finds them
         return overlaps
 
-    def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
+    def overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
         """Return, for each index i of the owned grid along dimension d, the part of needed range j that it owns."""
         overlaps: dict[int, list[Overlap]] = {}
         for part in _folded(self.needed.ranges[d][j], j, self.owned.extent[d], self.periodic[d]):

@@ -133,14 +133,25 @@ class Halos:
 
     def shape_needed(self, rank: int) -> tuple[int, ...]:
         """Return the shape of what the worker of world rank `rank`, one of the grid, holds after the exchange."""
-        return box_shape(self._wanted.box(self.owned.cell_of[rank]))
+        return box_shape(self.wanted.box(self.owned.cell_of[rank]))
+
+    @cached_property
+    def patterns(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """For each dimension and index, the size of the block, and how many more entries are needed at its ends."""
+        return tuple(
+            tuple(
+                (own[1] - own[0], own[0] - wide[0], wide[1] - own[1]) for own, wide in zip(owned, needed, strict=True)
+            )
+            for owned, needed in zip(self.owned.ranges, self.needed, strict=True)
+        )
 
     @cached_property
     def _moving(self) -> tuple[int, ...]:
         return tuple(d for d, wanted in enumerate(self.needed) if wanted != self.owned.ranges[d])
 
     @cached_property
-    def _wanted(self) -> ProductGrid:
+    def wanted(self) -> ProductGrid:
+        """The grid of workers, with the ranges that they need."""
         return ProductGrid(self.owned.ranks, self.needed)
 
     @cached_property
@@ -151,7 +162,7 @@ class Halos:
         """Return the exchange along dimension `d` among the workers of `cell`'s line."""
         line = self.owned.line(cell, d)
         if (d, line[0]) not in self._lines:
-            widened = self._wanted.box(cell)[:d] + self.owned.box(cell)[d:]
+            widened = self.wanted.box(cell)[:d] + self.owned.box(cell)[d:]
             across = [((0, n),) for n in box_shape(widened)]
             before, after = (
                 ProductGrid(line, (*across[:d], ranges, *across[d + 1 :]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 Workers = tuple[int, ...]
@@ -56,6 +57,9 @@ class _Positions(Mapping[int, int]):
             raise KeyError(rank)
         return rank - self._ranks[0]
 
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._ranks
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._ranks)
 
@@ -95,6 +99,7 @@ def _is_within(team: Iterable[int], ranks: ConsecutiveRanks) -> bool:
     return all(rank in ranks for rank in team)
 
 
+@lru_cache(maxsize=64)
 def positions(ranks: Workers) -> Mapping[int, int]:
     """Return a mapping from each of `ranks` to its place.
 

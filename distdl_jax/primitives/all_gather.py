@@ -10,7 +10,7 @@ from jax import Array
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import reduction_team
+from distdl_jax.plans.broadcasting import team_at
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
@@ -56,8 +56,7 @@ class GatherPlan(BoxPlan):
         return {}
 
     def team(self, worker: int) -> Workers:
-        cells = reduction_team(self.blocks.shape, self.axes, self.blocks.cell_of[worker])
-        return tuple(self.blocks.ranks[cell] for cell in cells)
+        return team_at(self.blocks.ranks, self.blocks.shape, self.axes, self.blocks.cell_of[worker])
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
         """Return the exchanges of `worker`: those along one dimension after the other, the last dimension first."""
@@ -134,6 +133,14 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the blocks of the
     workers that gather together don't form a grid.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((3,), P).block(jnp.arange(3))
+    ...     return x.tolist(), dj.functional.all_gather(x, P, axes=0).tolist()
+    >>> dj.simulate(2, program)
+    [([0, 1], [0, 1, 2]), ([2], [0, 1, 2])]
+
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """
     check_partitions(P_x=P_x)
@@ -158,6 +165,13 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
 
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the terms of a sum
     differ in shape.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     return dj.functional.reduce_scatter(jnp.arange(3) + P.rank, P, axes=0).tolist()
+    >>> dj.simulate(2, program)
+    [[1, 3], [5]]
 
     Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
     """

@@ -227,6 +227,13 @@ def all_reduce(
     **Raises:** `InvalidArgumentError`, on every worker, for another `op`, or a dimension that is not one of P_x's;
     `PlanError`, on every worker of a team, if shapes or dtypes differ within it, or numbers have no order.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     return float(dj.all_reduce(jnp.float32(P.rank), P, "max"))
+    >>> dj.simulate(4, program)
+    [3.0, 3.0, 3.0, 3.0]
+
     Source: Hewett and Grady (2020), all-sum-reduce, and what follows from it.
     """
     check_partitions(P_x=P_x)
@@ -248,8 +255,24 @@ def all_max(
     It is `all_reduce` with "max". The subgradient is as in `jnp.max`: workers that tie share the cotangent equally.
     A softmax over features that are split, say, subtracts it, without a derivative: `jax.lax.stop_gradient`.
 
-    **Arguments, returns, raises:** as `all_reduce`. Of an x with dimensions of its own take `jnp.max` first: over an
-    empty block with `initial=-jnp.inf`.
+    **Arguments:**
+
+    - `x`: this worker's subtensor, the same shape and dtype within a team; real. Zero-volume outside P_x. Of an x with
+      dimensions of its own take `jnp.max` first: over an empty block with `initial=-jnp.inf`.
+    - `P_x`: the partition.
+    - `axes_reduce`, `axes_keep`: dimensions to compare along, or to keep, one of the two. Default: along all.
+
+    **Returns:** an array like x; outside P_x, `x` itself.
+
+    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that is not one of P_x's; `PlanError`, on every
+    worker of a team, if shapes or dtypes differ within it, or numbers have no order.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2, 2])
+    ...     return float(dj.functional.all_max(jnp.float32(P.rank), P, axes_reduce=1))
+    >>> dj.simulate(4, program)
+    [1.0, 1.0, 3.0, 3.0]
     """
     return all_reduce(x, P_x, "max", axes_reduce, axes_keep)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 
 import jax
 from jax import Array
 
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.broadcasting import reduction_axes, reduction_team
+from distdl_jax.plans.alike import representatives, workers_of
+from distdl_jax.plans.broadcasting import reduction_axes, reduction_teams
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable
 from distdl_jax.primitives.collectives import allreduce_in_team, allreduce_operations
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
@@ -61,13 +64,18 @@ class AllSumPlan(MovementPlan):
     inputs: ShapeDtypes = field(hash=False)
 
     def __post_init__(self) -> None:
-        for team in self.teams:
-            if len(team) > 1:
-                common_shape_dtype("x", {worker: self.inputs[worker] for worker in team})
+        self._check("x", "are summed")
+
+    def _check(self, name: str, who: str) -> None:
+        """Refuse inputs that differ within a team."""
+        if len({self.inputs[worker] for worker in representatives(self.inputs)}) > 1:
+            for team in self.teams:
+                if len(team) > 1:
+                    common_shape_dtype(name, {worker: self.inputs[worker] for worker in team}, who)
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self.team_of))
+        return union(*self.teams)
 
     @cached_property
     def team_of(self) -> dict[int, Workers]:
@@ -77,8 +85,15 @@ class AllSumPlan(MovementPlan):
     def output(self, worker: int) -> ShapeDtype:
         return self.inputs[worker]
 
+    @property
+    def alike(self) -> Iterable[Workers]:
+        # All of a team do the same, and so do teams of one size with blocks of one shape.
+        return teams_alike((team, self.inputs[team[0]]) for team in self.teams)
+
     def part(self, worker: int) -> TeamMovement | None:
-        team = self.team_of.get(worker, ())
+        team = self.teams[0] if len(self.teams) == 1 else self.team_of.get(worker, ())
+        if worker not in team:
+            return None
         return self._movement(team, is_differentiable(self.inputs[worker].dtype)) if len(team) > 1 else None
 
     def _movement(self, team: Workers, differentiable: bool) -> TeamMovement:
@@ -96,14 +111,20 @@ def plan_all_sum_reduce(
     return AllSumPlan(teams, taking_part(shape_dtypes, *teams))
 
 
+def teams_alike(teams: Iterable[tuple[Workers, Hashable]]) -> Iterable[Workers]:
+    """Return the workers of teams, each with the kind of its blocks, those together whose teams are alike."""
+    found: dict[Hashable, list[Workers]] = {}
+    for team, kind in teams:
+        found.setdefault((len(team), kind), []).append(team)
+    return (alike[0] if len(alike) == 1 else tuple(chain.from_iterable(alike)) for alike in found.values())
+
+
 def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple[Workers, ...]:
     """Return the teams along `axes`, by world rank, that have a worker of `known`."""
-    teams: dict[int, Workers] = {}
-    for rank, worker in enumerate(P_x.ranks):
-        if worker in known and worker not in teams:
-            team = tuple(P_x.ranks[place] for place in reduction_team(P_x.shape, axes, rank))
-            teams |= dict.fromkeys(team, team)
-    return tuple(dict.fromkeys(teams.values()))
+    teams = reduction_teams(P_x.ranks, P_x.shape, axes)
+    if workers_of(known) == union(P_x.ranks):
+        return teams
+    return tuple(team for team in teams if any(worker in known for worker in team))
 
 
 def all_sum_reduce(
@@ -129,6 +150,13 @@ def all_sum_reduce(
 
     **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of P_x's; `PlanError`, on every
     worker of a team, if shapes or dtypes differ within it.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2, 2])
+    ...     return int(dj.functional.all_sum_reduce(jnp.int32(10**P.rank), P, axes_reduce=0))
+    >>> dj.simulate(4, program)
+    [101, 1010, 101, 1010]
 
     Source: DistDL documentation, "backends"; Hewett and Grady (2020), all-sum-reduce.
     """

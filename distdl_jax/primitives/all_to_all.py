@@ -75,6 +75,14 @@ def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> A
     A worker sends a part of (p - 1) / p of its block, in p - 1 messages. Where q is above 1 and doesn't fit the length,
     some of it goes to workers at other places along `split_axis`.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 3), P).block(jnp.arange(6).reshape(2, 3))
+    ...     return x.tolist(), dj.functional.all_to_all(x, P, split_axis=0, concat_axis=1).tolist()
+    >>> dj.simulate(2, program)
+    [([[0, 1], [3, 4]], [[0, 1, 2]]), ([[2], [5]], [[3, 4, 5]])]
+
     Source: MPI's all-to-all, as `jax.lax.all_to_all` has it; Hewett and Grady (2020), generalised all-to-all.
     """
     P_y = all_to_all_partition(P_x, split_axis, concat_axis)

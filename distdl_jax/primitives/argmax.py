@@ -33,6 +33,14 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
 
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where
     the blocks don't form a grid, or the tensor has no elements along `axis`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     logits = dj.TensorSpec((2, 4), P).block(jnp.array([[1.0, 5, 2, 3], [1, 2, 9, 4]]))
+    ...     return dj.functional.argmax(logits, P).tolist()
+    >>> dj.simulate(2, program)
+    [[1, 2], [1, 2]]
     """
     check_partitions(P_x=P_x)
     axis = checked_axis("axis", axis, P_x.shape)

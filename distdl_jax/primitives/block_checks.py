@@ -10,8 +10,10 @@ import numpy as np
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import ByClass, of_team, representatives, workers_of
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.worker_ranks import union
 
 
 @lru_cache(maxsize=64)
@@ -22,7 +24,7 @@ def is_differentiable(dtype: np.dtype) -> bool:
 
 def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
     """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them where they differ."""
-    found = set(shape_dtypes.values())
+    found = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
     if len(found) > 1:
         listed = ", ".join(f"{block} on worker {worker}" for worker, block in sorted(shape_dtypes.items()))
         raise PlanError(f"`{name}` must have the same shape and dtype on all workers that {who}, but is {listed}.")
@@ -31,8 +33,9 @@ def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: s
 
 def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Sequence[int]) -> np.dtype:
     """Return the dtype of the blocks of `owners` (world ranks); refuse placeholders of another kind elsewhere."""
-    dtype = shape_dtypes[owners[0]].dtype
-    if any(shape_dtypes[worker].dtype != dtype for worker in owners):
+    dtype, of_owners = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
+    only = isinstance(of_owners, ByClass) and of_owners.ranks == owners
+    if any(shape_dtypes[worker].dtype != dtype for worker in (representatives(of_owners) if only else owners)):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
         raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
     check_kinds(name, shape_dtypes, dtype)
@@ -45,7 +48,8 @@ def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dty
     JAX would differentiate on some workers only, and the job would hang.
     """
     inexact = is_differentiable(dtype)
-    for worker, block in sorted(shape_dtypes.items()):
+    for worker in sorted(representatives(shape_dtypes)):
+        block = shape_dtypes[worker]
         if is_differentiable(block.dtype) != inexact:
             raise PlanError(
                 f"`{name}` is {block} on worker {worker}, but the data is {dtype}: on the workers that hold no "
@@ -59,14 +63,20 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
     def listed() -> str:
         return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
 
-    if any(len(shape_dtypes[worker].shape) != P.dim for worker in P.ranks):
+    places: Sequence[int] = range(P.size)
+    shape_dtypes = of_team(shape_dtypes, P.ranks)
+    if isinstance(shape_dtypes, GridBlocks) and shape_dtypes.grid.shape == P.shape and shape_dtypes.ranks == P.ranks:
+        return shape_dtypes.grid
+    if isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape):
+        places = shape_dtypes.sample
+    if any(len(shape_dtypes[P.ranks[rank]].shape) != P.dim for rank in places):
         raise PlanError(
             f"`{name}` must have as many dimensions as its partition ({shape_text(P.shape)}), but has the shapes "
             f"{listed()}."
         )
     sizes: list[list[int | None]] = [[None] * p for p in P.shape]
-    for rank, worker in enumerate(P.ranks):
-        shape = shape_dtypes[worker].shape
+    for rank in places:
+        shape = shape_dtypes[P.ranks[rank]].shape
         for d, i in enumerate(index_of(rank, P.shape)):
             if sizes[d][i] not in (None, shape[d]):
                 raise PlanError(
@@ -75,6 +85,29 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
                 )
             sizes[d][i] = shape[d]
     return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
+
+
+class GridBlocks(ByClass[ShapeDtype]):
+    """The shapes and dtypes of the blocks of all workers of a grid, by world rank; as `grid` they tile a tensor."""
+
+    def __init__(self, grid: ProductGrid, dtype: np.dtype) -> None:
+        sizes = [[stop - start for start, stop in ranges] for ranges in grid.ranges]
+        super().__init__(grid.ranks, sizes, lambda worker: ShapeDtype(box_shape(grid.box(grid.cell_of[worker])), dtype))
+        self.grid = ProductGrid(grid.ranks, tuple(map(ranges_of_sizes, sizes)))
+
+
+def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> Mapping[int, ShapeDtype]:
+    """Return the same shapes and dtypes by class of workers, where they are the blocks of a tensor on `P`, of a dtype.
+
+    Where other workers take part, or blocks don't fit together, which is refused elsewhere, they stay as they are.
+    """
+    if isinstance(shape_dtypes, GridBlocks) or workers_of(shape_dtypes) != union(P.ranks):
+        return shape_dtypes
+    try:
+        dtypes = {shape_dtypes[worker].dtype for worker in representatives(shape_dtypes)}
+        return GridBlocks(owned_grid(name, P, shape_dtypes), dtypes.pop()) if len(dtypes) == 1 else shape_dtypes
+    except PlanError:
+        return shape_dtypes
 
 
 def block_or_placeholder(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from distdl_jax.plans.alike import workers_of
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.block_checks import is_differentiable
@@ -101,7 +102,7 @@ class BoxPlan(MovementPlan):
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
+        return workers_of(self.inputs)
 
     @property
     def copies(self) -> bool:

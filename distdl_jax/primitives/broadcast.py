@@ -5,6 +5,7 @@ Source: the DistDL documentation, "broadcast"; Hewett and Grady (2020).
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -13,11 +14,15 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import positions
+from distdl_jax.primitives.all_sum_reduce import teams_alike
 from distdl_jax.primitives.block_checks import check_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
 from distdl_jax.primitives.channel import tag_of, tied_zeros
 from distdl_jax.primitives.collectives import (
+    LARGEST_TREE,
     broadcast_in_team,
     broadcast_operations,
     reduce_in_team,
@@ -124,54 +129,75 @@ class ReplicationPlan(MovementPlan):
     preserve_batch: bool
 
     def __post_init__(self) -> None:
-        _ = self._moved  # every worker checks all teams, so that all raise the same where one does not fit
+        if not self.is_broadcast and len({self.inputs[worker] for worker in representatives(self.inputs)}) > 1:
+            # Every worker checks all teams, so that all raise the same where one does not fit.
+            for root in self.source:
+                members = self._team(root).members
+                common_shape_dtype("x", {worker: self.inputs[worker] for worker in members})
         check_kinds("x", self.inputs, self._dtype)
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(self.inputs)
+        return workers_of(self.inputs)
 
     @property
     def _dtype(self) -> np.dtype:
         return self.inputs[(self.source if self.is_broadcast else self.copies)[0]].dtype
 
     @cached_property
+    def _places(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """From the workers of the source, and of the copies, to their places there."""
+        return positions(self.source), positions(self.copies)
+
+    @cached_property
     def _teams(self) -> dict[int, Team]:
-        """The teams by the root's world rank, in the one order in which all workers go through them."""
-        return {
-            root: Team(root, tuple(self.copies[rank] for rank in self.rule.destinations(place)))
-            for place, root in enumerate(self.source)
-        }
+        """The teams that were asked for, by the root's world rank."""
+        return {}
 
-    @cached_property
-    def _root_of(self) -> dict[int, int]:
-        """From each worker that holds a copy to the root of its team."""
-        return {member: root for root, team in self._teams.items() for member in team.members}
+    def _team(self, root: int) -> Team:
+        if root not in self._teams:
+            places = self.rule.destinations(self._places[0][root])
+            is_all = len(places) == len(self.copies)  # then they are in order
+            members = self.copies if is_all else tuple([self.copies[place] for place in places])
+            self._teams[root] = Team(root, members)
+        return self._teams[root]
 
-    @cached_property
-    def _moved(self) -> dict[int, ShapeDtype]:
-        """By root, the subtensor that its team has in common."""
-        return {
-            root: common_shape_dtype(
-                "x", {worker: self.inputs[worker] for worker in ((root,) if self.is_broadcast else team.members)}
-            )
-            for root, team in self._teams.items()
-        }
+    def _root_of(self, worker: int) -> int | None:
+        """Return the root of the team in which `worker` holds a copy; None where it holds none."""
+        place = self._places[1].get(worker)
+        return None if place is None else self.source[self.rule.source_of(place)]
+
+    def _moved(self, root: int) -> ShapeDtype:
+        """Return the subtensor that the team of `root` has in common."""
+        return self.inputs[root if self.is_broadcast else self._team(root).members[0]]
+
+    @property
+    def alike(self) -> Iterable[Workers]:
+        if any(self._root_of(root) != root for root in self.source):  # workers may be in two teams
+            return super().alike
+        found: list[tuple[Workers, Hashable]] = []
+        for root in self.source:
+            team, moved = self._team(root).participants, self._moved(root)
+            if len(team) > LARGEST_TREE:
+                found.append((team, moved))
+            else:
+                found += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
+        return teams_alike(found)
 
     def output(self, worker: int) -> ShapeDtype:
-        as_root, as_member = (worker if worker in self._teams else None), self._root_of.get(worker)
+        as_root, as_member = (worker if worker in self._places[0] else None), self._root_of(worker)
         giving, getting = (as_root, as_member) if self.is_broadcast else (as_member, as_root)
         if getting is not None:
-            return self._moved[getting]
+            return self._moved(getting)
         assert giving is not None  # a worker that takes part is in one of the two partitions
-        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self._moved[giving].dtype)
+        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self._moved(giving).dtype)
 
     def part(self, worker: int) -> Replication | None:
         if worker not in self.inputs:
             return None
-        root = self._root_of.get(worker)
-        as_root = _Task(self._teams[worker], self._moved[worker]) if worker in self._teams else None
-        as_member = None if root is None else _Task(self._teams[root], self._moved[root])
+        root = self._root_of(worker)
+        as_root = _Task(self._team(worker), self._moved(worker)) if worker in self._places[0] else None
+        as_member = None if root is None else _Task(self._team(root), self._moved(root))
         before, after = self.inputs[worker], self.output(worker)
         return Replication(
             as_root,
@@ -266,6 +292,15 @@ def broadcast(
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
     shapes don't fit; `PlanError` where a placeholder is not of the data's kind.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     P_x, P_y = P.grid([1, 2]), P.grid([2, 2])
+    ...     x = jnp.full(1, 10 * P_x.rank) if P_x.active else dj.zero_volume_tensor(dtype=int)
+    ...     return dj.functional.broadcast(x, P_x, P_y).tolist()
+    >>> dj.simulate(4, program)
+    [[0], [10], [0], [10]]
 
     Source: DistDL documentation, "broadcast".
     """

@@ -18,7 +18,7 @@ from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import GridBlocks, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
@@ -55,6 +55,10 @@ class RangesPlan(BoxPlan):
 
     def output(self, worker: int) -> ShapeDtype:
         return ShapeDtype(self.halos.shape_needed(worker), self.dtype)
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return GridBlocks(self.halos.wanted, self.dtype)
 
 
 def plan_ranges(name: str, shape_dtypes: ShapeDtypes, P_x: Partition, halos: Halos) -> RangesPlan:
@@ -142,6 +146,14 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     **Raises:** `InvalidArgumentError`, on every worker, where `halo` or `periodic` is for another number of dimensions
     than P_x has; on every worker of P_x, where one of them has such a `halo`, or the widths don't fit;
     `InvalidTypeError` where `periodic` has other entries than bools; `PlanError` where the blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     x = dj.TensorSpec((6,), P).block(jnp.arange(6))
+    ...     return dj.functional.halo_exchange(x, P, halo=[(1, 1)]).tolist()
+    >>> dj.simulate(2, program)
+    [[0, 1, 2, 3], [2, 3, 4, 5]]
 
     Source: DistDL documentation, "backends" (halo exchange) and "convolution"; Hewett and Grady (2020).
     """

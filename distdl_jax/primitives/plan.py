@@ -7,7 +7,7 @@ whichever worker makes it. So one process can make the plans of any number of wo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -16,6 +16,7 @@ from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
 from distdl_jax.plans.worker_ranks import union
@@ -39,12 +40,14 @@ class Moves:
 
     - `of`: the plan's inputs that what moves depends on. Where one of them is differentiated, the adjoint runs.
     - `place`: of the layer, within the network that the plan is of: "3.body.0"; "" in its own plan.
+    - `beside`: whether the next action reads what arrives beside x, not in place of it: a halo, or statistics.
     - `workers`: of the layer within a network, on all of which what moves depends on the layer's parameters.
     """
 
     movement: MovementPlan
     of: frozenset[str] = X
     place: str = ""
+    beside: bool = False
     workers: Workers = ()
 
 
@@ -56,6 +59,7 @@ class Computes:
     - `of`: the plan's inputs that the data depends on.
     - `uses_params`: whether parameters take part in it, too.
     - `place`, `workers`: as of `Moves`.
+    - `alike`: values of the workers that have work; those of one class do the same. None where that is not known.
     """
 
     work: Callable[[int], Work | None]
@@ -63,6 +67,23 @@ class Computes:
     uses_params: bool = False
     place: str = ""
     workers: Workers = ()
+    alike: Mapping[int, Any] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An action of a layer as a whole whose plan does not say its parts: what traced programs do.
+
+    - `forward`: from a worker's world rank to what it does, in order.
+    - `backward`: the same of the gradients, from a rank, and whether the gradient of x is among them.
+    - `of`, `uses_params`, `place`: as of `Computes`.
+    """
+
+    forward: Callable[[int], Sequence[Operation | Work]]
+    backward: Callable[[int, bool], Sequence[Operation | Work]]
+    of: frozenset[str] = X
+    uses_params: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,7 @@ class CustomDerivative:
     place: str = ""
 
 
-Action = Moves | Computes | CustomDerivative
+Action = Moves | Computes | CustomDerivative | Traced
 
 
 def actions_within(
@@ -107,7 +128,7 @@ def _takes_params(action: Moves | Computes) -> bool:
 
 def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:
     """Return the inputs that the result of actions depends on, where their x depends on `of`."""
-    uses_params = any(isinstance(action, Computes) and action.uses_params for action in actions)
+    uses_params = any(isinstance(action, Computes | Traced) and action.uses_params for action in actions)
     return of.union(PARAMS if uses_params else (), *(action.of for action in actions))
 
 
@@ -132,13 +153,13 @@ class Plan(ABC):
         """Return the shape and dtype of the block of `worker`, one of `workers`, afterwards."""
 
     @property
-    def outputs(self) -> dict[int, ShapeDtype]:
+    def outputs(self) -> ShapeDtypes:
         """The shapes and dtypes of the blocks of `workers` afterwards, by world rank; computed when asked for."""
         return {worker: self.output(worker) for worker in self.workers}
 
-    def after(self, shape_dtypes: ShapeDtypes) -> dict[int, ShapeDtype]:
+    def after(self, shape_dtypes: ShapeDtypes) -> ShapeDtypes:
         """Return the shapes and dtypes of all workers' blocks afterwards, given those before."""
-        return {**shape_dtypes, **self.outputs}
+        return on_grids(self.outputs, shape_dtypes)
 
 
 @dataclass(frozen=True)
@@ -149,10 +170,14 @@ class BlocksPlan(Plan):
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self.blocks))
+        return workers_of(self.blocks)
 
     def output(self, worker: int) -> ShapeDtype:
         return self.blocks[worker]
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return self.blocks
 
 
 class MovementPlan(Plan):
@@ -168,6 +193,11 @@ class MovementPlan(Plan):
     @property
     def actions(self) -> tuple[Action, ...]:
         return (Moves(self),)
+
+    @property
+    def alike(self) -> Iterable[Workers]:
+        """The workers, those together that communicate equally much, with whomever; else each by itself."""
+        return ((worker,) for worker in self.workers)
 
     def operations(self, worker: int, *, adjoint: bool = False) -> tuple[Operation, ...]:
         """Return what `worker` communicates in the movement, or in its adjoint, in order."""
@@ -196,18 +226,25 @@ class Unmoved(MovementPlan):
 
     @cached_property
     def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
+        return workers_of(self.inputs)
 
     def output(self, worker: int) -> ShapeDtype:
         return self.inputs[worker]
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return self.inputs
 
     def part(self, worker: int) -> None:
         return None
 
 
-def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> dict[int, ShapeDtype]:
+def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     """Return the shapes and dtypes on the workers of `teams`, by world rank, ascending, from those on more workers."""
     workers = union(*teams)
+    shape_dtypes = of_team(shape_dtypes, workers)
+    if isinstance(shape_dtypes, ByClass | OnGrids) and shape_dtypes.workers == workers:
+        return shape_dtypes
     if missing := [worker for worker in workers if worker not in shape_dtypes]:
         raise InvalidArgumentError(
             f"`x` must say what each worker that takes part holds, but says nothing of worker {missing[0]}."

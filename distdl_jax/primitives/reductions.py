@@ -229,13 +229,32 @@ def mean(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> 
 
 
 def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
-    """Return the variance along dimensions of a split tensor, `jnp.var`, as `mean` returns the mean.
+    """Return the variance along dimensions of a split tensor: `jnp.var`, of which every worker gets its block.
 
     Two numbers for each variance go to each worker of the team, in one movement: the mean and the squared deviations of
     each block, from which the whole's are found without cancellation.
 
-    **Arguments, returns, raises:** as `mean`; x must not be complex. `ddof`: what is subtracted from the number of
-    entries that the sum of squares is divided by, 1 for the unbiased variance.
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+    - `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.
+
+    **Returns:** this worker's block of the variances, a copy on all workers along `axes`, with the gradient of copies
+    as in `mean`; of integers a floating-point number. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
+    ...     return dj.functional.var(x, P, axes=1).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[1.25, 1.25], [1.25, 1.25]]
 
     Source: Chan, Golub and LeVeque (1983).
     """
@@ -245,41 +264,118 @@ def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
 def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
     """Return the standard deviation along dimensions of a split tensor, `jnp.std`: the root of `var`.
 
-    **Arguments, returns, raises:** as `var`. As in jnp the gradient where it is 0 is not a number.
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+    - `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.
+
+    **Returns:** this worker's block, as `var`. As in jnp the gradient where it is 0 is not a number. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 4), P).block(jnp.array([[0.0, 2, 0, 2], [1, 7, 1, 7]]))
+    ...     return dj.functional.std(x, P, axes=1).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[1.0, 3.0], [1.0, 3.0]]
     """
     y = var(x, P_x, axes, keepdims, ddof)
     return jnp.sqrt(y) if P_x.active else y
 
 
 def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the largest entries along dimensions of a split tensor, `jnp.max`, as `mean` returns the mean.
+    """Return the largest entries along dimensions of a split tensor: `jnp.max`, of which every worker gets its block.
 
     One number for each is compared over the team. Backward, two are summed; the entries that tie, on all workers, share
     the gradient equally, as in jnp. A softmax along a split dimension is
     `(e := jnp.exp(x - jax.lax.stop_gradient(max(x, P_x, axis)))) / sum(e, P_x, axis)`.
 
-    **Arguments, returns:** as `mean`, of x's dtype; x must not be complex. A NaN is above all.
+    **Arguments:**
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` and `PlanError` as `mean`; `PlanError`, too, where the tensor
-    has no entries along `axes`.
+    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+
+    **Returns:** this worker's block of the largest, of x's dtype, a copy on all workers along `axes`; a NaN is above
+    all. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid,
+    or the tensor has no entries along `axes`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
+    ...     return dj.functional.max(x, P, axes=1).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[3.0, 7.0], [3.0, 7.0]]
     """
     return _reduce(x, P_x, "max", axes, keepdims)
 
 
 def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the smallest entries along dimensions of a split tensor, `jnp.min`, as `max` returns the largest.
+    """Return the smallest entries along dimensions of a split tensor: `jnp.min`, of which every worker gets its block.
 
-    **Arguments, returns, raises:** as `max`.
+    What moves, and how entries that tie share the gradient, is as in `max`.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+
+    **Returns:** this worker's block of the smallest, of x's dtype, a copy on all workers along `axes`; NaN where there
+    is one. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid,
+    or the tensor has no entries along `axes`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
+    ...     return dj.functional.min(x, P, axes=1).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[0.0, 4.0], [0.0, 4.0]]
     """
     return _reduce(x, P_x, "min", axes, keepdims)
 
 
 def sum(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the sum along dimensions of a split tensor, `jnp.sum`, as `mean` returns the mean.
+    """Return the sum along dimensions of a split tensor: `jnp.sum`, of which every worker gets its block.
 
-    `all_sum_reduce` adds up whole blocks, entry by entry, and leaves dimensions as they are.
+    The workers along `axes` get copies, as from `mean`, with the same gradient. `all_sum_reduce` adds up whole blocks,
+    entry by entry, and leaves dimensions as they are.
 
-    **Arguments, returns, raises:** as `mean`. The sum of integers and booleans is of jnp's integer, that of half
-    precisions is made in float32 and rounded once.
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of any numbers, uneven or empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+
+    **Returns:** this worker's block of the sums, of x's dtype; of integers and booleans, of jnp's integer. Half
+    precisions are summed in float32 and rounded once. Outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
+    ...     return dj.functional.sum(x, P, axes=1).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[6.0, 22.0], [6.0, 22.0]]
     """
     return _reduce(x, P_x, "sum", axes, keepdims)

@@ -9,11 +9,12 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plans.alike import derived, on_grids
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import GridBlocks, block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_boolean
@@ -36,6 +37,10 @@ class RepartitionPlan(BoxPlan):
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
         return (self.exchange.plan(worker),)
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return on_grids(GridBlocks(self.exchange.needed, self.dtype), derived(self.output, self.inputs))
 
     def output(self, worker: int) -> ShapeDtype:
         return block_or_placeholder(self.exchange.needed, worker, self.inputs[worker], self.dtype, self.preserve_batch)
@@ -74,6 +79,15 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     **Raises:** `InvalidTypeError` where `preserve_batch` is not True or False; `InvalidArgumentError` where the
     partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, where the blocks don't form a
     grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     P_x, P_y = P.grid([2, 1]), P.grid([1, 2])
+    ...     x = dj.TensorSpec((2, 3), P_x).block(jnp.arange(6).reshape(2, 3))
+    ...     return x.tolist(), dj.functional.repartition(x, P_x, P_y).tolist()
+    >>> dj.simulate(2, program)
+    [([[0, 1, 2]], [[0, 1], [3, 4]]), ([[3, 4, 5]], [[2], [5]])]
 
     Source: DistDL documentation, "repartition"; Hewett and Grady (2020), generalised all-to-all.
     """

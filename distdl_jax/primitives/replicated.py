@@ -17,7 +17,6 @@ from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan, TeamMovement, teams_of
-from distdl_jax.primitives.block_checks import common_shape_dtype
 from distdl_jax.primitives.plan import ShapeDtypes, taking_part
 from distdl_jax.programs.ir import Operation
 from distdl_jax.validation import checked_axes
@@ -41,8 +40,7 @@ class ReplicatedPlan(AllSumPlan):
     name: str = field(default="tree", compare=False)
 
     def __post_init__(self) -> None:
-        for team in self.teams:
-            common_shape_dtype(self.name, {worker: self.inputs[worker] for worker in team}, "hold copies of it")
+        self._check(self.name, "hold copies of it")
 
     def _movement(self, team: Workers, differentiable: bool) -> Copy:
         return Copy(team, differentiable)

@@ -84,9 +84,9 @@ class RowExchange(Exchange):
         """Whether a row is needed more than once, on one worker or several."""
         return self.indices.repeats
 
-    def _overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
+    def overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
         if d != self.axis:
-            return super()._overlaps_of_owned(d, i)
+            return super().overlaps_of_owned(d, i)
         start, stop = self.owned.ranges[d][i]
         overlaps = {}
         for j, rows in enumerate(self._rows):
@@ -95,9 +95,9 @@ class RowExchange(Exchange):
                 overlaps[j] = [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
         return overlaps
 
-    def _overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
+    def overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
         if d != self.axis:
-            return super()._overlaps_of_needed(d, j)
+            return super().overlaps_of_needed(d, j)
         rows = self._rows[j]
         ends = pairwise(np.searchsorted(rows, [0, *(stop for _, stop in self.owned.ranges[d])]).tolist())
         return {

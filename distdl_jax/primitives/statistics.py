@@ -11,7 +11,7 @@ The counts n_i follow from the shapes, so they don't travel. Source: Chan, Golub
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
@@ -21,12 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.plans.broadcasting import reduction_team
-from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape, ranges_of_sizes
+from distdl_jax.plans.alike import derived
+from distdl_jax.plans.broadcasting import reduction_teams, team_at
+from distdl_jax.plans.decomposition import Box, ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.plans.worker_ranks import Workers, union
 from distdl_jax.primitives.all_gather import GatherPlan
-from distdl_jax.primitives.all_sum_reduce import AllSumPlan
+from distdl_jax.primitives.all_sum_reduce import AllSumPlan, teams_alike
+from distdl_jax.primitives.block_checks import GridBlocks
 from distdl_jax.primitives.movement import Movement
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
@@ -45,6 +47,9 @@ class Entries(Protocol):
     def sums(self, box: Box, x: Array) -> Array:
         """Return the sums over the entries of the block."""
 
+    def shape(self, box: Box) -> tuple[int, ...]:
+        """Return the shape of the sums."""
+
     def spread(self, box: Box, sums: Array) -> Array:
         """Return statistics for every entry of the block: an array that broadcasts with it."""
 
@@ -61,6 +66,9 @@ class Along:
 
     def sums(self, box: Box, x: Array) -> Array:
         return jnp.sum(x, axis=self.dims, keepdims=True)
+
+    def shape(self, box: Box) -> tuple[int, ...]:
+        return tuple(1 if d in self.dims else n for d, n in enumerate(box_shape(box)))
 
     def spread(self, box: Box, sums: Array) -> Array:
         return sums
@@ -89,6 +97,9 @@ class InGroups:
         of_channels = jnp.sum(x, axis=tuple(range(2, x.ndim)))
         return jnp.sum(jnp.where(self._members(box), of_channels[:, :, None], 0), axis=1)
 
+    def shape(self, box: Box) -> tuple[int, ...]:
+        return box_shape(box)[0], self.groups
+
     def spread(self, box: Box, sums: Array) -> Array:
         of_channels = jnp.sum(jnp.where(self._members(box), sums[:, None, :], 0), axis=2)
         return of_channels.reshape(*of_channels.shape, *(1,) * (len(box) - 2))
@@ -113,8 +124,12 @@ class Moments:
 
     def team(self, worker: int) -> Workers:
         """Return the workers that share statistics with `worker`, by world rank."""
-        places = reduction_team(self.grid.shape, self.axes, self.grid.cell_of[worker])
-        return tuple(self.grid.ranks[place] for place in places)
+        return team_at(self.grid.ranks, self.grid.shape, self.axes, self.grid.cell_of[worker])
+
+    @property
+    def teams(self) -> tuple[Workers, ...]:
+        """All teams, by world rank."""
+        return reduction_teams(self.grid.ranks, self.grid.shape, self.axes)
 
     def box(self, worker: int) -> Box:
         """Return the ranges of the block of `worker`."""
@@ -160,9 +175,7 @@ class Moments:
 
     def movement_of(self, worker: int) -> MovementPlan:
         """Return the plan of the movement in the team of `worker`."""
-        x = jax.ShapeDtypeStruct(box_shape(self.box(worker)), self.dtype)
-        sums = jax.eval_shape(partial(self.entries.sums, self.box(worker)), x).shape
-        team = self.team(worker)
+        team, sums = self.team(worker), self.entries.shape(self.box(worker))
         return self._gathered(team, 2 * math.prod(sums)) if self.centred else self._summed(team, sums)
 
     def _summed(self, team: Workers, shape: tuple[int, ...]) -> AllSumPlan:
@@ -171,7 +184,7 @@ class Moments:
 
     def _gathered(self, team: Workers, size: int) -> GatherPlan:
         """Plan the gather of the rows of a team on all of its workers."""
-        grid = ProductGrid(team, (ranges_of_sizes((1,) * len(team)), ((0, size),)))
+        grid = ProductGrid(team, (balanced_ranges(len(team), len(team)), ((0, size),)))
         row = ShapeDtype((1, size), self.dtype)
         return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
 
@@ -184,27 +197,36 @@ class _MovementOfTeams(MovementPlan):
 
     @property
     def workers(self) -> Workers:
-        return tuple(sorted(self.moments.grid.ranks))
+        return union(self.moments.grid.ranks)
 
     @cached_property
     def _plans(self) -> dict[int, MovementPlan]:
-        """By worker, the plan of its team."""
-        found: dict[int, MovementPlan] = {}
-        for worker in self.moments.grid.ranks:
-            if worker not in found:
-                found |= dict.fromkeys(self.moments.team(worker), self.moments.movement_of(worker))
-        return found
+        """The plans of teams that were asked for, by their first worker."""
+        return {}
+
+    def _plan(self, worker: int) -> MovementPlan:
+        first = self.moments.team(worker)[0]
+        if first not in self._plans:
+            self._plans[first] = self.moments.movement_of(first)
+        return self._plans[first]
 
     @property
     def inputs(self) -> ShapeDtypes:  # type: ignore[override]
-        return {worker: plan.inputs[worker] for worker, plan in self._plans.items()}
+        blocks = GridBlocks(self.moments.grid, self.moments.dtype)
+        return derived(lambda worker: self._plan(worker).inputs[worker], blocks)
 
     def output(self, worker: int) -> ShapeDtype:
-        return self._plans[worker].output(worker)
+        return self._plan(worker).output(worker)
+
+    @property
+    def alike(self) -> Iterable[Workers]:
+        # Each worker of a team gives as many numbers.
+        teams = [team for team in self.moments.teams if len(team) > 1]
+        return teams_alike((team, self._plan(team[0]).inputs[team[0]]) for team in teams)
 
     def part(self, worker: int) -> Movement | None:
-        alone = worker not in self._plans or len(self.moments.team(worker)) == 1
-        return None if alone else self._plans[worker].part(worker)
+        alone = worker not in self.moments.grid.cell_of or len(self.moments.team(worker)) == 1
+        return None if alone else self._plan(worker).part(worker)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

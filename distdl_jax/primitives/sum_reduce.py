@@ -71,6 +71,14 @@ def sum_reduce(
     shapes don't fit; `PlanError` where the terms of a sum differ in shape or dtype, or a placeholder is not of the
     data's kind.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     x = jnp.array([10**P.rank])
+    ...     return dj.functional.sum_reduce(x, P.grid([2, 2]), P.grid([1, 2])).tolist()
+    >>> dj.simulate(4, program)
+    [[101], [1010], [[]], [[]]]
+
     Source: DistDL documentation, "broadcast" and "backends".
     """
     check_partitions(P_x=P_x, P_y=P_y)

@@ -1,16 +1,13 @@
-"""Fourier transforms of split tensors, as functions of this worker's block."""
+"""Plans of the Fourier transforms of split tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.pencils import Reals, pencils
@@ -25,153 +22,6 @@ Kind = Literal["fft", "ifft", "rfft", "irfft"]
 NORMS = (None, "backward", "ortho", "forward")
 
 
-def fft(
-    x: Array,
-    P_x: Partition,
-    axes: Axes = -1,
-    norm: str | None = None,
-    *,
-    axis: int | None = None,
-    n: int | None = None,
-) -> Array:
-    """Compute the discrete Fourier transform of a tensor on `P_x` along `axes`, which may be split: `jnp.fft.fft`.
-
-    With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
-    group of others the tensor is repartitioned to pencils along them, and in the end back; where no dimension of `axes`
-    is split nothing moves. `plans/pencils.py` finds the fewest movements that keep the workers busy: one there and one
-    back, where the other dimensions are long enough to be split instead.
-
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of any length, also 0; real or complex. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x and of the result, of as many dimensions as the tensor.
-    - `axes`: the dimensions of the tensor; negative ones count from the end. `axis` is one, in its place.
-    - `norm`: "backward" (None is the same), "ortho" or "forward", as in `jnp.fft`.
-    - `n`: the length of the result along the last of `axes`, as in `jnp.fft`: x is cut off, or filled up with zeros, at
-      the end. Default: x's.
-
-    **Returns:** this worker's block, of x's shape; where `n` is another length, balanced along it. It is complex64, or
-    complex128 of double precision. (Half precisions, integers and booleans are transformed as jnp's floats.) Outside
-    P_x, `x`.
-
-    Its derivative is JAX's: the transform is linear, and its transpose is itself, by the same movements backwards.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where `axes`, `norm` or `n` doesn't fit; `PlanError`, on every
-    worker of P_x, where blocks don't form a grid, or the tensor has no elements along one of `axes`.
-
-    Source: numpy's fft; Pekurovsky (2012), doi:10.1137/11082748X, on pencils.
-    """
-    return _transform("fft", x, P_x, _one_of(axes, axis), norm, n)
-
-
-def ifft(
-    x: Array,
-    P_x: Partition,
-    axes: Axes = -1,
-    norm: str | None = None,
-    *,
-    axis: int | None = None,
-    n: int | None = None,
-) -> Array:
-    """Compute the inverse of `fft`, by the same rules: `jnp.fft.ifft`."""
-    return _transform("ifft", x, P_x, _one_of(axes, axis), norm, n)
-
-
-def rfft(
-    x: Array,
-    P_x: Partition,
-    axes: Axes = -1,
-    norm: str | None = None,
-    *,
-    axis: int | None = None,
-    n: int | None = None,
-) -> Array:
-    """Compute `fft` of real numbers; only the frequencies from 0 on are kept along the last of `axes`.
-
-    As `jnp.fft.rfft`: of a length n, n // 2 + 1 are left, in balanced blocks; along all other dimensions the blocks
-    are those of x. Here `n` is the length of what is transformed.
-
-    **Raises:** as `fft`; `PlanError` also where x is complex.
-    """
-    return _transform("rfft", x, P_x, _one_of(axes, axis), norm, n)
-
-
-def irfft(
-    x: Array,
-    P_x: Partition,
-    axes: Axes = -1,
-    norm: str | None = None,
-    *,
-    axis: int | None = None,
-    n: int | None = None,
-) -> Array:
-    """Compute the inverse of `rfft`, real: `jnp.fft.irfft`.
-
-    `n` is the length of the result along the last of `axes`, any: of the frequencies there the n // 2 + 1 lowest count,
-    and those that are missing are 0, as in `jnp.fft`. Default: 2 (m - 1), where x has m. Blocks are balanced along it;
-    along all other dimensions they are those of x.
-
-    **Raises:** as `fft`.
-    """
-    return _transform("irfft", x, P_x, _one_of(axes, axis), norm, n)
-
-
-def fftn(
-    x: Array,
-    P_x: Partition,
-    axes: Axes | None = None,
-    norm: str | None = None,
-    *,
-    s: Sequence[int] | None = None,
-) -> Array:
-    """Compute `fft` along all dimensions, or along `axes`: `jnp.fft.fftn`.
-
-    `s` has the length of the result along each of `axes`, as `n` is the length along one; without `axes` along the last
-    dimensions.
-    """
-    return _transform("fft", x, P_x, axes, norm, s=s)
-
-
-def ifftn(
-    x: Array,
-    P_x: Partition,
-    axes: Axes | None = None,
-    norm: str | None = None,
-    *,
-    s: Sequence[int] | None = None,
-) -> Array:
-    """Compute `ifft` along all dimensions, or along `axes`, with lengths `s`: `jnp.fft.ifftn`."""
-    return _transform("ifft", x, P_x, axes, norm, s=s)
-
-
-def rfftn(
-    x: Array,
-    P_x: Partition,
-    axes: Axes | None = None,
-    norm: str | None = None,
-    *,
-    s: Sequence[int] | None = None,
-) -> Array:
-    """Compute `rfft` along all dimensions, or along `axes`, with lengths `s`; the last one is halved."""
-    return _transform("rfft", x, P_x, axes, norm, s=s)
-
-
-def irfftn(
-    x: Array,
-    P_x: Partition,
-    axes: Axes | None = None,
-    norm: str | None = None,
-    *,
-    n: int | None = None,
-    s: Sequence[int] | None = None,
-) -> Array:
-    """Compute `irfft` along all dimensions, or along `axes`, with lengths `s`; the last one has been halved.
-
-    `n` is the length of the result along the last one alone.
-    """
-    return _transform("irfft", x, P_x, axes, norm, n, s)
-
-
 def plan_fourier(
     kind: Kind,
     shape_dtypes: ShapeDtypes,
@@ -182,7 +32,7 @@ def plan_fourier(
     s: Sequence[int] | None = None,
 ) -> StagesPlan:
     """Plan the transform `kind`, from the shapes and dtypes of the workers of P_x (and perhaps more)."""
-    along, halved, wanted = _checked(kind, P_x, axes, norm, n, s)
+    along, halved, wanted = check_transform(kind, P_x, axes, norm, n, s)
     blocks = taking_part(shape_dtypes, P_x.ranks)
     dtype, grid = common_dtype("x", blocks, P_x.ranks), owned_grid("x", P_x, blocks)
     if nothing := [a for a in along if grid.extent[a] == 0]:
@@ -227,18 +77,7 @@ def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np
     return max(2 * (length - 1), 1) if n is None else n
 
 
-def _one_of(axes: Axes, axis: int | None) -> Axes:
-    """Return the dimensions, which are given as `axes` or as `axis`."""
-    if axis is None:
-        return axes
-    if axes != -1:
-        raise InvalidArgumentError(
-            f"`axis` (={axis!r}) must not be given beside `axes` (={axes!r}): it is one of them."
-        )
-    return checked_integer("axis", axis)
-
-
-def _checked(
+def check_transform(
     kind: Kind, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None, s: Sequence[int] | None
 ) -> tuple[tuple[int, ...], int | None, dict[int, int]]:
     """Return the dimensions, ascending, the one of which half of the frequencies are kept, and lengths that are given.
@@ -264,22 +103,3 @@ def _checked(
             "transformed, and go without `n`."
         )
     return along, halved, dict(zip(named, lengths, strict=True))
-
-
-def _transform(
-    kind: Kind,
-    x: Array,
-    P_x: Partition,
-    axes: Axes | None,
-    norm: str | None,
-    n: int | None = None,
-    s: Sequence[int] | None = None,
-) -> Array:
-    _checked(kind, P_x, axes, norm, n, s)
-    if not P_x.active:
-        return x
-    with jax.named_scope(kind):
-        team = tuple(sorted(P_x.ranks))
-        label = f"{kind} along {axes}, norm {norm}, n {n}, s {s}, on {P_x.describe()}"
-        blocks = exchange_shapes(P_x.world, team, label, x)
-        return plan_fourier(kind, blocks, P_x, axes, norm, n, s).run(P_x.world, x)

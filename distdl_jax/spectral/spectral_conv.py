@@ -82,37 +82,10 @@ class SpectralPlan(BlocksPlan):
 
 @dataclass(frozen=True, init=False)
 class DistributedSpectralConv(PartitionedLayer):
-    r"""A convolution that is a product with a weight at each of the lowest frequencies.
-
-    The input is Fourier-transformed over its features; at each frequency that is kept the channels are multiplied with
-    a complex matrix; and the result, 0 at all other frequencies, is transformed back. Everything may be split.
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_in x n_{D-1} x ... x n_0 | P_x: P_n x P_c x P_{D-1} x ... x P_0 |
-    | y | n_b x n_out x n_{D-1} x ... x n_0 | P_x, the same blocks along batch and features |
-    | W (`params["weight"]`) | n_in x n_out x 2 m_{D-1} x ... x m_0 x 2 | P_W: 1 x 1 x Q_{D-1} x ... x Q_0, and 1 |
-
-    Along a dimension of W lie the frequencies 0, 1, ..., m - 1, -m, ..., -1; along the one before its last, where those
-    of real data are halved, 0 to m - 1. They are in balanced blocks on P_W, which may be empty. The last dimension has
-    their real and imaginary parts, so that an optimiser need not know of complex numbers.
+    """The base of the spectral convolutions, of any number of dimensions; `DistributedSpectralConv2d` is one.
 
     Each movement carries what is left of the frequencies: where a worker has transformed along a dimension, it drops
-    the high ones, before the tensor goes on to the next grid.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input and output.
-    - `in_channels`, `out_channels`: n_in and n_out.
-    - `modes`: m, a number, or one for each feature dimension.
-    - `P_W`: the partition of the frequencies, on any workers. Default: the workers of P_x, split
-      as evenly as can be, with the fewest movements.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; when applied, `PlanError` where x or
-    the weight doesn't, or x has not as many frequencies.
-
-    Source: Li et al. (2021), arXiv:2010.08895; Grady et al. (2023), arXiv:2204.01205, on many workers.
-    """
+    the high ones, before the tensor goes on to the next grid."""
 
     dims: ClassVar[int]
     P_x: Partition
@@ -226,30 +199,6 @@ class DistributedSpectralConv(PartitionedLayer):
                 f"`modes` (={self.modes}) must be at most {most} for features of {shape_text(extent[2:])}: half of a "
                 "length, and one more along the last dimension."
             )
-
-
-class DistributedSpectralConv1d(DistributedSpectralConv):
-    """A spectral convolution over one feature dimension; see `DistributedSpectralConv`."""
-
-    dims = 1
-
-
-class DistributedSpectralConv2d(DistributedSpectralConv):
-    """A spectral convolution over two feature dimensions; see `DistributedSpectralConv`."""
-
-    dims = 2
-
-
-class DistributedSpectralConv3d(DistributedSpectralConv):
-    """A spectral convolution over three feature dimensions; see `DistributedSpectralConv`."""
-
-    dims = 3
-
-
-class DistributedSpectralConv4d(DistributedSpectralConv):
-    """A spectral convolution over four feature dimensions, space and time; see `DistributedSpectralConv`."""
-
-    dims = 4
 
 
 @lru_cache(maxsize=64)

@@ -47,7 +47,8 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             f"A partition needs MPI, through mpi4py and mpi4jax, but one of them can't be loaded here ({error}). "
             "With an MPI whose mpicc is on PATH (`python -m pip install mpich` brings one): `python -m pip install "
             "--no-cache-dir mpi4py mpi4jax`; the page Installing of the documentation has every other way. Without "
-            "them, dj.simulate(n, program) runs a program on n workers in one process."
+            "them, dj.simulate(n, program) runs a program on n workers in one process. `python -m distdl_jax "
+            "doctor` looks for what is wrong."
         ) from error
     return open_mpi_world(comm)
 

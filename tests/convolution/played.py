@@ -11,7 +11,7 @@ import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Pool
 from distdl_jax.nn.conv_plan import LocalConvolution
-from distdl_jax.nn.pooling import PoolingPlan
+from distdl_jax.nn.pooling_base import PoolingPlan
 
 
 def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Played:

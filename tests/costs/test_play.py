@@ -20,7 +20,7 @@ class Links:
     def message_seconds(self, sender, receiver, nbytes):
         return 1.0 + nbytes
 
-    def eager(self, nbytes):
+    def eager(self, sender, receiver, nbytes):
         return nbytes <= self.eager_bytes
 
     def collective_seconds(self, kind, team, nbytes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from foreseen import Build, Network, blocks, check_foreseen
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.primitives.plan import BlocksPlan
 
 
 def lenet(P: dj.Partition) -> Network:
@@ -128,13 +126,6 @@ def test_parameters_and_what_the_optimiser_stores() -> None:
     assert not forward.optimiser.any()
 
 
-class Silent(nn.Sequential):
-    """A layer with a plan that says where blocks are, and no more."""
-
-    def plan(self, x: Any, params: Any = None) -> Any:
-        return BlocksPlan(x)
-
-
 def test_what_can_not_be_foreseen_is_refused() -> None:
     """By the argument's name, or the plan's class."""
     P = dj.planning_world(1).grid([1, 1])
@@ -145,7 +136,7 @@ def test_what_can_not_be_foreseen_is_refused() -> None:
         dj.cost(jax.nn.relu, spec)
     with pytest.raises(dj.PlanError, match="`x` has shape"):
         dj.cost(layer, dj.TensorSpec((4, 6), P))
-    with pytest.raises(dj.PlanError, match="BlocksPlan does not say what its workers do"):
-        dj.cost(Silent(), spec)
-    with pytest.raises(dj.PlanError, match=r"`layers\[1\]` is Remat, .* not foreseen"):
-        dj.cost(nn.Sequential(layer, nn.Remat(nn.DistributedLinear(P, P, P, 7, 3))), spec)
+    many = dj.planning_world(300).grid([300, 1, 1])
+    again = nn.Remat(nn.DistributedConv1d(many, in_channels=1, out_channels=2, kernel_size=1))
+    with pytest.raises(dj.PlanError, match=r"Remat does not say .* on 300 workers, more than 256"):
+        dj.cost(again, dj.TensorSpec((300, 1, 5), many))

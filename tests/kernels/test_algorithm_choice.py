@@ -21,7 +21,7 @@ from distdl_jax.kernels.cpu.tuning_cache import add, read
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.problem import DIRECTIONS, PLAIN, Algorithms, Problem
 from distdl_jax.layer.split_halo import Side, SplitHalo
-from distdl_jax.nn import conv as layers
+from distdl_jax.nn import conv_base as layers
 from distdl_jax.nn import conv_plan
 from distdl_jax.settings import Settings
 

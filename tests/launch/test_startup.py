@@ -14,9 +14,11 @@ from distdl_jax.transports.mpi import launch_checks
 def test_workers_with_different_software_are_refused_on_all(monkeypatch):
     comm = MPI.COMM_WORLD
     launch_checks.check_workers_agree(comm)
-    version = launch_checks._version
+    version = launch_checks.installed_version
     monkeypatch.setattr(
-        launch_checks, "_version", lambda name: "0.0.1" if (name, comm.rank) == ("jaxlib", 2) else version(name)
+        launch_checks,
+        "installed_version",
+        lambda name: "0.0.1" if (name, comm.rank) == ("jaxlib", 2) else version(name),
     )
     with pytest.raises(dj.SetupError) as raised:
         launch_checks.check_workers_agree(comm)

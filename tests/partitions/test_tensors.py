@@ -135,6 +135,95 @@ def test_boxes_of_a_spec_are_numpys_pieces():
     on_all(7, check)
 
 
+WHOLE = np.arange(7 * 5).reshape(7, 5)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.complex64, jnp.bfloat16, bool])
+def test_a_worker_cuts_its_block_out_of_a_whole_array(kind, dtype):
+    """Uneven blocks are numpy's pieces; a worker outside has a placeholder with the batch size, of the same dtype."""
+    order, whole = [3, 5, 0, 1, 4, 2], kind(WHOLE.astype(dtype))
+    pieces = [piece for rows in np.array_split(np.asarray(whole), 2) for piece in np.array_split(rows, 3, axis=1)]
+
+    def check(P):
+        found = TensorSpec((7, 5), P.grid([2, 3], order)).block(whole)
+        assert isinstance(found, jax.Array) and found.dtype == dtype
+        if P.rank == 6:
+            assert found.shape == (7, 0)
+        else:
+            np.testing.assert_array_equal(found, pieces[order.index(P.rank)])
+
+    on_all(7, check)
+
+
+def test_blocks_are_empty_where_workers_outnumber_entries():
+    def check(P):
+        found = TensorSpec((2, 3), P.grid([4, 1])).block(WHOLE[:2, :3])
+        np.testing.assert_array_equal(found, WHOLE[P.rank : P.rank + 1, :3] if P.rank < 2 else np.zeros((0, 3)))
+
+    on_all(4, check)
+
+
+def test_blocks_of_a_replicated_tensor_are_copies():
+    """Along dimension 0 of the partition: workers 0 and 2 have the first columns. A scalar is on all workers."""
+
+    def check(P):
+        P_x = P.grid([2, 2])
+        found = TensorSpec((7, 5), P.grid([2, 1, 2]), replicated=0).block(WHOLE)
+        np.testing.assert_array_equal(found, WHOLE[:, :3] if P.rank in (0, 2) else WHOLE[:, 3:])
+        np.testing.assert_array_equal(TensorSpec((7, 5), P_x, replicated=True).block(WHOLE), WHOLE)
+        assert TensorSpec((), P_x, replicated=True).block(np.float32(3)).shape == ()
+
+    on_all(4, check)
+
+
+def test_a_block_is_cut_inside_jit_and_differentiated():
+    def check(P):
+        spec = TensorSpec((4,), P.grid([2]))
+        gradient = jax.jit(jax.grad(lambda whole: jnp.sum(spec.block(whole) ** 2)))(jnp.arange(4.0))
+        np.testing.assert_array_equal(gradient, [0, 2, 0, 0] if P.rank == 0 else [0, 0, 4, 6])
+
+    on_all(2, check)
+
+
+def test_of_an_array_in_a_file_the_block_alone_is_read():
+    class Recorded:
+        shape, dtype, read = WHOLE.shape, WHOLE.dtype, None
+
+        def __getitem__(self, at):
+            self.read = at
+            return WHOLE[at]
+
+    stored = Recorded()
+    spec = TensorSpec((7, 5), dj.planning_world(2, rank=1).grid([2, 1]))
+    np.testing.assert_array_equal(spec.block(stored), WHOLE[4:])
+    assert stored.read == (slice(4, 7), slice(0, 5))
+
+
+def test_a_block_does_not_change_with_the_whole_array():
+    whole = WHOLE.copy()
+    found = TensorSpec((7, 5), dj.planning_world(1).grid([1, 1])).block(whole)
+    whole[:] = -1
+    np.testing.assert_array_equal(found, WHOLE)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("array", "kind", "sentence"),
+    [
+        (np.ones((5, 7)), dj.InvalidArgumentError, "`array` (of shape (5, 7)) must have the global shape, (7, 5)."),
+        (np.ones(7), dj.InvalidArgumentError, "`array` (of shape (7,)) must have the global shape, (7, 5)."),
+        ([[1.0]], dj.InvalidTypeError, "`array` (=[[1.0]]) must be an array."),
+        (np.full((7, 5), "a"), dj.InvalidTypeError, "`array.dtype` (=dtype('<U1')) must be a dtype of numbers"),
+    ],
+)
+def test_another_array_is_refused_by_every_worker(rank, array, kind, sentence):
+    spec = TensorSpec((7, 5), dj.planning_world(2, rank).grid([1, 1]))
+    with pytest.raises(kind) as caught:
+        spec.block(array)
+    assert sentence in str(caught.value)
+
+
 def test_specs_are_values():
     P = dj.planning_world(2)
     a, b = (TensorSpec((3, 4), P.grid([2, 1])) for _ in range(2))

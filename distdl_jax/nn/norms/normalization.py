@@ -23,6 +23,7 @@ from distdl_jax.layer.parameters import (
 )
 from distdl_jax.nn.norms.scaling import scaled
 from distdl_jax.partition import check_partitions
+from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.collectives import accumulation_dtype
@@ -54,16 +55,17 @@ class NormPlan(BlocksPlan):
     @property
     def actions(self) -> tuple[Action, ...]:
         return (
-            Moves(self.moments.movement),
+            Moves(self.moments.movement, beside=True),
             *(action for plan in self.of_params.values() for action in actions_within(plan, PARAMS)),
-            Computes(self._work, uses_params=bool(self.of_params)),
+            Computes(self._work, uses_params=bool(self.of_params), alike=self.blocks),
         )
 
     def _work(self, worker: int) -> Work | None:
         if (y := self.blocks.get(worker)) is None:
             return None
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("normalisation", 4 * y.size, 8 * y.size, 2 * y.size, read, written, saves_x=True)
+        flops = 4 * y.size, 8 * y.size, 2 * y.size
+        return Work("normalisation", *flops, read, written, saves_x=True, saved=0, fuses_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
@@ -141,7 +143,7 @@ class DistributedNorm(PartitionedLayer):
         for plan in of_params.values():
             out = np.dtype(jnp.promote_types(out, plan.inputs[self.P_x.ranks[0]].dtype))
         moments = Moments(grid, self._axes, self._entries, accumulation_dtype(out), self.centred)
-        blocks = {worker: ShapeDtype(block.shape, out) for worker, block in x.items()}
+        blocks = derived(lambda worker: ShapeDtype(x[worker].shape, out), x)
         return NormPlan(blocks, moments, of_params, self._param_dims, self.eps, out)
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-FIRST_JAX_NOT_TRIED = (0, 13)
-"""The first version of jax with which the library has not been tested."""
+from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED
 
 WARNING_OF_A_NEW_JAX = r"\s*The latest supported JAX version with this release of mpi4jax"
 """How mpi4jax begins to warn of a jax that it does not know."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import warnings
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -13,10 +12,8 @@ from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
+from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
-from distdl_jax.transports.mpi.compat import FIRST_JAX_NOT_TRIED
-
-_PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
 
 def check_launch() -> None:
@@ -34,16 +31,17 @@ def check_launch() -> None:
     if (started := job_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise SetupError(
             f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "
-            f"({_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library (for "
-            "an MPI from PyPI it is in the environment's bin directory, beside python)."
+            f"({mpi_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library "
+            "(for an MPI from PyPI it is in the environment's bin directory, beside python); `python -m distdl_jax "
+            "doctor` says more."
         )
 
 
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
     mine = {
-        **{package: _version(package) for package in _PACKAGES},
-        "MPI library": _library(),
+        **{package: installed_version(package) or "not installed" for package in PACKAGES},
+        "MPI library": mpi_library(),
         "Python": platform.python_version(),
         "oneDNN": _onednn_version() if own_reading().settings.onednn != "off" else "left out",
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
@@ -76,27 +74,28 @@ def check_devices() -> None:
 
 
 def _check_thread_support() -> None:
-    names = {
-        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-    }
-    if (provided := MPI.Query_thread()) < MPI.THREAD_MULTIPLE:
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise SetupError(
-            f"MPI was started with {names[provided]}, but JAX calls MPI from its own threads, which takes "
+            f"MPI was started with {thread_level()}, but JAX calls MPI from its own threads, which takes "
             "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
             "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
         )
 
 
+def thread_level() -> str:
+    """Return the name of MPI's level of thread support."""
+    names = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
+    }
+    return names[MPI.Query_thread()]
+
+
 def _check_one_library() -> None:
     """mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked where there is /proc."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return
-    paths = set(re.findall(r"\S*/libmp(?:i|ich)\.so\S*", maps.read_text()))
-    libraries = sorted({str(Path(path).resolve()) for path in paths})
-    if len(libraries) > 1:
+    if len(libraries := loaded_mpi_libraries()) > 1:
         raise SetupError(
             f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
             "another MPI than mpi4py runs on; build it again: pip install --no-cache-dir --force-reinstall --no-deps "
@@ -104,12 +103,15 @@ def _check_one_library() -> None:
         )
 
 
-def _library() -> str:
+def loaded_mpi_libraries() -> tuple[str, ...]:
+    """Return the files of all MPI libraries in this process; () where there is no /proc."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return ()
+    paths = set(re.findall(r"\S*/libmp(?:i|ich)\.so\S*", maps.read_text()))
+    return tuple(sorted({str(Path(path).resolve()) for path in paths}))
+
+
+def mpi_library() -> str:
+    """Return the name and version of the MPI library that mpi4py runs on."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].replace("\0", "").split())
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

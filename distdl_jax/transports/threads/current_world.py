@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -13,6 +14,19 @@ simulated_world = jax.make_user_context(None)
 
 It is part of the key of every cache of JAX's: a jitted function that two workers share is traced and compiled for each.
 """
+
+
+def world_here(world: Any) -> Any:
+    """Return the world in which this thread's worker stands for one of `world`, if it does; else `world`."""
+    mine = simulated_world.value
+    return mine if mine is not None and mine.stands_for is world else world
+
+
+def original_world(world: Any) -> Any:
+    """Return the world whose workers those of `world` stand for, if they do; else `world`."""
+    stands_for = getattr(world, "stands_for", None)
+    return world if stands_for is None else stands_for
+
 
 _lock = threading.Lock()
 _running = 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.workers import Workers
 
+R = TypeVar("R")
 
-def simulate(n: int, program: Callable[..., Any], *args: Any) -> list[Any]:
+
+def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     """Run `program(*args)` on `n` workers in this process, each in a thread, without `mpirun` and without MPI.
 
     In the program `dj.Partition()` is the partition of the `n` workers, and everything works as over MPI: jit, all

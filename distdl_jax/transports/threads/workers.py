@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import Any
 
@@ -20,6 +20,7 @@ from distdl_jax.transports.threads.current_world import one_more_runs, simulated
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.transports.threads.world import ThreadWorld
 from distdl_jax.watchdog.status import acting_as
+from distdl_jax.world import World
 
 TURN = 0.2
 """Seconds between two looks for an interrupt."""
@@ -35,13 +36,16 @@ STACK = 64 * 2**20
 
 
 class Workers:
-    """The workers of one world. They run programs, one after the other, until one fails; `close` in the end."""
+    """The workers of one world. They run programs, one after the other, until one fails; `close` in the end.
 
-    def __init__(self, size: int) -> None:
+    - `stands_for`: a world in whose place they trace programs, with its partitions; such workers need no devices.
+    """
+
+    def __init__(self, size: int, stands_for: World | None = None) -> None:
         self._rendezvous = Rendezvous(size)
-        self._worlds = [ThreadWorld(rank, self._rendezvous) for rank in range(size)]
+        self._worlds = [ThreadWorld(rank, self._rendezvous, stands_for) for rank in range(size)]
         self._cores = threads_of_each(size)
-        self._devices = take_devices(size, self._cores)
+        self._devices = take_devices(size, self._cores) if stands_for is None else []
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._running: dict[int, threading.Thread] = {}
@@ -104,7 +108,7 @@ class Workers:
             with (
                 acting_as(worker.status),
                 simulated_world(self._worlds[rank]),
-                jax.default_device(self._devices[rank]),
+                jax.default_device(self._devices[rank]) if self._devices else nullcontext(),
             ):
                 self._results[rank] = _result_or_exit(program, args)
                 # What waits for data of another device runs later, in another thread: it is part of the program, too.

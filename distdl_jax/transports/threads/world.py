@@ -17,13 +17,17 @@ from distdl_jax.transports.threads.participant import AGREEMENT
 from distdl_jax.transports.threads.rendezvous import Rendezvous
 from distdl_jax.transports.threads.transport import ThreadTransport
 from distdl_jax.watchdog.status import worker_status
-from distdl_jax.world import Workers
+from distdl_jax.world import Workers, World
 
 
 class ThreadWorld:
-    """Worker `rank` of those that meet at `rendezvous`."""
+    """Worker `rank` of those that meet at `rendezvous`.
 
-    def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
+    - `stands_for`: the world whose partitions are used in its place; None for those of the program alone.
+    """
+
+    def __init__(self, rank: int, rendezvous: Rendezvous, stands_for: World | None = None) -> None:
+        self.stands_for = stands_for
         self.rank = rank
         self.size = len(rendezvous.workers)
         self.transport = ThreadTransport(rank, rendezvous)

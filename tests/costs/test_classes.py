@@ -1,0 +1,215 @@
+"""Workers that count as alike: what is foreseen of them by class is, exactly, what each does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.costs.layers import placed_layers
+from distdl_jax.costs.step_program import step_actions, step_events
+from distdl_jax.costs.traffic import halo_counts, repartition_counts
+from distdl_jax.plans import alike
+from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
+from distdl_jax.plans.exchange import Exchange
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.work import Work
+from distdl_jax.primitives.plan import Computes, Moves
+
+FLOAT32 = np.dtype("float32")
+
+
+def test_a_class_has_one_value() -> None:
+    """Of workers with equal labels the first is asked, once; grids differ in dimensions of length 1 alone."""
+    asked: list[int] = []
+
+    def value(worker: int) -> int:
+        asked.append(worker)
+        return worker // 10
+
+    values = alike.ByClass((10, 11, 20, 21, 30, 31), ["aba", "x", "cc"], value)
+    assert dict(values) == {10: 1, 11: 1, 20: 2, 21: 2, 30: 1, 31: 1}
+    assert asked == [10, 20]
+    assert values.representatives == (10, 20)
+    assert values.is_on((10, 11, 20, 21, 30, 31), (1, 3, 2, 1))
+    assert not values.is_on((10, 11, 20, 21, 30, 31), (2, 3))
+    assert 12 not in values and values.get(12) is None
+    both = alike.derived(lambda worker: worker, values, alike.ByClass(values.ranks, ["ppp", "qr"], lambda worker: 0))
+    assert alike.representatives(both) == (10, 11, 20, 21)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_amounts_by_class_are_those_of_every_worker(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drawn networks on drawn grids; so are plans: each worker's part, its work, and its block afterwards."""
+    draw = np.random.default_rng(seed)
+    network, spec = drawn_network(draw)
+    size = spec.partition.world.size
+    cost, by_class = dj.cost(network, spec), network.plan(blocks(spec))
+    monkeypatch.setattr(alike, "_numbered", lambda labels: tuple(range(len(labels))))  # no two workers are alike
+    plan = network.plan(blocks(spec))
+    assert all(plan.output(worker) == by_class.output(worker) for worker in plan.workers)
+    for action, other in zip(step_actions(plan), step_actions(by_class), strict=True):
+        for worker in range(size):
+            if isinstance(action, Moves) and isinstance(other, Moves):
+                assert action.movement.part(worker) == other.movement.part(worker)
+            elif isinstance(action, Computes) and isinstance(other, Computes):
+                assert action.work(worker) == other.work(worker)
+    for layer, placed in zip(cost.layers, placed_layers(network), strict=True):
+        counted = {field.name: np.zeros(size, np.int64) for field in fields(layer.amounts)}
+        for worker in range(size):
+            own = [spec.shape_on(worker) for spec in placed.param_specs if worker in spec.partition.ranks]
+            counted["parameters"][worker] = counted["gradients"][worker] = 4 * sum(map(prod, own))
+            counted["optimiser"][worker] = 2 * counted["parameters"][worker]
+            count([action for action in step_actions(plan) if action.place == placed.place], worker, counted)
+        for name, numbers in counted.items():
+            assert getattr(layer.amounts, name).tolist() == numbers.tolist(), (placed.place, name)
+
+
+def count(actions: Any, worker: int, counted: dict[str, np.ndarray]) -> None:
+    """Add what one worker does in a step."""
+    of_work = {"forward": "flops", "input gradient": "flops_x", "parameter gradient": "flops_params"}
+    names = {"forward": "forward", "input gradient": "input", "parameter gradient": "parameters"}
+    for event in step_events(actions, worker):
+        back = "forward" if event.direction == "forward" else "backward"
+        if isinstance(event.does, Work):
+            counted[f"flops_{names[event.direction]}"][worker] += getattr(event.does, of_work[event.direction])
+        elif not event.does.is_message:
+            counted[f"collectives_{back}"][worker] += 1
+            counted[f"team_bytes_{back}"][worker] += event.does.bytes_sent
+        elif event.does.dest is not None:
+            counted[f"messages_{back}"][worker] += 1
+            counted[f"bytes_{back}"][worker] += event.does.bytes_sent
+
+
+def blocks(spec: dj.TensorSpec) -> dict[int, dj.ShapeDtype]:
+    """Return the shapes and dtypes of all workers' blocks."""
+    return {worker: dj.ShapeDtype(spec.shape_on(worker), FLOAT32) for worker in range(spec.partition.world.size)}
+
+
+def drawn_grid(draw: np.random.Generator, most: int, dims: int) -> tuple[int, ...]:
+    """Draw a grid of batch, channels and features with at most so many workers."""
+    shape = [1] * dims
+    for d in draw.permutation(dims):
+        shape[d] = int(draw.integers(1, max(most // prod(shape), 1) + 1)) if d != 1 or draw.random() < 0.3 else 1
+        shape[d] = min(shape[d], 8 if d > 1 else 4)
+    return tuple(shape)
+
+
+def drawn_network(draw: np.random.Generator) -> tuple[nn.Sequential, dj.TensorSpec]:
+    """Draw a chain of layers on one grid after another, and the spec of its input."""
+    dims, channels = int(draw.integers(1, 4)), int(draw.choice([2, 4, 6]))
+    shape = drawn_grid(draw, 60, dims + 2)
+    world = dj.planning_world(prod(shape) + int(draw.choice([0, 0, 3])))
+    P = world.grid(shape)
+    spec = dj.TensorSpec((int(draw.integers(1, 6)), channels, *draw.integers(4, 30, dims).tolist()), P)
+    layers: list[Callable[..., Any]] = []
+    for _ in range(int(draw.integers(1, 6))):
+        layer, P, channels = drawn_layer(draw, world, P, channels)
+        try:
+            network = nn.Sequential(*layers, layer)
+            network.plan(blocks(spec))
+        except (dj.PlanError, dj.InvalidArgumentError):  # too small, or not together
+            P, channels = last_grid(layers, spec)
+            continue
+        layers.append(layer)
+    return nn.Sequential(*layers), spec
+
+
+def last_grid(layers: list[Callable[..., Any]], spec: dj.TensorSpec) -> tuple[Any, int]:
+    """Return the partition, and the number of channels, that layers leave."""
+    P, channels = spec.partition, spec.global_shape[1]
+    for layer in layers:
+        P = getattr(layer, "output_partition", None) or P
+        channels = getattr(layer, "out_channels", channels)
+    return P, channels
+
+
+def drawn_layer(draw: np.random.Generator, world: dj.Partition, P: Any, channels: int) -> tuple[Any, Any, int]:
+    """Draw a layer on P; return it, with the partition and the number of channels that it leaves."""
+    dims = P.dim - 2
+    after, more = int(draw.choice([2, 4, 6])), int(draw.integers(1, 4))
+    mode = str(draw.choice(["zeros", "zeros", "circular", "reflect", "replicate"]))
+    options = {"in_channels": channels, "out_channels": after, "kernel_size": more, "sharded": draw.random() < 0.2}
+    options |= {"stride": int(draw.integers(1, 3)), "dilation": int(draw.integers(1, 3)), "bias": draw.random() < 0.7}
+
+    def conv(out: int = after, **changed: Any) -> Any:
+        of_dims = getattr(nn, f"DistributedConv{dims}d")
+        return of_dims(P, **{**options, "padding": more // 2, "padding_mode": mode, "out_channels": out, **changed})
+
+    match draw.integers(9):
+        case 0 | 1:
+            return conv(), P, after
+        case 2:
+            transposed = getattr(nn, f"DistributedConvTranspose{dims}d")
+            return transposed(P, padding=int(draw.integers(0, 2)), **options), P, after
+        case 3:
+            kind = str(draw.choice(["Max", "Avg"]))
+            pool = getattr(nn, f"Distributed{kind}Pool{dims}d")
+            return pool(P, more, padding=more // 2, stride=int(draw.integers(1, 4))), P, channels
+        case 4:
+            norms = [
+                nn.DistributedGroupNorm(P, 2, channels),
+                nn.DistributedBatchNorm(P, channels),
+                nn.DistributedInstanceNorm(P, channels, affine=True),
+                nn.DistributedLayerNorm(P, channels, dim=1),
+            ]
+            return norms[draw.integers(4)], P, channels
+        case 5:
+            return [jax.nn.relu, jnp.tanh, lambda x: jnp.concatenate([x, x], 0)][draw.integers(3)], P, channels
+        case 6:
+            same = {"stride": 1, "dilation": 1, "kernel_size": 3, "padding": 1, "in_channels": channels}
+            return nn.Residual(nn.Sequential(conv(channels, **same), jax.nn.relu)), P, channels
+        case _:
+            shape = drawn_grid(draw, world.size, P.dim)
+            ranks = draw.permutation(world.size)[: prod(shape)].tolist() if draw.random() < 0.5 else None
+            P_y = world.grid(shape, ranks)
+            return nn.Repartition(P, P_y), P_y, channels
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_closed_forms_are_the_sums_over_all_plans(seed: int) -> None:
+    """Messages and elements, there and back, of repartitions and halo exchanges with uneven and empty blocks."""
+    draw = np.random.default_rng(seed)
+    dims = int(draw.integers(1, 4))
+    shape, other = (tuple(draw.integers(1, 5, dims).tolist()) for _ in range(2))
+    owned = [ranges_of_sizes(draw.integers(0, 5, p).tolist()) for p in shape]
+    extent = [ranges[-1][1] for ranges in owned]
+    world = int(draw.integers(max(prod(shape), prod(other)), 70))
+    first, second = (tuple(draw.permutation(world)[: prod(each)].tolist()) for each in (shape, other))
+    cuts = [np.sort(draw.integers(0, n + 1, p - 1)) for n, p in zip(extent, other, strict=True)]
+    sizes = [np.diff([0, *cut, n]).tolist() for cut, n in zip(cuts, extent, strict=True)]
+    exchange = Exchange(
+        ProductGrid(first, tuple(owned)), ProductGrid(second, tuple(ranges_of_sizes(each) for each in sizes))
+    )
+    assert repartition_counts(exchange)[0].tolist() == [len(exchange.plan(w).sends) for w in first]
+    assert repartition_counts(exchange, adjoint=True)[0].tolist() == [len(exchange.plan(w).recvs) for w in second]
+    assert repartition_counts(exchange)[1].tolist() == [elements(exchange.plan(w).sends) for w in first]
+    back = [elements(exchange.plan(w).recvs) for w in second]
+    assert repartition_counts(exchange, adjoint=True)[1].tolist() == back
+
+    periodic = tuple(bool(draw.integers(2)) and n > 0 for n in extent)
+    needed = []
+    for n, ranges, wraps in zip(extent, owned, periodic, strict=True):
+        widened = [(a - draw.integers(-1, 4), b + draw.integers(-1, 4)) for a, b in ranges]
+        clipped = [(int(a), int(b)) if wraps else (int(np.clip(a, 0, n)), int(np.clip(b, 0, n))) for a, b in widened]
+        needed.append(tuple((a, max(a, b)) for a, b in clipped) if draw.random() < 0.8 else ranges)
+    halos = Halos(ProductGrid(first, tuple(owned)), tuple(needed), periodic)
+    steps = [halos.plans(worker) for worker in first]
+    for adjoint in (False, True):
+        sent = [[step.recvs if adjoint else step.sends for step in each] for each in steps]
+        counts = halo_counts(halos, adjoint=adjoint)
+        assert counts[0].tolist() == [sum(map(len, each)) for each in sent]
+        assert counts[1].tolist() == [sum(map(elements, each)) for each in sent]
+
+
+def elements(messages: Any) -> int:
+    """Return the number of elements in messages."""
+    return sum(message.size for message in messages)

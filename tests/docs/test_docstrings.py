@@ -1,0 +1,52 @@
+"""Public names have whole docstrings: what they do, each argument, results and errors, and an example that runs."""
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+MODULES = ("", "checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers")
+EXCEPTIONS_AND_PROTOCOLS = (Exception, type(importlib.import_module("typing").Protocol))
+
+# What can't fail, whatever it is called with.
+NEVER_RAISE: set[str] = set()
+
+
+def public_names() -> dict[str, Any]:
+    """Return the public functions and classes, by name; what is public under several names under the first."""
+    found: dict[str, Any] = {}
+    for module in MODULES:
+        namespace = importlib.import_module(f"distdl_jax.{module}".rstrip("."))
+        for name in getattr(namespace, "__all__", None) or [name for name in vars(namespace) if name[0] != "_"]:
+            value = getattr(namespace, name)
+            ours = getattr(value, "__module__", "").startswith("distdl_jax")
+            if callable(value) and ours and value not in found.values():
+                found[f"{module}.{name}".lstrip(".")] = value
+    return found
+
+
+PUBLIC = public_names()
+
+
+def lacks(name: str, value: Any) -> list[str]:
+    """Return what the docstring of a public name lacks."""
+    doc = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+    if not doc:
+        return ["a docstring of its own"]
+    if inspect.isclass(value) and issubclass(value, Exception):
+        return []
+    parameters = inspect.signature(value).parameters
+    named = [parameter for parameter in parameters if not re.search(rf"`\**{parameter}\b", doc)]
+    missing = [f"the argument `{parameter}`" for parameter in named]
+    sections = {"Arguments": bool(parameters), "Raises": bool(parameters) and name not in NEVER_RAISE}
+    if inspect.isfunction(value):
+        sections["Returns"] = inspect.signature(value).return_annotation not in (None, "None")
+    missing += [f"**{section}:**" for section, wanted in sections.items() if wanted and f"**{section}:**" not in doc]
+    return missing + ["an example"] * (">>> " not in doc)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_has_a_whole_docstring(name: str) -> None:
+    assert lacks(name, PUBLIC[name]) == []

@@ -1,0 +1,204 @@
+"""`python -m distdl_jax doctor`, started as users start it, finds what is broken on purpose."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ROOT, patience, run
+from launcher import mpiexec
+
+pytestmark = pytest.mark.limit(600)
+
+DOCTOR = ["-m", "distdl_jax", "doctor", "--json"]
+
+
+def content(output: str) -> dict[str, Any]:
+    """Return the report in what a job has printed."""
+    start, end = output.index("{\n"), output.rindex("\n}")
+    report: dict[str, Any] = json.loads(output[start : end + 2])
+    return report
+
+
+def not_ok(report: dict[str, Any]) -> set[tuple[str, str]]:
+    return {
+        (each["verdict"], each["subject"]) for each in report["findings"] if each["verdict"] in ("warning", "error")
+    }
+
+
+def words(report: dict[str, Any], subject: str) -> str:
+    return "\n".join(each["found"] for each in report["findings"] if each["subject"] == subject)
+
+
+def by_itself(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the doctor without a launcher."""
+    environment = mpiexec.clean(os.environ) | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | settings
+    return subprocess.run(
+        [sys.executable, *DOCTOR, "--checkpoints", str(ROOT), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+    )
+
+
+def alone(*arguments: str, **settings: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status and the report of the doctor without a launcher."""
+    done = by_itself(*arguments, **settings)
+    return done.returncode, content(done.stdout)
+
+
+def true_here(workers: int) -> set[tuple[str, str]]:
+    """Return the warnings that are true of the machine that runs the tests."""
+    cores, true = len(os.sched_getaffinity(0)), set()
+    if cores < workers:
+        true.add(("warning", "cores"))
+    disk = os.statvfs("/dev/shm")
+    if disk.f_bavail * disk.f_frsize < workers * 32 * 2**20:
+        true.add(("warning", "shared memory"))
+    return true
+
+
+def test_a_healthy_job():
+    """No warning that isn't true, and every kind of fact; worker 0 alone prints, in seconds."""
+    limit, began = patience(20), time.monotonic()
+    status, output = run(2, *DOCTOR, "--checkpoints", ROOT, anew=True, settings={"NPROC": "1", "OMP_NUM_THREADS": "1"})
+    taken, report = time.monotonic() - began, content(output)
+    assert not_ok(report) - true_here(2) == set(), report
+    assert (status, report["workers"], output.count('"verdict": ')) == (0, 2, 1 + len(report["findings"]))
+    assert taken < limit
+    first, second = report["facts"]
+    assert [each["launch"]["rank"] for each in (first, second)] == [0, 1]
+    assert first["host"]["affinity"] == sorted(os.sched_getaffinity(0))
+    assert first["threads"]["xla"] in (1, None) and first["software"]["jax_error"] is None
+    assert "MPI knows all of them" in words(report, "launcher")
+    assert words(report, "message").count("from worker 0 to 1, on one host") == 2
+    assert words(report, "all-reduce").count("over 2 workers") == 2
+
+
+# Pins a worker to the first core.
+PINNED = """
+import os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity")
+def test_a_job_with_many_mistakes(tmp_path: Path):
+    """All are found at once."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    (tmp_path / "file").touch()
+    settings = {
+        "MPI4PY_RC_THREAD_LEVEL": "single",
+        "DISTDL_JAX_DEBUG": "yes",
+        "DISTDL_JAX_TIMOUT": "60",
+        "DISTDL_JAX_TUNING": "on",
+        "DISTDL_JAX_TUNING_FILE": str(tmp_path / "file" / "tuning.json"),
+        "NPROC": "64",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "GLIBC_TUNABLES": "",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_DISABLE_JIT": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "MPI4JAX_USE_CUDA_MPI": "1",
+    }
+    command = [
+        "-c",
+        PINNED,
+        *DOCTOR,
+        "--checkpoints",
+        tmp_path / "file" / "run",
+        "--machine",
+        tmp_path / "nothing.toml",
+    ]
+    status, output = run(2, *command, anew=True, settings=settings)
+    report = content(output)
+    assert status == 1 and report["verdict"] == "error"
+    expected = {
+        ("error", "machine"),
+        ("error", "settings"),
+        ("warning", "settings"),
+        ("error", "mpi threads"),
+        ("error", "devices"),
+        ("warning", "jax"),
+        ("warning", "cores"),
+        ("warning", "threads"),
+        ("warning", "compilation cache"),
+        ("warning", "tuning"),
+        ("warning", "checkpoints"),
+    }
+    assert not_ok(report) - true_here(2) == expected, report
+    assert "MPI_THREAD_SINGLE" in words(report, "mpi threads")
+    assert "2 workers share 1 of" in words(report, "cores")
+    assert "XLA computes with 64 threads" in words(report, "threads")
+    assert "JAX_NUMPY_RANK_PROMOTION" in words(report, "jax") and "JAX_DISABLE_JIT" in words(report, "jax")
+    assert "malloc is left alone" in words(report, "huge pages")
+    assert "did you mean DISTDL_JAX_TIMEOUT?" in words(report, "settings")
+    assert "built without CUDA" in words(report, "gpu messages")
+    assert words(report, "checkpoints").endswith("run can't be written to: Not a directory.")
+
+
+def test_a_launcher_of_another_mpi():
+    status, report = alone(PMI_SIZE="4")
+    assert status == 1 and not_ok(report) == {("error", "launcher")}
+    assert "started 4 processes, but each believes that it is alone" in words(report, "launcher")
+
+
+@pytest.mark.skipif(mpiexec.flavour() != "hydra", reason="what MPICH does under Open MPI's launcher")
+def test_a_launcher_under_which_mpi_ends_the_process():
+    """The doctor says why before."""
+    done = by_itself(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", PMIX_NAMESPACE="x", PMIX_RANK="0")
+    assert done.returncode != 0
+    said, _, after = done.stderr.partition("unsupported PMI version")
+    assert after and "The launcher is Open MPI's, but mpi4py runs on MPICH" in said
+
+
+# What Open MPI's mpiexec says of its version, and does with programs of another MPI.
+FAKE = """#!/bin/sh
+if [ "$1" = --version ]; then echo "mpiexec (OpenRTE) 4.1.2"; exit; fi
+shift 2
+"$@"; "$@"
+"""
+
+
+@pytest.mark.skipif(mpiexec.flavour() == "openmpi", reason="it would be the right one")
+def test_an_mpiexec_of_another_mpi_first_on_path(tmp_path: Path):
+    fake = tmp_path / "mpiexec"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    status, report = alone(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert status == 1 and not_ok(report) == {("error", "launcher"), ("error", "mpiexec")}
+    assert f"{fake} starts workers of which each believes that it is alone" in words(report, "launcher")
+    assert f"mpiexec on PATH ({fake}) is Open MPI's" in words(report, "mpiexec")
+
+
+def test_the_right_mpiexec_on_path():
+    path = mpiexec.find()
+    assert path is not None
+    status, report = alone(PATH=f"{Path(path).parent}{os.pathsep}{os.environ['PATH']}")
+    assert (status, not_ok(report)) == (0, set()), report
+    assert words(report, "launcher") == f"{path} starts workers that find each other."
+
+
+def test_an_mpi_that_one_worker_can_not_load():
+    """That worker says so, and ends the job."""
+    other = [":", "-n", "1", "env", "MPI4PY_LIBMPI=/nowhere/libmpi.so", sys.executable, *DOCTOR]
+    status, output = run(1, *DOCTOR, *other, anew=True)
+    report = content(output)
+    assert status != 0 and ("error", "mpi") in not_ok(report)
+    assert "/nowhere/libmpi.so" in words(report, "mpi")
+    assert "Worker 1 of 2" in output and "the job ends" in output
+
+
+def test_workers_in_one_process():
+    status, report = alone("--simulate", "3")
+    assert (status, not_ok(report)) == (0, set()), report
+    assert words(report, "simulate").startswith("3 workers in this process")
+    assert not {each["subject"] for each in report["findings"]} & {"mpi", "launcher", "mpiexec", "message"}
