@@ -91,7 +91,7 @@ class _Tape:
     cotangents: dict[_Block, _Block] = field(default_factory=dict)
     saved: list[tuple[str, _Block]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    of_params: list[_Block] = field(default_factory=list)
+    of_params: dict[str, _Block] = field(default_factory=dict)
 
     def run(self, plan: Plan, x: _Block, place: str) -> _Block:
         """Record the operations of a plan on x; return the array that is its output."""
@@ -156,8 +156,11 @@ class _Tape:
         """Record the movement of a layer's parameters to the workers that compute; return this worker's copy."""
         nbytes = _nbytes(movement, self.worker)
         forward, adjoint = (_Buffers.of(movement, self.worker, adjoint=adjoint) for adjoint in (False, True))
-        copy = _Block(nbytes if forward.sent or forward.received else 0, True)
-        self.operations.append(_Operation((), (copy,), forward.packed(nbytes, nbytes)))
+        moves = bool(forward.sent or forward.received)  # else the copies are the parameters
+        # Weight and bias in one message are stored twice: packed, and taken apart; their gradients likewise.
+        is_packed = moves and len(movement.output(self.worker).shape) == 1
+        copy = _Block(nbytes * (1 + is_packed), True)
+        self.operations.append(_Operation((), (copy,) if moves else (), forward.packed(nbytes, nbytes)))
 
         def back() -> None:
             if (cotangent := self.cotangents.pop(copy, None)) is not None:
@@ -168,10 +171,11 @@ class _Tape:
         return copy
 
     def _gradient(self, place: str) -> list[_Block]:
-        """Return the array of a layer's gradients, until the optimiser's update."""
-        gradient = _Block(self.gradients.get(place, 0))
-        self.of_params.append(gradient)
-        return [gradient]
+        """Return the array of a layer's gradients, until the optimiser's update; nothing where it was made before."""
+        if place in self.of_params:
+            return []
+        self.of_params[place] = _Block(self.gradients.get(place, 0))
+        return [self.of_params[place]]
 
     def _compute(
         self, action: Computes, x: _Block, place: str, beside: Sequence[_Block] = (), copies: Sequence[_Block] = ()
@@ -215,7 +219,7 @@ class _Tape:
         cotangents = [_Block(argument.nbytes) for argument in differentiated]
         made = [*cotangents]
         if uses_params:
-            of_copies = [_Block(self.gradients.get(place, 0) if not copy.nbytes else copy.nbytes) for copy in copies]
+            of_copies = [_Block(copy.nbytes) for copy in copies]
             made += of_copies or self._gradient(place)
             self.cotangents |= dict(zip(copies, of_copies, strict=True))
         weights = copies if differentiated else ()
@@ -254,7 +258,7 @@ class _Tape:
         self.cotangents[y] = dy
         for back in reversed(self.backward):
             back()
-        self.operations.append(_Operation(self.of_params, ()))
+        self.operations.append(_Operation((*self.of_params.values(),), ()))
 
     def activations(self) -> dict[str, int]:
         """Return the bytes that are stored until the backward pass, by the layer that reads them first."""
