@@ -55,7 +55,7 @@ class _Operation:
     """An operation of a step: it reads and makes arrays.
 
     - `scratch`: bytes that it takes beside them.
-    - `in_place`: whether its result may take the place of an array that it is the last to read.
+    - `in_place`: whether a result may take the place of an array of the same size that it is the last to read.
     """
 
     reads: Sequence[_Block]
@@ -92,7 +92,7 @@ class _Tape:
     cotangents: dict[_Block, _Block] = field(default_factory=dict)
     saved: list[tuple[str, _Block]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    of_params: list[_Block] = field(default_factory=list)
+    of_params: dict[str, _Block] = field(default_factory=dict)
 
     def run(self, plan: Plan, x: _Block, place: str) -> _Block:
         """Record the operations of a plan on x; return the array that is its output."""
@@ -104,9 +104,7 @@ class _Tape:
             case ResidualPlan(body=body, shortcut=shortcut):
                 ways = zip(WAYS, (body, shortcut), strict=True)
                 ends = [x if way is None else self.run(way, x, _within(place, name)) for name, way in ways]
-                *_, last = plan.actions
-                assert isinstance(last, Computes)
-                return self._compute(last, ends[0], place, ends[1:])
+                return self._add(ends[0], ends[1])
         return self._leaf(plan, x, place)
 
     def _leaf(self, plan: Plan, x: _Block, place: str) -> _Block:
@@ -161,8 +159,11 @@ class _Tape:
         """Record the movement of a layer's parameters to the workers that compute; return this worker's copy."""
         nbytes = _nbytes(movement, self.worker)
         forward, adjoint = (_Buffers.of(movement, self.worker, adjoint=adjoint) for adjoint in (False, True))
-        copy = _Block(nbytes if forward.received else 0, True)
-        self.operations.append(_Operation((), (copy,), forward.packed(nbytes, nbytes)))
+        moves = bool(forward.sent or forward.received)  # else the copies are the parameters
+        # Weight and bias in one message are stored twice: packed, and taken apart; their gradients likewise.
+        is_packed = moves and len(movement.output(self.worker).shape) == 1
+        copy = _Block(nbytes * (1 + is_packed), True)
+        self.operations.append(_Operation((), (copy,) if moves else (), forward.packed(nbytes, nbytes)))
 
         def back() -> None:
             if (cotangent := self.cotangents.pop(copy, None)) is not None:
@@ -173,10 +174,11 @@ class _Tape:
         return copy
 
     def _gradient(self, place: str) -> list[_Block]:
-        """Return the array of a layer's gradients, until the optimiser's update."""
-        gradient = _Block(self.gradients.get(place, 0))
-        self.of_params.append(gradient)
-        return [gradient]
+        """Return the array of a layer's gradients, until the optimiser's update; nothing where it was made before."""
+        if place in self.of_params:
+            return []
+        self.of_params[place] = _Block(self.gradients.get(place, 0))
+        return [self.of_params[place]]
 
     def _compute(
         self, action: Computes, x: _Block, place: str, beside: Sequence[_Block] = (), copies: Sequence[_Block] = ()
@@ -196,7 +198,7 @@ class _Tape:
         if not work.fuses_x:
             for argument in arguments:
                 _read_from_memory(argument)
-        self.operations.append(_Operation((*arguments, *copies), (y, *others), work.scratch, work.y_is_recomputed))
+        self.operations.append(_Operation((*arguments, *copies), (y, *others), work.scratch, work.fuses_x))
         saved = [*(arguments if work.saves_x else ()), *((y,) if work.saves_y else ()), *others]
         if has_gradient:
             self.saved += [(place, block) for block in saved]
@@ -217,21 +219,30 @@ class _Tape:
         if (dy := self.cotangents.pop(y, None)) is None:
             return
         differentiated = [argument for argument in arguments if argument.has_gradient]
-        if len(arguments) > 1 and work.y_is_recomputed and not (work.saves_x or work.saves_y):  # a sum
-            for argument in differentiated:
-                self._add_cotangent(argument, dy)
-            return
         cotangents = [_Block(argument.nbytes) for argument in differentiated]
         made = [*cotangents]
         if uses_params:
-            of_copies = [_Block(self.gradients.get(place, 0) if not copy.nbytes else copy.nbytes) for copy in copies]
+            of_copies = [_Block(copy.nbytes) for copy in copies]
             made += of_copies or self._gradient(place)
             self.cotangents |= dict(zip(copies, of_copies, strict=True))
         weights = copies if differentiated else ()
         scratch = max(work.scratch_x if differentiated else 0, work.scratch_params if uses_params else 0)
-        self.operations.append(_Operation((*saved, *weights, dy), made, scratch, work.y_is_recomputed))
+        self.operations.append(_Operation((*saved, *weights, dy), made, scratch, work.fuses_x))
         for argument, cotangent in zip(differentiated, cotangents, strict=True):
             self._add_cotangent(argument, cotangent)
+
+    def _add(self, x: _Block, other: _Block) -> _Block:
+        """Record a sum, of which the cotangent is that of both."""
+        y = _Block(x.nbytes, x.has_gradient or other.has_gradient)
+        self.operations.append(_Operation((x, other), (y,), in_place=True))
+
+        def back() -> None:
+            if (dy := self.cotangents.pop(y, None)) is not None:
+                self._add_cotangent(x, dy)
+                self._add_cotangent(other, dy)
+
+        self.backward.append(back)
+        return y
 
     def _add_cotangent(self, block: _Block, cotangent: _Block) -> None:
         """Add to the cotangent of an array, if it has one."""
@@ -250,7 +261,7 @@ class _Tape:
         self.cotangents[y] = dy
         for back in reversed(self.backward):
             back()
-        self.operations.append(_Operation(self.of_params, ()))
+        self.operations.append(_Operation((*self.of_params.values(),), ()))
 
     def activations(self) -> dict[str, int]:
         """Return the bytes that are stored until the backward pass, by the layer that reads them first."""
@@ -294,11 +305,9 @@ def _most_live(operations: Sequence[_Operation]) -> int:
     live = most = 0
     for number, (reads, makes, operation) in enumerate(of_each):
         ends = {block for block in (*reads, *makes) if last[block] == number and block in made}
-        new = sum(block.nbytes for block in makes)
-        reused = 0
-        if operation.in_place:
-            reused = min(new, max((block.nbytes for block in ends if block not in makes), default=0))
-        live += new
+        live += sum(block.nbytes for block in makes)
+        sizes = {block.nbytes for block in ends if block not in makes}
+        reused = max((block.nbytes for block in makes if operation.in_place and block.nbytes in sizes), default=0)
         most = max(most, live + operation.scratch - reused)
         live -= sum(block.nbytes for block in ends)
     return most

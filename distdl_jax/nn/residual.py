@@ -44,7 +44,7 @@ class ResidualPlan(BlocksPlan):
     def _sum(self, worker: int) -> Work:
         y = self.blocks[worker]
         nbytes = y.size * y.dtype.itemsize
-        return Work("elementwise", y.size, read=2 * nbytes, written=nbytes, saved=0, fuses_x=True, y_is_recomputed=True)
+        return Work("elementwise", y.size, read=2 * nbytes, written=nbytes, saved=0, fuses_x=True)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +31,8 @@ class Residuals(NamedTuple):
 
     - `x`, `y`: whether these two are.
     - `others`: bytes of other arrays.
-    - `y_is_recomputed`: whether XLA computes y again from those where an operation like these reads it.
+    - `y_is_recomputed`: whether XLA computes y again where an operation like these reads it, from one array. What is
+      made of two arrays of y's size is stored.
     """
 
     x: bool
@@ -48,31 +48,38 @@ class _Value(NamedTuple):
     nbytes: int
 
 
-_Values = frozenset[_Value]
+class _Fact(NamedTuple):
+    """From which stored values a value can be computed again, and whether at most one of them is as large as it is."""
+
+    sources: frozenset[_Value]
+    is_unary: bool = True
 
 
-class _Sources(DataFlow[_Values]):
-    """From which stored values a value can be computed again."""
+class _Sources(DataFlow[_Fact]):
+    """From what each value can be computed again."""
 
-    of_literals = of_constants = unknown = frozenset()
+    of_literals = of_constants = unknown = _Fact(frozenset())
 
     def __init__(self) -> None:
         self._count = 0
 
-    def stored(self, aval: Any) -> _Values:
+    def stored(self, aval: Any) -> _Fact:
         """Return a value that is computed from no other."""
         self._count += 1
-        return frozenset({_Value(self._count, math.prod(aval.shape) * aval.dtype.itemsize)})
+        return _Fact(frozenset({_Value(self._count, _nbytes(aval))}))
 
-    def equation(self, eqn: Any, args: list[_Values]) -> list[_Values]:
+    def equation(self, eqn: Any, args: list[_Fact]) -> list[_Fact]:
         if isinstance(structure(eqn), Call) and (found := self.through_bodies(eqn, args)) is not None:
             return found
-        if eqn.primitive.name in _COMPUTED_AGAIN:
-            return [frozenset().union(*args)] * len(eqn.outvars)
-        return [self.stored(var.aval) for var in eqn.outvars]
+        if eqn.primitive.name not in _COMPUTED_AGAIN:
+            return [self.stored(var.aval) for var in eqn.outvars]
+        (y,) = eqn.outvars
+        large = [arg for arg, var in zip(args, eqn.invars, strict=True) if arg.sources and var.aval.size == y.aval.size]
+        is_unary = len(large) <= 1 and all(arg.is_unary for arg in large)
+        return [_Fact(frozenset().union(*(arg.sources for arg in args)), is_unary)]
 
-    def join(self, one: _Values, other: _Values) -> _Values:
-        return one | other
+    def join(self, one: _Fact, other: _Fact) -> _Fact:
+        return _Fact(one.sources | other.sources, one.is_unary and other.is_unary)
 
 
 def residuals(function: Callable[[Array], Array], x: ShapeDtype) -> Residuals:
@@ -81,11 +88,15 @@ def residuals(function: Callable[[Array], Array], x: ShapeDtype) -> Residuals:
     flow = _Sources()
     of_x = flow.stored(program.in_avals[0])
     of_y, *stored = flow.run(program.jaxpr, [of_x])
-    found: _Values = reduce(frozenset.union, stored, frozenset())
-    y_is_recomputed = len(of_y) != 1 or of_y == of_x or next(iter(of_y)).nbytes != _nbytes(program.out_avals[0])
-    y = not y_is_recomputed and of_y <= found
-    others = found - of_x - (of_y if y else frozenset())
-    return Residuals(of_x <= found, y, sum(value.nbytes for value in others), y_is_recomputed)
+    found = frozenset[_Value]().union(*(fact.sources for fact in stored))
+    is_own = len(of_y.sources) == 1 and of_y.sources != of_x.sources and _is_result(of_y, program.out_avals[0])
+    y = is_own and of_y.sources <= found
+    others = found - of_x.sources - (of_y.sources if y else frozenset())
+    return Residuals(of_x.sources <= found, y, sum(value.nbytes for value in others), of_y.is_unary and not is_own)
+
+
+def _is_result(fact: _Fact, aval: Any) -> bool:
+    return next(iter(fact.sources)).nbytes == _nbytes(aval)
 
 
 def _nbytes(aval: Any) -> int:
