@@ -65,10 +65,10 @@ CONVOLUTIONS = (
     ConvolutionShape(4, 128, 128, 8, (3, 3)),
     ConvolutionShape(4, 64, 64, 32, (1, 1)),
     ConvolutionShape(4, 6, 16, 14, (5, 5)),
-    ConvolutionShape(1, 1, 8, 32, (3, 3, 3)),
     ConvolutionShape(1, 8, 8, 32, (3, 3, 3)),
-    ConvolutionShape(1, 16, 16, 16, (3, 3, 3)),
+    ConvolutionShape(1, 1, 8, 32, (3, 3, 3)),
     ConvolutionShape(1, 32, 32, 16, (3, 3, 3)),
+    ConvolutionShape(1, 16, 16, 16, (3, 3, 3)),
     ConvolutionShape(1, 64, 64, 8, (3, 3, 3)),
 )
 
