@@ -237,7 +237,8 @@ def names() -> tuple[str, ...]:
 def load(path_or_name: str | os.PathLike[str]) -> Machine:
     """Return the machine that a file describes.
 
-    - `path_or_name`: the path of a TOML file, or a name: "infiniband-hdr", "omni-path" or "perlmutter-cpu".
+    - `path_or_name`: the path of a TOML file, or a name: "infiniband-hdr", "omni-path", "perlmutter-cpu" or
+      "workstation".
 
     **Raises:** `InvalidArgumentError` where there is no such file, or it has something missing, unknown or in a wrong
     unit; the sentence names the line. `InvalidTypeError` for what is no path.

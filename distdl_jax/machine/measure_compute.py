@@ -65,17 +65,17 @@ CONVOLUTIONS = (
     ConvolutionShape(4, 128, 128, 8, (3, 3)),
     ConvolutionShape(4, 64, 64, 32, (1, 1)),
     ConvolutionShape(4, 6, 16, 14, (5, 5)),
-    ConvolutionShape(1, 1, 8, 32, (3, 3, 3)),
     ConvolutionShape(1, 8, 8, 32, (3, 3, 3)),
-    ConvolutionShape(1, 16, 16, 16, (3, 3, 3)),
+    ConvolutionShape(1, 1, 8, 32, (3, 3, 3)),
     ConvolutionShape(1, 32, 32, 16, (3, 3, 3)),
+    ConvolutionShape(1, 16, 16, 16, (3, 3, 3)),
     ConvolutionShape(1, 64, 64, 8, (3, 3, 3)),
 )
 
 POOLINGS = (((4, 16, 64, 64), (2, 2)), ((1, 16, 32, 32, 32), (2, 2, 2)), ((4, 16, 63, 63), (3, 3)))
 """Shapes of input and window."""
 
-NORMALISATIONS = ((4, 16, 64, 64), (4, 64, 16, 16), (1, 16, 32, 32, 32), (64, 256))
+NORMALISATIONS = ((4, 16, 64, 64), (4, 64, 16, 16), (1, 16, 32, 32, 32))
 
 
 def overhead_jobs() -> Iterator[Job]:
@@ -187,7 +187,8 @@ def normalisation_jobs(shapes: Sequence[tuple[int, ...]], P: Partition, dtype: s
             y: Array = norm({"weight": w[0], "bias": w[1]}, x)
             return y
 
-        subject = Arithmetic("normalisation", dtype, "forward", (shape[1],), 4 * math.prod(shape))
+        entries = math.prod(shape)
+        subject = Arithmetic("normalisation", dtype, "forward", (shape[1], entries // shape[1]), 4 * entries)
         yield from _in_all_directions(subject, normalise, _filled(dtype, shape, (2, shape[1]), shape), (4, 8, 2))
 
 

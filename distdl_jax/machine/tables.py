@@ -129,7 +129,8 @@ class RatePoint:
     - `kind`: "matrix product", "convolution", "fft", "pooling", "normalisation".
     - `direction`: "forward", "input gradient", "parameter gradient".
     - `shape`: (m, k, n) of a matrix product; of a convolution channels in and out, of a group, the extent of its
-      output and the number of taps; of an fft its length; of a pooling the taps, of a normalisation the channels.
+      output and the number of taps; of an fft its length; of a pooling the taps; of a normalisation the
+      channels and the entries of each.
     """
 
     kind: str = field(metadata={"quantity": "text"})

@@ -39,6 +39,9 @@ class Job:
     seconds: Seconds | None
 
 
+SLOW = 0.2
+"""Seconds from which on something is done once in a round."""
+
 SHORTEST = 1e-10
 """Seconds of a repetition where several took no longer than one, by chance."""
 
@@ -95,7 +98,7 @@ def take_rounds(
             comm.Barrier()
             meanwhile: Callable[[], object] = rest
             if job.seconds is not None:
-                found[job.subject].append(_batches(job.seconds, often))
+                found[job.subject].append(_batches(job.seconds, often, job.subject))
                 if not isinstance(job.subject, MEETINGS):
                     # Who is done computing goes on, so that the others are not measured while it rests.
                     meanwhile = partial(job.seconds, often)
@@ -112,8 +115,11 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
         comm.Barrier()
         took = 0.0
         if job.seconds is not None:
-            once = min(job.seconds(1) for _ in range(2))
-            took = min(job.seconds(often + 1) for _ in range(2)) - once
+            once = job.seconds(1)
+            took = often * once
+            if not _is_slow(once, job.subject):
+                once = min(once, job.seconds(1))
+                took = min(job.seconds(often + 1) for _ in range(2)) - once
         until_all_come(comm, rest)
         longest = max(comm.allreduce(took, op=MPI.MAX), SHORTEST)
         # A small step at a time: what took no time by chance may take long.
@@ -121,13 +127,21 @@ def _often_enough(job: Job, comm: MPI.Intracomm, enough: float) -> int:
     return often
 
 
-def _batches(seconds: Seconds, often: int) -> list[float]:
+def _batches(seconds: Seconds, often: int, subject: Subject) -> list[float]:
     """Return the seconds of one repetition, in several batches.
 
     The first repetition does not count, in which buffers are touched for the first time, and neither does the call.
     """
-    once = min(seconds(1) for _ in range(3))
+    once = seconds(1)
+    if _is_slow(once, subject):
+        return [once] * BATCHES
+    once = min(once, seconds(1), seconds(1))
     return [max((seconds(often + 1) - once) / often, SHORTEST) for _ in range(BATCHES)]
+
+
+def _is_slow(once: float, subject: Subject) -> bool:
+    """Return whether something takes so long that it is done once; partners in a meeting could differ in that."""
+    return once > SLOW and not isinstance(subject, MEETINGS)
 
 
 def until_all_come(comm: MPI.Intracomm, meanwhile: Callable[[], object]) -> None:
