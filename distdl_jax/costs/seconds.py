@@ -142,7 +142,7 @@ def step_timing(
     rows = 3 * len(script.rows)
     played = play(script.steps, rows, links.workers, noise=links.machine.noise)
     times = {place: script.times(place, played) for place in script.rows}
-    unsure = uncertainty(links.machine, links.used)
+    unsure = uncertainty(links.machine, links.dtype, links.used)
     return Timing(times, times.pop("step"), _interval(script.steps, rows, played, unsure, links.workers))
 
 
