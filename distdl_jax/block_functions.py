@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,22 +22,36 @@ from distdl_jax.primitives.block_checks import zero_volume_shape
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
 from distdl_jax.source_lines import function_name
 from distdl_jax.static import Static
+from distdl_jax.tracing.residuals import Residuals, residuals
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function
 
 
 @dataclass(frozen=True)
 class FunctionPlan(BlocksPlan):
-    """The plan of a plain function on every worker's block; `inputs` are the shapes and dtypes before."""
+    """The plan of a plain `function` on every worker's block; `inputs` are the shapes and dtypes before."""
 
     inputs: ShapeDtypes = field(hash=False)
+    function: Callable[..., Any]
 
     @property
     def actions(self) -> tuple[Action, ...]:
         return (Computes(self._work, alike=derived(self.output, self.inputs, self.blocks)),)
 
     def _work(self, worker: int) -> Work:
-        return elementwise(self.inputs[worker], self.blocks[worker], saves_y=True)
+        x = self.inputs[worker]
+        work = replace(elementwise(x, self.blocks[worker]), fuses_x=True, saved=0)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return work
+        if x not in self._residuals:
+            self._residuals[x] = residuals(self.function, x)
+        of_x, of_y, others, again = self._residuals[x]
+        return replace(work, saves_x=of_x, saves_y=of_y, saved=others, y_is_recomputed=again)
+
+    @cached_property
+    def _residuals(self) -> dict[ShapeDtype, Residuals]:
+        """What the function stores of the blocks that were asked for."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -134,7 +149,7 @@ class BlockFunction(Static):
             worker: own[block] if worker in on_P else ShapeDtype(_elsewhere(first, block.shape), first.dtype)
             for worker, block in x.items()
         }
-        return FunctionPlan(blocks, x)
+        return FunctionPlan(blocks, x, self.fun)
 
 
 def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:

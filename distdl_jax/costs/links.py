@@ -105,5 +105,5 @@ def _eager_limit(level: Level) -> float:
 
 def _with_cotangents(work: Work) -> Work:
     """Return the backward pass of arithmetic: it reads the cotangent of y and what was stored, and writes that of x."""
-    stored = work.read * work.saves_x + work.written * work.saves_y + work.saved
+    stored = work.read * work.saves_x + work.written * work.saves_y + (work.saved or 0)
     return replace(work, read=work.written + stored, written=work.read)

@@ -130,8 +130,9 @@ def _over_mpi(options: argparse.Namespace) -> int:
     if everyone and (first or comm.Get_size() > 1):
         machine, wrong = _machine(options.machine)
         status = _print([*wrong, *findings(everyone, measured, machine)], everyone, options)
-    timer.cancel()
     supervised.tell(supervised.ENDS)  # the others need no end from the supervisor
+    MPI.Finalize()
+    timer.cancel()
     return status
 
 

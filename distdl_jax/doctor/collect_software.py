@@ -7,7 +7,6 @@ import os
 import platform
 import warnings
 from contextlib import suppress
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +108,7 @@ def devices() -> Devices:
     """Return the facts about JAX's devices and the host's GPUs; after `software`."""
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible, platforms = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("JAX_PLATFORMS", "")
-    names = (distribution.metadata["Name"] or "" for distribution in distributions())
-    plugin = next((name for name in names if name.startswith("jax-cuda") and name.endswith("-plugin")), None)
+    plugin = next((name for name in ("jax-cuda13-plugin", "jax-cuda12-plugin") if installed_version(name)), None)
     kind, count, bridge = "cpu", 1, False
     with suppress(ImportError, RuntimeError):
         import jax
@@ -158,4 +156,4 @@ def tuning_folder() -> str | None:
 
 
 def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"

@@ -29,7 +29,10 @@ def _device(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "devices", found, cure)
     elif devices.platform == "cpu" and devices.gpus and devices.platforms != "cpu" and devices.visible != "":
         found = f"JAX computes on the CPU, but the host has {devices.gpus} NVIDIA GPU{'s' * (devices.gpus > 1)}."
-        cure = 'python -m pip install "jax[cuda13]"; JAX_PLATFORMS=cpu if that is what you want.'
+        cure = 'python -m pip install "jax[cuda13]"'
+        if devices.plugin:
+            cure = f"""{devices.plugin} is installed: python -c 'import jax; jax.devices("cuda")' says what it misses"""
+        cure += "; JAX_PLATFORMS=cpu if that is what you want."
         yield Finding("note", "devices", found, cure)
     elif facts.software.jax_error is None:
         yield Finding("ok", "devices", f"JAX computes on one device ({devices.platform}).")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from distdl_jax.doctor.facts import Facts, Launch, Mpi
 from distdl_jax.doctor.findings import Finding, on_each_worker
@@ -58,6 +59,8 @@ def _bridge(mpi: Mpi) -> Iterator[Finding]:
         made_for = re.search(r"libmpi\.so\.(12|40)", mpi.bridge_error)
         kind = {"12": " It was compiled for MPICH.", "40": " It was compiled for Open MPI."}
         text = kind[made_for[1]] if made_for else ""
+        if len(mpi.loaded) > 1:
+            text = f" This process has loaded {', '.join(mpi.loaded)}."
         found = f"mpi4jax can't be loaded: {mpi.bridge_error}.{text}"
         yield Finding("error", "mpi4jax", found, _COMPILE.format("mpi4jax"))
     elif len(mpi.loaded) > 1:
@@ -88,7 +91,7 @@ def foreseen(launch: Launch) -> Finding | None:
     found = (
         f"The launcher is {launch.launcher}'s, but mpi4py runs on {own}, which may end the job, or start workers alone."
     )
-    return Finding("error", "launcher", found, _right_launcher(launch))
+    return Finding("error", "launcher", found, _right_launcher(launch, launch.launcher_program))
 
 
 def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
@@ -100,7 +103,7 @@ def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
                 f"{by}{program} started {launch.started} processes, but each believes that it is alone: the launcher "
                 f"is not the one of {mpi.library}."
             )
-            yield Finding("error", "launcher", found, _right_launcher(launch))
+            yield Finding("error", "launcher", found, _right_launcher(launch, launch.launcher_program))
         else:
             processes = f"{launch.started} process{'es' * (launch.started > 1)}"
             yield Finding("ok", "launcher", f"{by}{program} started {processes}, and MPI knows all of them.")
@@ -110,7 +113,7 @@ def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
     if own and launch.mpiexec_of not in (own, "unknown", ""):
         found = f"mpiexec on PATH ({launch.mpiexec}) is {launch.mpiexec_of}'s, but mpi4py runs on {mpi.library}."
         verdict = "warning" if launch.launcher and mpi.size > 1 else "error"
-        yield Finding(verdict, "mpiexec", found, _right_launcher(launch))
+        yield Finding(verdict, "mpiexec", found, _right_launcher(launch, launch.mpiexec))
 
 
 def _without_launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
@@ -128,17 +131,19 @@ def _without_launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
         yield Finding("ok", "launcher", found, "`mpiexec -n 4 python -m distdl_jax doctor` looks at several workers.")
     elif "1" in sizes:
         found = f"{launch.mpiexec} starts workers of which each believes that it is alone: it is another MPI's."
-        yield Finding("error", "launcher", found, _right_launcher(launch))
+        yield Finding("error", "launcher", found, _right_launcher(launch, launch.mpiexec))
     else:
         words = " ".join(word for word in launch.trial.split() if word.strip("-"))
         shown = words if len(words) <= 500 else f"{words[:500]} ..."
-        cure = next((cure for text, cure in _WORDS_OF_LAUNCHERS if text in words), _right_launcher(launch))
+        cure = next(
+            (cure for text, cure in _WORDS_OF_LAUNCHERS if text in words), _right_launcher(launch, launch.mpiexec)
+        )
         yield Finding("error", "launcher", f"{launch.mpiexec} -n 2 does not start two workers: {shown}", cure)
 
 
-def _right_launcher(launch: Launch) -> str:
+def _right_launcher(launch: Launch, wrong: str | None) -> str:
     if launch.launcher == "Slurm":
         return "srun --mpi=...: `srun --mpi=list` shows what there is (Open MPI 5: pmix; MPICH: pmi2)."
-    if launch.mpiexec_beside and (launch.launcher or launch.mpiexec_beside != launch.mpiexec):
+    if launch.mpiexec_beside and (wrong is None or Path(wrong).parent != Path(launch.mpiexec_beside).parent):
         return f"Take {launch.mpiexec_beside}, or activate the environment."
     return "Take the mpiexec of that MPI, or compile mpi4py and mpi4jax for this one (docs/install.md)."

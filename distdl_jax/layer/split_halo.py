@@ -14,10 +14,10 @@ import jax
 from jax import Array, lax
 
 from distdl_jax.plans.halo_edges import HaloEdges, halo_edges
-from distdl_jax.primitives.block_checks import blocks_on
+from distdl_jax.primitives.block_checks import GridBlocks
 from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.packing import joined_slices, side_by_side
-from distdl_jax.primitives.plan import Action
+from distdl_jax.primitives.plan import Action, Moves
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
@@ -94,7 +94,7 @@ class SplitHaloPlan:
     @property
     def actions(self) -> tuple[Action, ...]:
         """What workers do, in order."""
-        return tuple(action for movement in self.movements for action in movement.actions)
+        return tuple(Moves(movement, beside=True) for movement in self.movements)
 
     def split_halo(self, worker: int) -> SplitHalo:
         """Return where the parts of the halo of `worker` belong."""
@@ -119,7 +119,7 @@ def plan_split_halo(movement: RangesPlan) -> SplitHaloPlan | None:
         return None
     movements = []
     for each in edges:
-        inputs = blocks_on(each.halos.owned, movement.dtype)
+        inputs = GridBlocks(each.halos.owned, movement.dtype)
         movements.append(RangesPlan("windows", inputs, movement.dtype, each.halos))
     return SplitHaloPlan(edges, tuple(movements))
 

@@ -62,7 +62,32 @@ class LocalConvolution:
         flops, size = self.problem.flops, x.dtype.itemsize
         arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
         read, written = size * sum(arrays[:2]), size * arrays[2]
-        return Work("convolution", flops, flops, flops, read, written, saves_x=True, shape=self.problem)
+        work = Work("convolution", flops, flops, flops, read, written, shape=self.problem)
+        scratch, of_x, of_params = (size * numbers for numbers in self._scratch)
+        return replace(work, saves_x=True, saved=0, scratch=scratch, scratch_x=of_x, scratch_params=of_params)
+
+    @property
+    def _scratch(self) -> tuple[int, int, int]:
+        """How many numbers the three directions take: arrays in the order in memory that XLA computes in.
+
+        The rewritten algorithm writes padding around them. In three dimensions and more, it has as many copies of
+        planes as the kernel is deep, for both gradients at one time.
+        """
+        problem = self.ordinary
+        if problem is None:
+            return 0, 0, 0
+        x, y = math.prod(problem.x), math.prod(problem.y)
+        if "rewritten" not in self.algorithms:
+            return max(x, y), max(x, y), x + y
+        if problem.dims > 2:
+            copies = math.prod(problem.weight[2 : problem.dims])
+            return copies * x + y, copies * y + max(x, y), copies * (x + y) + max(x, y) + 2 * y
+        reach = problem.window.reach(problem.weight[2:])
+        with_padding = [
+            math.prod(of[:2]) * math.prod(n + more for n, more in zip(sizes, reach, strict=True))
+            for of, sizes in ((problem.x, problem.y[2:]), (problem.y, problem.x[2:]))
+        ]
+        return max(with_padding[0], x, y), max(with_padding[1], x), x + y
 
     def __call__(self, x: Array | Parts, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -44,10 +44,12 @@ class PoolingPlan(Plan):
 
     - `fetch`: gives each worker what its windows read.
     - `dtype`: of the output.
+    - `takes_largest`: whether it is a max pooling, whose derivative depends on x.
     """
 
     fetch: WindowsPlan
     dtype: np.dtype
+    takes_largest: bool
 
     @property
     def workers(self) -> Workers:
@@ -70,7 +72,10 @@ class PoolingPlan(Plan):
             return None
         x, y = self.fetch.output(worker), self.output(worker)
         read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written, saves_x=True, saves_y=True)
+        # XLA works out in the forward pass which entries are the largest: their numbers are an array like y.
+        saved = y.size * np.dtype(np.int32).itemsize if self.takes_largest else 0
+        work = Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written)
+        return replace(work, saved=saved, scratch_x=read, fuses_x=True)
 
     def padding(self, worker: int) -> Pairs:
         """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""
@@ -113,7 +118,7 @@ class DistributedPool(ParameterFreeLayer):
 
     def _plan(self, x: ShapeDtypes, params: object) -> PoolingPlan:
         fetch = plan_windows(x, self.P_x, self._windows)
-        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype))
+        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype), isinstance(self, DistributedMaxPool))
 
     def _run(self, plan: PoolingPlan, params: object, x: Array) -> Array:
         world = self.P_x.world

@@ -43,7 +43,8 @@ class ResidualPlan(BlocksPlan):
 
     def _sum(self, worker: int) -> Work:
         y = self.blocks[worker]
-        return Work("elementwise", y.size, read=2 * y.size * y.dtype.itemsize, written=y.size * y.dtype.itemsize)
+        nbytes = y.size * y.dtype.itemsize
+        return Work("elementwise", y.size, read=2 * nbytes, written=nbytes, saved=0, fuses_x=True, y_is_recomputed=True)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
     for block in {x[worker] for worker in representatives(x)}:
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
         outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-    return FunctionPlan(derived(lambda worker: outputs[x[worker]], x), x)
+    return FunctionPlan(derived(lambda worker: outputs[x[worker]], x), x, function)
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -18,7 +18,12 @@ class Work:
     - `flops_x`, `flops_params`: the same of the gradient with respect to the input, and to the parameters.
     - `read`, `written`: bytes that the forward pass reads and writes, each array once.
     - `saves_x`, `saves_y`: whether the backward pass reads the input, or the output, which are stored until then.
-    - `saved`: bytes that are stored beside these two.
+    - `saved`: bytes that are stored beside these two; None: not known, so that memory can't be foreseen.
+    - `scratch`, `scratch_x`, `scratch_params`: bytes that the three directions take while they compute, beside their
+      arguments and results.
+    - `fuses_x`: whether it is a loop in which the compiler can compute its input, too; else it reads it from memory.
+    - `y_is_recomputed`: whether the compiler computes the output again in such loops, from the input and what is
+      `saved`.
     - `shape`: what a table of measured times is asked for: the problem of a convolution, (m, k, n) of a matrix product.
     """
 
@@ -30,7 +35,12 @@ class Work:
     written: int = 0
     saves_x: bool = False
     saves_y: bool = False
-    saved: int = 0
+    saved: int | None = None
+    scratch: int = 0
+    scratch_x: int = 0
+    scratch_params: int = 0
+    fuses_x: bool = False
+    y_is_recomputed: bool = False
     shape: Hashable = None
 
 
@@ -44,7 +54,7 @@ def matrix_product(
     flops = 2 * batch * rows * inner * columns * (4 if is_complex else 1)
     read, written = batch * itemsize * inner * (rows + columns), batch * itemsize * rows * columns
     shape = (rows, inner, columns)
-    return Work("matrix product", flops, flops, flops, read, written, saves_x=True, shape=shape)
+    return Work("matrix product", flops, flops, flops, read, written, saves_x=True, saved=0, shape=shape)
 
 
 def elementwise(x: ShapeDtype, y: ShapeDtype, flops: int = 1, *, saves_x: bool = False, saves_y: bool = False) -> Work:

@@ -55,7 +55,7 @@ class NormPlan(BlocksPlan):
     @property
     def actions(self) -> tuple[Action, ...]:
         return (
-            Moves(self.moments.movement),
+            Moves(self.moments.movement, beside=True),
             *(action for plan in self.of_params.values() for action in actions_within(plan, PARAMS)),
             Computes(self._work, uses_params=bool(self.of_params), alike=self.blocks),
         )
@@ -64,7 +64,8 @@ class NormPlan(BlocksPlan):
         if (y := self.blocks.get(worker)) is None:
             return None
         read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("normalisation", 4 * y.size, 8 * y.size, 2 * y.size, read, written, saves_x=True)
+        flops = 4 * y.size, 8 * y.size, 2 * y.size
+        return Work("normalisation", *flops, read, written, saves_x=True, saved=0, fuses_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
