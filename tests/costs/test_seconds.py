@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from layers.test_output_specs import LAYERS
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -230,3 +231,13 @@ def test_what_has_no_times_is_refused() -> None:
     small = replace(machine(2), levels={"host": machine().levels["host"]})
     with pytest.raises(dj.InvalidArgumentError, match="nothing of more than 2 workers"):
         dj.cost(layer, spec, machine=small)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "functions"])
+def test_every_kind_of_movement_has_times(name: str) -> None:
+    """Whatever the layer; the parts of the slowest worker add up to the step's mean."""
+    layer, shape = LAYERS[name](dj.planning_world(4))[:2]
+    cost = dj.cost(nn.Sequential(layer), dj.TensorSpec(shape, layer.input_partition), machine=machine())
+    total = sum(each.times.total for each in cost.layers) + cost.once.total
+    assert cost.seconds.low < cost.seconds.mean < cost.seconds.high
+    assert max(total) == pytest.approx(cost.seconds.mean, rel=1e-6)
