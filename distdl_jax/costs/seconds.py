@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from distdl_jax.costs.step_program import backward_events, forward_events
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.uncertainty import Uncertainty, uncertainty
 from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Action
+from distdl_jax.primitives.plan import Action, Moves
 from distdl_jax.programs.ir import Operation
 
 FORWARD, BACKWARD, UPDATE = range(3)
@@ -30,9 +30,6 @@ FORWARD, BACKWARD, UPDATE = range(3)
 
 MOST_PLAYED = 512
 """On more workers than these, those that do the same are one, and all wait for the slowest after each movement."""
-
-Operations = tuple[tuple[Operation, ...], ...]
-"""What each worker communicates, in order."""
 
 
 class Update(NamedTuple):
@@ -94,52 +91,59 @@ class _Script:
     rows: dict[str, int]
     steps: list[Step] = field(default_factory=list)
     hideable: np.ndarray = field(init=False)
-    _met: dict[Operations, Met] = field(default_factory=dict)
+    _known: dict[tuple[Moves, int], list[Step]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         workers = self.links.workers if self.links.workers <= MOST_PLAYED else 1  # beyond that it isn't foreseen
         self.hideable = np.zeros((3 * len(self.rows), workers))
 
     def act(self, action: Action, part: int) -> None:
-        """Append what each worker does in one direction of an action: its arithmetic, and then its messages."""
-        row, of_action = self.rows[action.place] + part, (forward_events, backward_events)[part]
+        """Append what each worker does in one direction of an action; equal movements are looked at once."""
+        if isinstance(action, Moves):
+            key = replace(action, place=""), part
+            if key not in self._known:
+                self._known[key] = list(self._steps(action, part))
+            steps: Iterable[Step] = self._known[key]
+        else:
+            steps = self._steps(action, part)
+        for step in steps:
+            self.add(replace(step, row=self.rows[action.place] + part))
+
+    def _steps(self, action: Action, part: int) -> Iterator[Step]:
+        """Yield the arithmetic of all workers, and then their messages."""
         if self.links.workers > MOST_PLAYED:
-            self.steps += steps_by_class(self.links, action, row, part == BACKWARD)
+            yield from steps_by_class(self.links, action, part, part == BACKWARD)
             return
-        events = [list(of_action(action, worker)) for worker in range(self.links.workers)]
-        directions = dict.fromkeys(event.direction for event in chain(*events))
-        for direction in directions:
+        of_worker = backward_events if part == BACKWARD else forward_events
+        events = [list(of_worker(action, worker)) for worker in range(self.links.workers)]
+        for direction in dict.fromkeys(event.direction for event in chain(*events)):
             works = [[e.does for e in mine if isinstance(e.does, Work) and e.direction == direction] for mine in events]
             if any(works):
-                self.steps.append(Own(row, self.links.work_seconds(works, direction)))
-        operations = tuple(tuple(e.does for e in mine if isinstance(e.does, Operation)) for mine in events)
+                yield Own(part, self.links.work_seconds(works, direction))
+        operations = [[e.does for e in mine if isinstance(e.does, Operation)] for mine in events]
         if any(operations):
-            copied = np.array(
-                [bytes_copied(action, worker, mine, part == BACKWARD) for worker, mine in enumerate(operations)]
-            )
-            self.steps.append(Own(row, self.links.copy_seconds(copied)))
-            self.meet(row, operations)
+            copied = [bytes_copied(action, worker, mine, part == BACKWARD) for worker, mine in enumerate(operations)]
+            yield Own(part, self.links.copy_seconds(np.array(copied)))
+            yield Met.on(self.links, part, meetings(dict(enumerate(operations))))
+
+    def add(self, step: Step) -> None:
+        """Append a step."""
+        self.steps.append(step)
+        if isinstance(step, Met):
+            workers = step.meetings.workers
+            for wave, (seconds, _) in zip(step.meetings.waves, step.messages, strict=True):
+                hidden = self.links.hidden_seconds(wave.messages.nbytes, seconds)
+                np.add.at(self.hideable[step.row], workers[wave.messages.receive], hidden)
 
     def sum_loss(self) -> None:
         """Append the sum of the loss over all workers."""
         workers, row = self.links.workers, self.rows["step"]
         if workers > MOST_PLAYED:
             seconds = self.links.collective_seconds("allreduce", np.arange(workers), 4)
-            self.steps.append(Together(row, np.full(workers, seconds)))
+            self.add(Together(row, np.full(workers, seconds)))
         elif workers > 1:
             loss = Operation("allreduce", tuple(range(workers)), count=1, itemsize=4)
-            self.meet(row, ((loss,),) * workers)
-
-    def meet(self, row: int, operations: Operations) -> None:
-        """Append a movement, in which each worker has these operations."""
-        if operations not in self._met:
-            self._met[operations] = Met.on(self.links, row, meetings(dict(enumerate(operations))))
-        met = replace(self._met[operations], row=row)
-        self.steps.append(met)
-        workers = met.meetings.workers
-        for wave, (seconds, _) in zip(met.meetings.waves, met.messages, strict=True):
-            hidden = self.links.hidden_seconds(wave.messages.nbytes, seconds)
-            np.add.at(self.hideable[row], workers[wave.messages.receive], hidden)
+            self.add(Met.on(self.links, row, meetings(dict.fromkeys(range(workers), [loss]))))
 
     def times(self, place: str, played: Played) -> Times:
         """Return the times of a layer, from a play of the steps."""
@@ -160,7 +164,7 @@ def step_timing(
     - `places`: of all layers, in order. - `updates`: what the optimiser does.
     """
     script = _Script(links, {place: 3 * number for number, place in enumerate((*places, "step"))})
-    script.steps.append(Own(script.rows["step"], np.full(links.workers, links.machine.call_seconds)))
+    script.add(Own(script.rows["step"], np.full(links.workers, links.machine.call_seconds)))
     for action in actions:
         script.act(action, FORWARD)
     if backward:
@@ -168,7 +172,7 @@ def step_timing(
         for action in reversed(actions):
             script.act(action, BACKWARD)
         for update in updates:
-            script.steps.append(Own(script.rows[update.place] + UPDATE, update.seconds(links)))
+            script.add(Own(script.rows[update.place] + UPDATE, update.seconds(links)))
     rows, steps, workers, noise = 3 * len(script.rows), script.steps, links.workers, links.machine.noise
     number_of = np.arange(workers)
     if workers > MOST_PLAYED:
@@ -177,7 +181,7 @@ def step_timing(
         steps, workers, noise = on_classes(steps, first, 1 + noise * math.sqrt(2 * math.log(workers))), len(first), 0.0
     played = play(steps, rows, workers, noise=noise)
     times = {place: script.times(place, played).of(number_of) for place in script.rows}
-    unsure = uncertainty(links.machine, links.used)
+    unsure = uncertainty(links.machine, links.dtype, links.used)
     return Timing(times, times.pop("step"), _interval(steps, rows, played, unsure, workers))
 
 

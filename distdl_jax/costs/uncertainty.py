@@ -9,7 +9,7 @@ from typing import NamedTuple
 from distdl_jax.machine.machine import Machine
 
 MODEL = 0.1
-"""How far times are off on a machine that was measured, by the median of benchmarks/cost.py."""
+"""How far times are off by what the model leaves out, on a machine that was measured: benchmarks/cost.py tells."""
 
 GUESS = 0.5
 """How far a number may be off that nobody measured."""
@@ -23,20 +23,20 @@ class Uncertainty(NamedTuple):
     reasons: tuple[str, ...]
 
 
-def uncertainty(machine: Machine, levels: Collection[str]) -> Uncertainty:
-    """Return how sure the times of a machine are, for messages on these levels."""
+def uncertainty(machine: Machine, dtype: str, levels: Collection[str]) -> Uncertainty:
+    """Return how sure the times of a machine are, in a dtype, for messages on these levels."""
     quality = machine.quality
-    reasons = [f"the model is off by {MODEL:.0%} in the median of the networks that were measured"]
+    reasons = [f"what the model leaves out, about {MODEL:.0%}"]
     if quality.noise:
         reasons.append(f"times vary by {quality.noise:.0%} from step to step")
     if quality.rounds_differ:
         reasons.append(f"rounds of the machine's measurement differed by {quality.rounds_differ:.0%}")
-    computing = [name for name in machine.guesses if name.startswith(("host.", "calls.", "compute."))]
+    computing = [name for name in machine.guesses if name.startswith(("host.", "calls."))]
     messages = [name for name in machine.guesses if name.startswith(tuple(f"levels.{level}." for level in levels))]
-    if not machine.compute.points:
-        computing.append("rates of shapes")
+    if all(point.dtype != dtype for point in machine.compute.points):
+        computing.append("compute.points")
     if levels and not machine.collectives.points:
-        messages.append("collective operations")
+        messages.append("collectives.points")
     if levels and quality.fit_error:
         reasons.append(f"messages are off by up to {quality.fit_error:.0%} from the lines of the file")
     for what, guesses in (("arithmetic", computing), ("messages", messages)):
@@ -52,7 +52,5 @@ def uncertainty(machine: Machine, levels: Collection[str]) -> Uncertainty:
 
 def _by_table(names: Collection[str]) -> str:
     """Return the tables of a machine file that numbers are in, with how many of each."""
-    counts = Counter(name.rpartition(".")[0] or name for name in names)
-    return ", ".join(
-        f"{table} ({count})" if f"{table}." in " ".join(names) else table for table, count in counts.items()
-    )
+    counts = Counter(name.rpartition(".")[0] for name in names)
+    return ", ".join(f"{table} ({count})" for table, count in counts.items())

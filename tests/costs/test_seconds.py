@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from layers.test_output_specs import LAYERS
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -152,7 +153,7 @@ def test_the_interval_has_its_reasons() -> None:
     assert any("10%" in reason and "step to step" in reason for reason in noisy.reasons)
     guessed = linear_cost(1, 4000, machine(source="guess")).seconds
     assert guessed.high == pytest.approx((1 + MODEL + GUESS) * guessed.mean)
-    assert "calls.call" in guessed.reasons[-1] and "levels" not in "".join(guessed.reasons)
+    assert "calls (3)" in guessed.reasons[-1] and "levels" not in "".join(guessed.reasons)
 
 
 def test_what_could_be_hidden_is_the_measured_share_of_messages() -> None:
@@ -230,3 +231,13 @@ def test_what_has_no_times_is_refused() -> None:
     small = replace(machine(2), levels={"host": machine().levels["host"]})
     with pytest.raises(dj.InvalidArgumentError, match="nothing of more than 2 workers"):
         dj.cost(layer, spec, machine=small)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "functions"])
+def test_every_kind_of_movement_has_times(name: str) -> None:
+    """Whatever the layer; the parts of the slowest worker add up to the step's mean."""
+    layer, shape = LAYERS[name](dj.planning_world(4))[:2]
+    cost = dj.cost(nn.Sequential(layer), dj.TensorSpec(shape, layer.input_partition), machine=machine())
+    total = sum(each.times.total for each in cost.layers) + cost.once.total
+    assert cost.seconds.low < cost.seconds.mean < cost.seconds.high
+    assert max(total) == pytest.approx(cost.seconds.mean, rel=1e-6)
