@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
+    from distdl_jax.advice.advise import advise
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.block_functions import map_blocks
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
     "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
+    "advice.advise": ("advise",),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
@@ -85,6 +87,7 @@ __all__ = [
     "SetupError",
     "ShapeDtype",
     "TensorSpec",
+    "advise",
     "all_reduce",
     "check",
     "check_replicated",

@@ -8,6 +8,8 @@ supervisor that sees whatever ends the worker. `-m module` and `-c code` are as 
 `mpiexec -n 4 python -m distdl_jax machine measure` measures the machine; `machine list` and `machine show` print what
 is known of others.
 
+`python -m distdl_jax advise network.py --workers 64` prints the partitions that the layers of a network should have.
+
 `python -m distdl_jax doctor`, with or without mpiexec in front, looks at the installation, the launch and the machine.
 """
 
@@ -29,6 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     """Carry out a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
+    if arguments[:1] == ["advise"]:
+        from distdl_jax.advice.command import advise_on_file  # imports JAX, which no supervisor needs
+
+        return advise_on_file(arguments[1:])
     if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):
         from distdl_jax.doctor.__main__ import main as look  # as simulated programs run: without a supervisor
 
@@ -38,10 +44,11 @@ def main(arguments: Sequence[str]) -> int:
         supervise(command, COMMANDS[arguments[0]])
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
-        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | doctor ... | machine ...",
+        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
         "with --simulate, on several workers in this process, each a thread, without a launcher. Or look for what is "
-        "wrong with an installation, a launch or a machine: doctor --help says more.",
+        "wrong with an installation, a launch or a machine, or ask for the partitions of a network: doctor --help and "
+        "advise --help say more.",
     )
     parser.add_argument("--simulate", metavar="N", type=_workers, help="how many workers, 1 or more")
     parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")

@@ -94,6 +94,9 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
     `report.ok` says whether the programs complete together, `report.problem` what doesn't fit; `report.picture()`
     draws who sends what to whom.
 
+    **Raises:** `InvalidTypeError` where `fun` is no function; `SetupError` where it communicates in several worlds; and
+    what `fun` raises while it is traced.
+
     >>> import jax.numpy as jnp
     >>> check(lambda x: 2 * x, jnp.ones(3)).ok
     True

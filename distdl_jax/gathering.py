@@ -46,6 +46,15 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf does not have the
     shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` where a leaf has no spec, or a
     spec no leaf: None and empty containers in `tree` are none.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     spec = dj.TensorSpec((3,), P)
+    ...     x = spec.block(jnp.arange(3))
+    ...     return dj.gather(x, spec).tolist()
+    >>> dj.simulate(2, program)
+    [[0, 1, 2], []]
     """
     return _move("gather", plan_gather, tree, specs, root)
 
@@ -53,7 +62,9 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
 def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
     """Scatter the global tensors of one worker to all workers, block by block.
 
-    The inverse of `gather`. **Arguments:**
+    It is the inverse of `gather`.
+
+    **Arguments:**
 
     - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, whose leaves are zero-volume
       arrays of the same kinds. Other leaves there are not looked at.
@@ -64,6 +75,15 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf on the root does not
     have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     spec = dj.TensorSpec((3,), P)
+    ...     whole = jnp.arange(3) if P.rank == 0 else dj.zero_volume_tensor(dtype=int)
+    ...     return dj.scatter(whole, spec).tolist()
+    >>> dj.simulate(2, program)
+    [[0, 1], [2]]
     """
     return _move("scatter", plan_scatter, tree, specs, root)
 

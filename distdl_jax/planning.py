@@ -23,6 +23,8 @@ def planning_world(n: int, rank: int = 0) -> Partition:
     - `n`: the number of workers.
     - `rank`: the worker that this process stands for, as `P.rank` and `P.active` say. Plans don't depend on it.
 
+    **Returns:** the `Partition` of all `n` workers.
+
     **Raises:** `InvalidArgumentError` where `n` is below 1, or `rank` not one of 0 to n - 1; `InvalidTypeError` where
     one is not an integer.
 

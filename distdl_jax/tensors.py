@@ -26,6 +26,8 @@ from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, 
 class TensorSpec:
     """A distributed tensor as a whole: its global shape and its partition.
 
+    **Arguments:**
+
     - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}; `()` for a scalar.
     - `partition`: its workers hold the balanced blocks, all others zero-volume arrays.
     - `replicated`: the dimensions of the partition along which workers hold copies of one block; the others, D of

@@ -144,7 +144,15 @@ def segment_max(
     dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment, where it is not there
     already; sorted by segment, few have to. Entries that are equal, and the largest, share the gradient equally.
 
-    **Arguments:** as of `segment_sum`, where `segment_ids` has one dimension, and x real numbers.
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
 
@@ -166,7 +174,15 @@ def segment_min(
 
     As `segment_max`, of which it is the opposite; where no entry has the number, the largest number of the dtype.
 
-    **Arguments:** as of `segment_sum`, where `segment_ids` has one dimension, and x real numbers.
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
 
@@ -187,8 +203,15 @@ def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: in
     y[a.., e, b..] = exp(x[a.., e, b..]) / the sum of the same over all entries with the number of e. An entry goes to
     the worker that owns its segment and back, where it is not there already; sorted by segment, few have to.
 
-    **Arguments:** as of `segment_sum`, where `segment_ids` has one dimension, and x floating numbers; half precisions
-    are computed in float32.
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of floating numbers; half precisions are
+      computed in float32. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
 
     **Returns:** this worker's block, cut as x; outside P_x, `x`.
 
@@ -210,7 +233,16 @@ def segment_mean(
 
     Where no entry has the number the mean is 0, as jraph's.
 
-    **Arguments:** as of `segment_sum`; means of integers are floating.
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of any numbers; means of integers are floating.
+      Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension or more.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, as in `segment_sum`. Default: P_x.
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
 

@@ -77,7 +77,10 @@ def jvp(
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, partition: Partition | None = None) -> Any:
     """Evaluate `fun` at a point, and return its derivative there: `jax.linearize` for functions that move data.
 
-    **Arguments:** those of `jvp`, the primals one by one.
+    **Arguments:**
+
+    - `fun`, `has_aux`, `partition`: as in `jvp`.
+    - `primals`: the arguments of `fun`, this worker's blocks, one by one.
 
     **Returns:** `(value, derivative)`, or `(value, derivative, aux)` with `has_aux`. `derivative(*tangents)` is this
     worker's blocks of f'(x) v; all workers call it. `fun` is not run again for it.

@@ -151,7 +151,11 @@ def grad(
     What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
     those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
 
-    **Arguments:** those of `value_and_grad`; `partition` are the workers that call it.
+    **Arguments:**
+
+    - `fun`: as in `value_and_grad`: it returns this worker's part of a scalar.
+    - `argnums`, `has_aux`, `options`: as in `jax.grad`.
+    - `partition`: the workers that call it. Default: as in `value_and_grad`.
 
     **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
 

@@ -33,8 +33,10 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
     `tree[0]["bias"]` is `0.bias`. Complex numbers are pairs of floats, in one dimension more; random keys are their
     data.
 
-    **Arguments:** as for `dj.checkpoint.save`, but `path` names the file. A file that is there is replaced once the new
-    one is complete.
+    **Arguments:**
+
+    - `path`: the file. One that is there is replaced once the new one is complete.
+    - `tree`, `specs`: this worker's blocks, and a `TensorSpec` for each leaf, as for `dj.checkpoint.save`.
 
     Collective over all workers of the world.
 
@@ -119,6 +121,12 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
 
     **Raises,** on all workers: `PlanError` where the file lacks a tensor or has it in another shape; `CheckpointError`
     where it can't be read.
+
+    >>> import tempfile, numpy as np, distdl_jax as dj
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/x.npy", np.arange(3))
+    ...     import_(f"{folder}/x.npy", dj.TensorSpec((3,), dj.Partition().grid([1]))).tolist()
+    EXCEPTION
     """
     world = world_of_specs(specs)
     wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]

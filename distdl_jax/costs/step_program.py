@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distdl_jax.plans.work import Work
+from distdl_jax.plans.worker_ranks import Workers, positions, union
 from distdl_jax.primitives.plan import (
     BOTH,
     PARAMS,
     Action,
     Computes,
     CustomDerivative,
-    MovementPlan,
     Moves,
     Plan,
     Traced,
@@ -42,21 +42,27 @@ def step_actions(plan: Plan) -> tuple[Action, ...]:
     A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
     and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
     """
-    actions, dependent = plan.actions, set[int]()
+    actions, place = plan.actions, ""
+    dependent: Workers = ()
+    of_layer: Workers = ()
     for action in actions:
+        if action.place != place:
+            dependent, of_layer, place = union(dependent, of_layer), (), action.place
         if isinstance(action, Computes) and action.uses_params:
-            dependent.update(action.workers)
-        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action.movement, dependent):
+            of_layer = union(of_layer, action.workers)
+        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action, dependent):
             return _all_differentiated(actions)
     return actions
 
 
-def _meet_others(movement: MovementPlan, some: set[int]) -> bool:
-    """Say whether, in the adjoint of a movement, some workers meet others."""
-    if some.issuperset(movement.workers):
+def _meet_others(action: Moves, dependent: Workers) -> bool:
+    """Say whether, in the adjoint of a movement, workers whose block depends on parameters meet others."""
+    some, movement = union(dependent, action.workers), action.movement
+    if union(some, movement.workers) == some:
         return False
-    operations = (each for worker in some for each in movement.operations(worker, adjoint=True))
-    return any(not some.issuperset(_partners(each)) for each in operations)
+    own = positions(some)
+    partners = (_partners(each) for worker in some for each in movement.operations(worker, adjoint=True))
+    return any(worker not in own for each in partners for worker in each)
 
 
 def _partners(operation: Operation) -> Iterable[int]:

@@ -14,7 +14,7 @@ import jax
 from jax import Array, lax
 
 from distdl_jax.plans.halo_edges import HaloEdges, halo_edges
-from distdl_jax.primitives.block_checks import blocks_on
+from distdl_jax.primitives.block_checks import GridBlocks
 from distdl_jax.primitives.halo_exchange import RangesPlan
 from distdl_jax.primitives.packing import joined_slices, side_by_side
 from distdl_jax.primitives.plan import Action, Moves
@@ -119,7 +119,7 @@ def plan_split_halo(movement: RangesPlan) -> SplitHaloPlan | None:
         return None
     movements = []
     for each in edges:
-        inputs = blocks_on(each.halos.owned, movement.dtype)
+        inputs = GridBlocks(each.halos.owned, movement.dtype)
         movements.append(RangesPlan("windows", inputs, movement.dtype, each.halos))
     return SplitHaloPlan(edges, tuple(movements))
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.losses.elementwise import Loss, Pair
+from distdl_jax.losses.loss import Loss, Pair
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Box, box_shape, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -261,9 +261,17 @@ _picked.defvjp(_picked_forward, _picked_backward)
 class DistributedAccuracy(LossOverClasses):
     """The share of samples whose largest logit is their label's, over classes that may be split.
 
-    `accuracy(prediction, target)` gives this worker's part, as losses do: the sum over all workers is the accuracy, or
-    with `reduction="sum"` the number of samples. Arguments are as for `DistributedCrossEntropyLoss`, with integer
-    labels. It has no derivative.
+    `accuracy(prediction, target)` gives this worker's part, as losses do: the sum over all workers is the accuracy.
+    `prediction` is this worker's block of the logits, `target` its integer labels, both as in
+    `DistributedCrossEntropyLoss`. It has no derivative.
+
+    **Arguments:**
+
+    - `P_x`: the partition of the logits, samples x classes x features. Blocks may be uneven and empty.
+    - `reduction`: "mean", or "sum" for the number of samples.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
+    every worker of P_x, where blocks or labels don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

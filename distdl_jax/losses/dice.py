@@ -11,7 +11,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.classes import LossOverClasses
-from distdl_jax.losses.elementwise import Pair
+from distdl_jax.losses.loss import Pair
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype

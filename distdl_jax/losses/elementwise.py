@@ -2,127 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import describe
-from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.decomposition import ProductGrid
-from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
-from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.static import Static
-from distdl_jax.tracing.tie import tie
+from distdl_jax.losses.loss import Loss, Pair, Reduction
+from distdl_jax.partition import Partition
 from distdl_jax.validation import check_function, checked_weights, is_real
-
-Reduction = Literal["mean", "sum", "none", "batchmean"]
 
 LOWEST_LOG = -100.0
 """Where PyTorch cuts off the logarithm of a probability."""
 
 BELOW_ALL_LOGS = -1000.0
 """Below the logarithm of every positive number."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The blocks of prediction and target on the workers of P_x, by world rank, and the grid of the prediction."""
-
-    prediction: Mapping[int, ShapeDtype]
-    target: Mapping[int, ShapeDtype]
-    grid: ProductGrid
-
-    @property
-    def wide(self) -> np.dtype:
-        """The dtype to compute in: the one that both promote to, for half precisions float32."""
-        worker = self.grid.ranks[0]
-        prediction, target = self.prediction[worker].dtype, self.target[worker].dtype
-        target = target if jnp.issubdtype(target, jnp.inexact) else prediction
-        return accumulation_dtype(np.dtype(jnp.promote_types(prediction, target)))
-
-    def check_target_is_like_prediction(self) -> None:
-        """Refuse blocks of the target of another shape, in the same words on all workers."""
-        for worker, block in sorted(self.prediction.items()):
-            if self.target[worker].shape != block.shape:
-                raise PlanError(
-                    f"On worker {worker}: `target` has shape {shape_text(self.target[worker].shape)}, but must have "
-                    f"that of `prediction`, {shape_text(block.shape)}."
-                )
-
-
-@dataclass(frozen=True)
-class Loss(Static):
-    """The base of losses: agreement on the blocks, and the reduction; arguments as for `DistributedLoss`."""
-
-    P_x: Partition
-    reduction: Reduction = "mean"
-
-    def __post_init__(self) -> None:
-        check_partitions(P_x=self.P_x)
-        if self.reduction not in self._reductions:
-            raise InvalidArgumentError(
-                f"`reduction` (={self.reduction!r}) must be one of {', '.join(map(repr, self._reductions))}."
-            )
-
-    @property
-    def _reductions(self) -> tuple[str, ...]:
-        return ("mean", "sum", "none")
-
-    def __call__(self, prediction: Array, target: Array) -> Array:
-        """Return this worker's part of the loss.
-
-        **Arguments:**
-
-        - `prediction`: this worker's block on P_x; outside P_x a zero-volume array.
-        - `target`: this worker's block of the target, of the same shape; not read outside P_x.
-
-        **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 on workers
-        without elements. With "none" the losses of the block's elements.
-
-        **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit.
-        """
-        if self.P_x.rank is None:
-            nothing = tie(jnp.zeros((), accumulation_dtype(np.dtype(prediction.dtype))), prediction)
-            return prediction if self.reduction == "none" else nothing
-        with jax.named_scope(type(self).__name__):
-            return self._part(self._exchanged(prediction, target), prediction, target)
-
-    def _exchanged(self, prediction: Array, target: Array) -> Pair:
-        """Exchange the shapes and dtypes of all workers of P_x."""
-        purpose = describe(self)
-        arrays = {"prediction": prediction, "target": target}
-        shapes = exchange_named_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), purpose, arrays)
-        predictions, targets = ({worker: each[name] for worker, each in shapes.items()} for name in arrays)
-        dtype = common_dtype("prediction", predictions, self.P_x.ranks)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise PlanError(f"`prediction` must hold real floating-point numbers, but is {dtype}.")
-        common_dtype("target", targets, self.P_x.ranks)
-        return Pair(predictions, targets, owned_grid("prediction", self.P_x, predictions))
-
-    def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
-        pair.check_target_is_like_prediction()
-        terms = self._terms(prediction.astype(pair.wide), target.astype(pair.wide), pair)
-        if self.reduction == "none":
-            return terms.astype(prediction.dtype)
-        return jnp.sum(terms) / self._divisor(pair)
-
-    def _divisor(self, pair: Pair) -> float:
-        """Return the divisor of the sum, a float: tensors may have more elements than JAX's integers can count."""
-        return float(max(math.prod(pair.grid.extent), 1)) if self.reduction == "mean" else 1.0
-
-    @abstractmethod
-    def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
-        """Return the loss of each element of this worker's block."""
 
 
 @dataclass(frozen=True, init=False)
@@ -171,12 +69,27 @@ class DistributedLoss(Loss):
 
 @dataclass(frozen=True)
 class DistributedMSELoss(Loss):
-    """The squared error (x - t)^2: `DistributedLoss`, PyTorch's MSELoss.
+    """The squared error of each element, of prediction and target that are split in any way.
+
+        (x - t)^2
+
+    It is PyTorch's MSELoss, of which `loss(prediction, target)` gives this worker's part: the sum over all workers
+    is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+      losses.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
-    >>> float(DistributedMSELoss(P)(jnp.ones((2, 3)), jnp.zeros((2, 3))))
-    1.0
+    >>> x, t = jnp.full((2, 3), 3.0), jnp.ones((2, 3))
+    >>> round(float(DistributedMSELoss(P)(x, t)), 4)
+    4.0
     """
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
@@ -185,7 +98,28 @@ class DistributedMSELoss(Loss):
 
 @dataclass(frozen=True)
 class DistributedL1Loss(Loss):
-    """The absolute error |x - t|: `DistributedLoss`, PyTorch's L1Loss."""
+    """The absolute error of each element, of prediction and target that are split in any way.
+
+        |x - t|
+
+    It is PyTorch's L1Loss, of which `loss(prediction, target)` gives this worker's part: the sum over all workers
+    is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+      losses.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> x, t = jnp.full((2, 3), 3.0), jnp.ones((2, 3))
+    >>> round(float(DistributedL1Loss(P)(x, t)), 4)
+    2.0
+    """
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return jnp.abs(prediction - target)
@@ -193,10 +127,29 @@ class DistributedL1Loss(Loss):
 
 @dataclass(frozen=True)
 class DistributedHuberLoss(Loss):
-    """Squared near 0 and absolute beyond `delta`: `DistributedLoss`, PyTorch's HuberLoss.
+    """An error that is squared near 0 and absolute beyond `delta`, of tensors that are split in any way.
 
-    (x - t)^2 / 2 where |x - t| is at most delta, else delta (|x - t| - delta / 2), with a slope of delta however large
-    |x - t| is.
+        (x - t)^2 / 2 where |x - t| <= delta, else delta (|x - t| - delta / 2)
+
+    The slope is delta however large |x - t| is. It is PyTorch's HuberLoss, of which `loss(prediction, target)` gives
+    this worker's part: the sum over all workers is the loss. Nothing moves. Prediction and target are blocks of one
+    shape; outside P_x both are zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+      losses.
+    - `delta`: a number above 0.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> x, t = jnp.full((2, 3), 3.0), jnp.ones((2, 3))
+    >>> round(float(DistributedHuberLoss(P)(x, t)), 4)
+    1.5
     """
 
     delta: float = 1.0
@@ -218,10 +171,29 @@ class DistributedHuberLoss(Loss):
 
 @dataclass(frozen=True)
 class DistributedBCELoss(Loss):
-    """The binary cross entropy of probabilities: `DistributedLoss`, PyTorch's BCELoss.
+    """The binary cross entropy of probabilities that are split in any way.
 
-    -(t log x + (1 - t) log(1 - x)), with logarithms of at least -100, as in PyTorch; there the gradient is 0. What is
-    no probability, NaN or beyond 0 to 1, has the loss NaN.
+        -(t log x + (1 - t) log(1 - x))
+
+    Logarithms are at least -100, as in PyTorch; there the gradient is 0. What is no probability, NaN or beyond 0 to 1,
+    has the loss NaN. It is PyTorch's BCELoss, of which `loss(prediction, target)` gives this worker's part: the sum
+    over all workers is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are
+    zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+      losses.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> x, t = jnp.full((2, 3), 0.5), jnp.ones((2, 3))
+    >>> round(float(DistributedBCELoss(P)(x, t)), 4)
+    0.6931
     """
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
@@ -230,10 +202,28 @@ class DistributedBCELoss(Loss):
 
 @dataclass(frozen=True)
 class DistributedBCEWithLogitsLoss(Loss):
-    """The binary cross entropy of logits: `DistributedLoss`, PyTorch's BCEWithLogitsLoss.
+    """The binary cross entropy of logits that are split in any way, computed so that nothing overflows.
 
-    -(w t log s(x) + (1 - t) log(1 - s(x))) with the sigmoid s, computed so that nothing overflows. `pos_weight`, w, is
-    a number, or one for each entry along the last dimension of the whole tensor.
+        -(w t log s(x) + (1 - t) log(1 - s(x))), with s the sigmoid and w `pos_weight`
+
+    It is PyTorch's BCEWithLogitsLoss, of which `loss(prediction, target)` gives this worker's part: the sum over all
+    workers is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+      losses.
+    - `pos_weight`: w, a number, or one for each entry along the last dimension of the whole tensor. Default: 1.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> x, t = jnp.zeros((2, 3)), jnp.ones((2, 3))
+    >>> round(float(DistributedBCEWithLogitsLoss(P)(x, t)), 4)
+    0.6931
     """
 
     pos_weight: float | Sequence[float] | None = None
@@ -264,10 +254,28 @@ class DistributedBCEWithLogitsLoss(Loss):
 
 @dataclass(frozen=True)
 class DistributedKLDivLoss(Loss):
-    """The Kullback-Leibler divergence from log-probabilities x to t: `DistributedLoss`, PyTorch's KLDivLoss.
+    """The Kullback-Leibler divergence from log-probabilities x to t, which are split in any way.
 
-    t (log t - x), or exp(t) (t - x) with `log_target`. Its `reduction` may be "batchmean" too: the sum over the length
-    of the first dimension, which is the divergence; "mean" divides by the number of elements.
+        t (log t - x), or with `log_target` exp(t) (t - x)
+
+    It is PyTorch's KLDivLoss, of which `loss(prediction, target)` gives this worker's part: the sum over all workers
+    is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "batchmean", the sum over the length of the first dimension, which is the divergence; "sum"; "mean",
+      the sum over the number of elements; "none", for the elements' losses.
+    - `log_target`: whether t are logarithms of probabilities.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> x, t = jnp.log(jnp.full((2, 4), 0.25)), jnp.eye(4)[:2]
+    >>> round(float(DistributedKLDivLoss(P)(x, t)), 4)
+    0.3466
     """
 
     log_target: bool = False
@@ -287,10 +295,30 @@ class DistributedKLDivLoss(Loss):
 
 @dataclass(frozen=True)
 class DistributedPoissonNLLLoss(Loss):
-    """The negative log likelihood of counts t under a Poisson law: `DistributedLoss`, PyTorch's PoissonNLLLoss.
+    """The negative log likelihood of counts t under a Poisson law, of tensors that are split in any way.
 
-    exp(x) - t x, where x is the logarithm of the rate; x - t log(x + eps), where `log_input` is False. With `full`,
-    Stirling's approximation of log t! is added where t is above 1.
+        exp(x) - t x, or x - t log(x + eps) where `log_input` is False
+
+    It is PyTorch's PoissonNLLLoss, of which `loss(prediction, target)` gives this worker's part: the sum over all
+    workers is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
+
+    **Arguments:**
+
+    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+      losses.
+    - `log_input`: whether x is the logarithm of the rate, not the rate.
+    - `full`: whether Stirling's approximation of log t! is added where t is above 1.
+    - `eps`: a small number, 0 or more, for rates of 0.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
+    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> x, t = jnp.zeros((2, 3)), jnp.ones((2, 3))
+    >>> round(float(DistributedPoissonNLLLoss(P)(x, t)), 4)
+    1.0
     """
 
     log_input: bool = True

@@ -11,7 +11,8 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.losses.classes import LossOverClasses, along_classes, of_labels, samples
-from distdl_jax.losses.elementwise import Pair, softplus
+from distdl_jax.losses.elementwise import softplus
+from distdl_jax.losses.loss import Pair
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_real
 

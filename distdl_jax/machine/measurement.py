@@ -19,7 +19,7 @@ from distdl_jax.machine import measure_messages as messages
 from distdl_jax.machine.fit import fit_machine
 from distdl_jax.machine.machine import Machine
 from distdl_jax.machine.places import Places, host_memory, own_place
-from distdl_jax.machine.samples import combined
+from distdl_jax.machine.samples import Rounds, Subject, combined
 from distdl_jax.machine.timed_loops import Job, rest, take_rounds, until_all_come
 from distdl_jax.partition import Partition
 from distdl_jax.transports.open_world import open_world
@@ -72,34 +72,32 @@ def measure(*, quick: bool = False) -> Machine:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    try:
-        with _progress(comm.rank == 0) as show, jax.enable_x64(True):
-            return _measure(world, comm, quick, show)
-    finally:
-        comm.Free()
-
-
-def _measure(world: World, comm: MPI.Intracomm, quick: bool, show: Show) -> Machine:
-    from mpi4py import MPI
-
     places = Places(tuple(comm.allgather(own_place())))
+    memory = min(comm.allgather(host_memory()))
+    about, today = comm.bcast((_about(), date.today().isoformat()))
+    with _progress(comm.rank == 0) as show, jax.enable_x64(True):
+        samples = combined(comm.allgather(_take(world, comm, places, quick, show)))
+    comm.Free()
+    hosts = len(places.hosts)
+    return Machine(
+        name=places.of[0].host,
+        about=f"{about}; {world.size} {'worker' if world.size == 1 else 'workers'} on {hosts} "
+        f"{'host' if hosts == 1 else 'hosts'}, measured with dj.machine.measure()",
+        mpi=" ".join(MPI.Get_library_version().splitlines()[0].split()),
+        measured_on=today,
+        **fit_machine(samples, places, memory),
+    )
+
+
+def _take(world: World, comm: MPI.Intracomm, places: Places, quick: bool, show: Show) -> dict[Subject, Rounds]:
+    """Return this worker's seconds of each subject that it takes part in, by round."""
     jobs = []
     for job in _jobs(world, comm, places, quick):
         jobs.append(job)
         show(f"programs are compiled, {len(jobs)}")
     until_all_come(comm, rest)
     rounds, enough = (QUICK_ROUNDS, QUICK_ENOUGH) if quick else (ROUNDS, ENOUGH)
-    taken = comm.allgather(take_rounds(jobs, comm, rounds, enough, show))
-    tables: dict[str, Any] = fit_machine(combined(taken), places, min(comm.allgather(host_memory())))
-    hosts = len(places.hosts)
-    return Machine(
-        name=places.of[0].host,
-        about=f"{comm.bcast(_about())}; {comm.size} {'worker' if comm.size == 1 else 'workers'} on "
-        f"{hosts} {'host' if hosts == 1 else 'hosts'}, measured with dj.machine.measure()",
-        mpi=" ".join(MPI.Get_library_version().splitlines()[0].split()),
-        measured_on=comm.bcast(date.today().isoformat()),
-        **tables,
-    )
+    return take_rounds(jobs, comm, rounds, enough, show)
 
 
 def _jobs(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> Iterator[Job]:

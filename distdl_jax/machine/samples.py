@@ -97,6 +97,9 @@ class Overhead:
 
 Subject = Message | Exchange | Collective | Overlapped | Arithmetic | Streamed | Copied | Overhead
 
+Rounds = list[list[float]]
+"""One worker's seconds of a subject, several times in each round."""
+
 S = TypeVar("S")
 
 MEETINGS = (Message, Exchange, Collective, Overlapped)
@@ -137,7 +140,7 @@ class Samples:
         return [subject for subject in self.rounds if isinstance(subject, kind)]
 
 
-def combined(workers: Iterable[Mapping[Subject, list[list[float]]]]) -> Samples:
+def combined(workers: Iterable[Mapping[Subject, Rounds]]) -> Samples:
     """Return the samples of all workers as one: of meetings the slowest worker's, else the mean over workers."""
     gathered: dict[Subject, list[np.ndarray]] = {}
     for mine in workers:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.machine.samples import MEETINGS, Subject
+from distdl_jax.machine.samples import MEETINGS, Rounds, Subject
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,7 +76,7 @@ def repeated(operation: Callable[..., Array], *arrays: Array) -> Seconds:
 
 def take_rounds(
     jobs: Sequence[Job], comm: MPI.Intracomm, rounds: int, enough: float, show: Callable[[str], None]
-) -> dict[Subject, list[list[float]]]:
+) -> dict[Subject, Rounds]:
     """Return this worker's seconds of each subject that it takes part in, by round; all workers have the same jobs.
 
     - `enough`: seconds for which a subject is repeated each time.
@@ -85,7 +85,7 @@ def take_rounds(
     for number, job in enumerate(jobs):
         show(f"how often, {number + 1} of {len(jobs)}")
         times.append(_often_enough(job, comm, enough))
-    found: dict[Subject, list[list[float]]] = {job.subject: [] for job in jobs if job.seconds is not None}
+    found: dict[Subject, Rounds] = {job.subject: [] for job in jobs if job.seconds is not None}
     shuffled = random.Random(0)  # the same order on all workers
     for number in range(rounds):
         order = list(zip(jobs, times, strict=True))

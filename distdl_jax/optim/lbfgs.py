@@ -43,6 +43,19 @@ def lbfgs(
     **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` for what is no learning rate, or no line
     search, `InvalidArgumentError` for a rate that is NaN.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> def loss(params):
+    ...     return jnp.sum((params - 1) ** 2)
+    >>> optimiser = lbfgs(specs)
+    >>> value, gradient = dj.value_and_grad(loss)(params)
+    >>> updates, _ = optimiser.update(
+    ...     gradient, optimiser.init(params), params, value=value, grad=gradient, value_fn=loss
+    ... )
+    >>> [round(float(x), 4) for x in params + updates]
+    [2.4453, 3.1679]
+
     Source: Liu and Nocedal (1989); Nocedal and Wright, "Numerical optimization" (1999), algorithms 7.4 and 7.5.
     """
     optax = optax_for("lbfgs")
@@ -74,13 +87,25 @@ def scale_by_lbfgs(
 ) -> optax.GradientTransformation:
     """Return `optax.scale_by_lbfgs` of whole tensors: this worker's blocks of the quasi-Newton direction.
 
-    **Arguments:** as in `lbfgs`.
+    **Arguments:**
+
+    - `specs`: a pytree of `TensorSpec`, one for each leaf of the parameters.
+    - `memory_size`, `scale_init_precond`: as in `optax.scale_by_lbfgs`.
+    - `partition`: the workers that call it. Default: all of the world.
 
     **Returns:** an `optax.GradientTransformation` with optax's state. All workers call its `update`, which sends
     2 `memory_size` + 3 messages of one number.
 
     **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` where `scale_init_precond` is not True or
     False, `InvalidArgumentError` where `memory_size` is below 1.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> scale = scale_by_lbfgs(specs)
+    >>> updates, _ = scale.update(params, scale.init(params), params)
+    >>> [round(float(x), 4) for x in updates]
+    [0.6, 0.8]
     """
     optax = optax_for("scale_by_lbfgs")
     memory_size = checked_integer("memory_size", memory_size, 1)

@@ -46,6 +46,20 @@ def line_search(
 
     **Raises:** `SetupError` where optax is not installed, `InvalidTypeError` for what is no line search; its `update`
     what `dj.optim.global_norm` does.
+
+    >>> import optax
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> def loss(params):
+    ...     return jnp.sum((params - 1) ** 2)
+    >>> search = line_search(optax.scale_by_backtracking_linesearch(20), specs)
+    >>> value, gradient = dj.value_and_grad(loss)(params)
+    >>> updates, _ = search.update(
+    ...     -gradient, search.init(params), params, value=value, grad=gradient, value_fn=loss
+    ... )
+    >>> bool(loss(params + updates) < value)
+    True
     """
     optax = optax_for("line_search")
     check_search("search", search)
@@ -125,6 +139,16 @@ def value_and_grad_from_state(
     `dj.value_and_grad(value_fn)` does, without evaluating it where the state holds it.
 
     **Raises:** `SetupError` where optax is not installed.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> def loss(params):
+    ...     return jnp.sum((params - 1) ** 2)
+    >>> optimiser = dj.optim.lbfgs(specs)
+    >>> value, gradient = value_and_grad_from_state(loss)(params, state=optimiser.init(params))
+    >>> float(value), gradient.tolist()
+    (13.0, [4.0, 6.0])
     """
     optax_for("value_and_grad_from_state")
 

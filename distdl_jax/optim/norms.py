@@ -195,6 +195,14 @@ def clip_by_global_norm(
 
     **Raises:** `SetupError` where optax is not installed; its `update` raises what `global_norm` does.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> clip = clip_by_global_norm(1.0, specs)
+    >>> updates, _ = clip.update(params, clip.init(params))
+    >>> [round(float(x), 4) for x in updates]
+    [0.6, 0.8]
+
     Source: Pascanu et al. (2012), arXiv:1211.5063.
     """
     optax = optax_for("clip_by_global_norm")
@@ -236,6 +244,14 @@ def adaptive_grad_clip(
 
     **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
     `InvalidArgumentError` where there are no parameters, or a tensor doesn't have the dimensions in `axis`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> clip = adaptive_grad_clip(0.1, specs)
+    >>> updates, _ = clip.update(10 * params, clip.init(params), params)
+    >>> [round(float(x), 4) for x in updates]
+    [0.3, 0.4]
 
     Source: Brock et al. (2021), arXiv:2102.06171.
     """
@@ -291,6 +307,14 @@ def scale_by_trust_ratio(
 
     **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
     `InvalidArgumentError` where there are no parameters.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> specs, params = dj.TensorSpec((2,), P), jnp.array([3.0, 4.0])
+    >>> scale = scale_by_trust_ratio(specs)
+    >>> updates, _ = scale.update(10 * params, scale.init(params), params)
+    >>> [round(float(x), 4) for x in updates]
+    [3.0, 4.0]
 
     Source: You et al. (2017), arXiv:1708.03888; You et al. (2020), arXiv:1904.00962.
     """

@@ -35,7 +35,12 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 
 class ShapeDtype(NamedTuple):
-    """The shape and dtype of one worker's subtensor.
+    """The shape and dtype of one worker's subtensor: a named tuple, from which plans are made.
+
+    **Arguments:**
+
+    - `shape`: a tuple of integers.
+    - `dtype`: a dtype of numpy.
 
     >>> import numpy
     >>> ShapeDtype((2, 3), numpy.dtype("float32"))

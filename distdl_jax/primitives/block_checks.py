@@ -65,6 +65,8 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
 
     places: Sequence[int] = range(P.size)
     shape_dtypes = of_team(shape_dtypes, P.ranks)
+    if isinstance(shape_dtypes, GridBlocks) and shape_dtypes.grid.shape == P.shape and shape_dtypes.ranks == P.ranks:
+        return shape_dtypes.grid
     if isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape):
         places = shape_dtypes.sample
     if any(len(shape_dtypes[P.ranks[rank]].shape) != P.dim for rank in places):
@@ -85,10 +87,13 @@ def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) 
     return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
 
 
-def blocks_on(grid: ProductGrid, dtype: np.dtype) -> ByClass[ShapeDtype]:
-    """Return the shapes and dtypes of the blocks of all workers of a grid, by world rank."""
-    sizes = ([stop - start for start, stop in ranges] for ranges in grid.ranges)
-    return ByClass(grid.ranks, sizes, lambda worker: ShapeDtype(box_shape(grid.box(grid.cell_of[worker])), dtype))
+class GridBlocks(ByClass[ShapeDtype]):
+    """The shapes and dtypes of the blocks of all workers of a grid, by world rank; as `grid` they tile a tensor."""
+
+    def __init__(self, grid: ProductGrid, dtype: np.dtype) -> None:
+        sizes = [[stop - start for start, stop in ranges] for ranges in grid.ranges]
+        super().__init__(grid.ranks, sizes, lambda worker: ShapeDtype(box_shape(grid.box(grid.cell_of[worker])), dtype))
+        self.grid = ProductGrid(grid.ranks, tuple(map(ranges_of_sizes, sizes)))
 
 
 def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> Mapping[int, ShapeDtype]:
@@ -96,11 +101,11 @@ def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) ->
 
     Where other workers take part, or blocks don't fit together, which is refused elsewhere, they stay as they are.
     """
-    if workers_of(shape_dtypes) != union(P.ranks):
+    if isinstance(shape_dtypes, GridBlocks) or workers_of(shape_dtypes) != union(P.ranks):
         return shape_dtypes
     try:
         dtypes = {shape_dtypes[worker].dtype for worker in representatives(shape_dtypes)}
-        return blocks_on(owned_grid(name, P, shape_dtypes), dtypes.pop()) if len(dtypes) == 1 else shape_dtypes
+        return GridBlocks(owned_grid(name, P, shape_dtypes), dtypes.pop()) if len(dtypes) == 1 else shape_dtypes
     except PlanError:
         return shape_dtypes
 

@@ -18,7 +18,7 @@ from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.block_checks import blocks_on, common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import GridBlocks, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
@@ -58,7 +58,7 @@ class RangesPlan(BoxPlan):
 
     @property
     def outputs(self) -> ShapeDtypes:
-        return blocks_on(self.halos.wanted, self.dtype)
+        return GridBlocks(self.halos.wanted, self.dtype)
 
 
 def plan_ranges(name: str, shape_dtypes: ShapeDtypes, P_x: Partition, halos: Halos) -> RangesPlan:

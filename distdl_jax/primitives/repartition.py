@@ -14,7 +14,7 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import block_or_placeholder, blocks_on, common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import GridBlocks, block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_boolean
@@ -40,7 +40,7 @@ class RepartitionPlan(BoxPlan):
 
     @property
     def outputs(self) -> ShapeDtypes:
-        return on_grids(blocks_on(self.exchange.needed, self.dtype), derived(self.output, self.inputs))
+        return on_grids(GridBlocks(self.exchange.needed, self.dtype), derived(self.output, self.inputs))
 
     def output(self, worker: int) -> ShapeDtype:
         return block_or_placeholder(self.exchange.needed, worker, self.inputs[worker], self.dtype, self.preserve_batch)

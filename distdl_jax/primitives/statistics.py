@@ -28,7 +28,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import Workers, union
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan, teams_alike
-from distdl_jax.primitives.block_checks import blocks_on
+from distdl_jax.primitives.block_checks import GridBlocks
 from distdl_jax.primitives.movement import Movement
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
@@ -212,7 +212,7 @@ class _MovementOfTeams(MovementPlan):
 
     @property
     def inputs(self) -> ShapeDtypes:  # type: ignore[override]
-        blocks = blocks_on(self.moments.grid, self.moments.dtype)
+        blocks = GridBlocks(self.moments.grid, self.moments.dtype)
         return derived(lambda worker: self._plan(worker).inputs[worker], blocks)
 
     def output(self, worker: int) -> ShapeDtype:

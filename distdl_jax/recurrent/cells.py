@@ -201,15 +201,27 @@ class DistributedGRUCell(RecurrentCell):
 
 @dataclass(frozen=True, repr=False)
 class DistributedLSTMCell(RecurrentCell):
-    r"""One step of a long short-term memory, whose samples and features are split: PyTorch's LSTMCell.
+    """One step of a long short-term memory, whose samples and features are split: PyTorch's LSTMCell.
 
         i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh(the same) of its own
         c' = f c + i g
         h' = o tanh(c')
 
-    Partitions, movements, arguments and errors are `DistributedGRUCell`'s, with four gates, i, f, g and o in this
-    order, and weights of 4 x n_h x n_in and 4 x n_h x n_h. The carry is the tuple (h, c), both n_b x ... x n_h on P_x;
-    y is h'. Of the two h alone is gathered.
+    Partitions and movements are `DistributedGRUCell`'s, with four gates, i, f, g and o in this order, and weights of
+    4 x n_h x n_in and 4 x n_h x n_h. The carry is the tuple (h, c), both n_b x ... x n_h on P_x; y is h'. Of the two h
+    alone is gathered.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input, carry and output, P_n x ... x P_f; of one dimension where there is no batch.
+    - `input_size`, `hidden_size`: n_in and n_h.
+    - `bias`: whether there are biases.
+
+    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is (h, c), from `cell.init_carry(x_spec)` or
+    the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from zeros.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; a call raises
+    `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

@@ -169,10 +169,24 @@ class DistributedGRU(OverTime):
 
 @dataclass(frozen=True, repr=False)
 class DistributedLSTM(OverTime):
-    r"""A long short-term memory over sequences whose samples and features are split: PyTorch's LSTM, `batch_first`.
+    """A long short-term memory over sequences whose samples and features are split: PyTorch's LSTM, `batch_first`.
 
-    The cell is `DistributedLSTMCell`; all else is as in `DistributedGRU`. The carry is the tuple (h, c), of which h
-    alone is gathered.
+    The cell is `DistributedLSTMCell`. Partitions, names of parameters and movements are as in `DistributedGRU`, with
+    four gates, and weights of 4 x n_h x n_in and 4 x n_h x n_h. The carry is the tuple (h, c), of which h alone is
+    gathered.
+
+    **Arguments:**
+
+    - `P_x`: the partition of input and output, P_n x ... x 1 x P_f; of two dimensions where there is no batch.
+    - `input_size`, `hidden_size`: n_in and n_h.
+    - `num_layers`: n_l, the number of cells, each of which takes the output of the one below.
+    - `bias`: whether there are biases.
+
+    **Call:** `y = layer(params, x)` begins with zeros. `y, carry = layer(params, x, carry=carry)` goes on from a carry,
+    of `layer.init_carry(x_spec)` or the last call.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or the
+    sequence is split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry doesn't.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])

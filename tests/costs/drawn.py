@@ -195,8 +195,15 @@ def linear(draw: Draw, P: dj.Partition, extent: tuple[int, ...]) -> Any:
     return nn.DistributedLinear(P, P_y, P_W, sharded=bool(draw.integers(2)), **features)
 
 
+def mixture(draw: Draw, P: dj.Partition, extent: tuple[int, ...]) -> Any:
+    """Return a mixture of experts."""
+    ranks = draw.permutation(P.world.size)[: draw.integers(1, P.world.size + 1)].tolist()
+    options = {"P_W": one_of(draw, None, P.grid([len(ranks)], ranks)), "group_axes": one_of(draw, None, (), (0, 1))}
+    return nn.DistributedMixtureOfExperts(P, extent[2], int(draw.integers(2, 6)), hidden_dim=3, **options)
+
+
 IMAGES = (convolution, convolution, pooling, norm, resampling, spectral, spectral, pointwise, simple, excitation, moved)
-SEQUENCES = (attention, attention, attention, norm, pointwise, linear, simple, shifted, moved)
+SEQUENCES = (attention, attention, attention, mixture, norm, pointwise, linear, simple, shifted, moved)
 VECTORS = (linear, linear, norm, pointwise, simple, shifted, moved)
 
 

@@ -56,23 +56,21 @@ def test_amounts_by_class_are_those_of_every_worker(seed: int, monkeypatch: pyte
     monkeypatch.setattr(alike, "_numbered", lambda labels: tuple(range(len(labels))))  # no two workers are alike
     plan = network.plan(blocks(spec))
     assert all(plan.output(worker) == by_class.output(worker) for worker in plan.workers)
-    for action, other in zip(plan.actions, by_class.actions, strict=True):
+    for action, other in zip(step_actions(plan), step_actions(by_class), strict=True):
         for worker in range(size):
             if isinstance(action, Moves) and isinstance(other, Moves):
                 assert action.movement.part(worker) == other.movement.part(worker)
             elif isinstance(action, Computes) and isinstance(other, Computes):
                 assert action.work(worker) == other.work(worker)
-    assert [layer.place for layer in cost.layers] == [each.place for each in placed_layers(network)]
-    for layer, (place, of, _) in zip(cost.layers, placed_layers(network), strict=True):
+    for layer, placed in zip(cost.layers, placed_layers(network), strict=True):
         counted = {field.name: np.zeros(size, np.int64) for field in fields(layer.amounts)}
-        specs = of.param_specs() if isinstance(of, nn.Layer) else {}
         for worker in range(size):
-            own = [each.shape_on(worker) for each in specs.values() if worker in each.partition.ranks]
+            own = [spec.shape_on(worker) for spec in placed.param_specs if worker in spec.partition.ranks]
             counted["parameters"][worker] = counted["gradients"][worker] = 4 * sum(map(prod, own))
             counted["optimiser"][worker] = 2 * counted["parameters"][worker]
-            count([a for a in step_actions(plan) if a.place == place], worker, counted)
+            count([action for action in step_actions(plan) if action.place == placed.place], worker, counted)
         for name, numbers in counted.items():
-            assert getattr(layer.amounts, name).tolist() == numbers.tolist(), (place, name)
+            assert getattr(layer.amounts, name).tolist() == numbers.tolist(), (placed.place, name)
 
 
 def count(actions: Any, worker: int, counted: dict[str, np.ndarray]) -> None:

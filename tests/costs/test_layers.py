@@ -115,6 +115,20 @@ def movements(P: dj.Partition) -> Network:
     return layers, dj.TensorSpec((3, 7, 5), split)
 
 
+def experts(shape: list[int], **options: Any) -> Build:
+    """Return two mixtures of experts, the second one with experts on some workers."""
+
+    def build(P: dj.Partition) -> Network:
+        split, owners = P.grid(shape), P.grid([2], [3, 0])
+        layers = (
+            nn.DistributedMixtureOfExperts(split, embed_dim=6, num_experts=5, **options),
+            nn.DistributedMixtureOfExperts(split, embed_dim=6, num_experts=3, P_W=owners, **options),
+        )
+        return nn.Sequential(*layers), dj.TensorSpec((3, 5, 6), split)
+
+    return build
+
+
 NETWORKS: dict[str, Build] = {
     "entry by entry": entry_by_entry,
     "resampled": resampled,
@@ -130,6 +144,8 @@ NETWORKS: dict[str, Build] = {
     "causal ring and heads": attention([1, 2, 2], causal=True, fused=True),
     "exchanged heads": attention([1, 4, 1], exchange="heads", bias=False),
     "exchanged heads, of fewer keys": attention([1, 4, 1], exchange="heads", num_key_heads=2, causal=True),
+    "experts for samples": experts([4, 1, 1]),
+    "experts for a sequence that is cut": experts([1, 3, 1], group_axes=()),
     "gathered sequence": attention([2, 2, 1], exchange="gather"),
 }
 
@@ -154,12 +170,19 @@ def pointwise_alone(P: dj.Partition) -> Network:
     return nn.Sequential(first, jnp.tanh, nn.DistributedPointwise(split, 3, 2)), dj.TensorSpec((4, 3, 5), split)
 
 
+def experts_alone(P: dj.Partition) -> Network:
+    """Two mixtures of experts on one worker."""
+    layer = nn.DistributedMixtureOfExperts(P.grid([1, 1, 1]), embed_dim=6, num_experts=4, activation=jnp.tanh)
+    return nn.Sequential(layer, layer), dj.TensorSpec((3, 5, 6), P.grid([1, 1, 1]))
+
+
 ALONE: dict[str, Build] = {
     "attention": attention([1, 1, 1]),
     "causal attention with fewer keys": attention([1, 1, 1], causal=True, num_key_heads=3),
     "fused attention": attention([1, 1, 1], fused=True, rotary=100.0),
     "spectral convolutions": spectral_alone,
     "pointwise maps": pointwise_alone,
+    "mixtures of experts": experts_alone,
 }
 
 

@@ -120,7 +120,7 @@ class DistributedLayerNorm(_OverFeatures):
 
 @dataclass(frozen=True)
 class DistributedRMSNorm(_OverFeatures):
-    r"""Divides each sample by its root mean square over its last dimensions, or over those of `dim`.
+    """Divides each sample by its root mean square over its last dimensions, or over those of `dim`.
 
     y = x / sqrt(mean(x^2) + eps) * weight. Partitions and blocks are as in `DistributedLayerNorm`; where the normalised
     dimensions are split, one number per sample is summed over the workers along them, forward and backward.
@@ -132,6 +132,15 @@ class DistributedRMSNorm(_OverFeatures):
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2, 1])
+    ...     x = dj.TensorSpec((1, 4, 2), P).block(jnp.arange(8.0).reshape(1, 4, 2))
+    ...     layer = dj.nn.DistributedRMSNorm(P, 4, dim=1)
+    ...     return [round(float(y), 2) for y in layer(layer.init(), x).ravel()]
+    >>> dj.simulate(2, program)
+    [[0.0, 0.22, 0.53, 0.65], [1.07, 1.09, 1.6, 1.53]]
+
     Source: Zhang and Sennrich (2019), arXiv:1910.07467; PyTorch's RMSNorm.
     """
 
@@ -142,7 +151,7 @@ class DistributedRMSNorm(_OverFeatures):
 
 @dataclass(frozen=True)
 class DistributedGroupNorm(ChannelNorm):
-    r"""Normalises each sample over groups of neighbouring channels and all features; everything may be split.
+    """Normalises each sample over groups of neighbouring channels and all features; everything may be split.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and biased variance per sample and group, and a
     weight and a bias per channel. Groups may be split between workers.
@@ -164,6 +173,15 @@ class DistributedGroupNorm(ChannelNorm):
     - `affine`: whether there are weight and bias.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2, 1])
+    ...     x = dj.TensorSpec((1, 4, 2), P).block(jnp.arange(8.0).reshape(1, 4, 2))
+    ...     layer = dj.nn.DistributedGroupNorm(P, num_groups=1, num_channels=4)
+    ...     return [round(float(y), 2) for y in layer(layer.init(), x).ravel()]
+    >>> dj.simulate(2, program)
+    [[-1.53, -1.09, -0.65, -0.22], [0.22, 0.65, 1.09, 1.53]]
 
     Source: Wu and He (2018), arXiv:1803.08494; PyTorch's GroupNorm.
     """
@@ -198,7 +216,7 @@ class DistributedGroupNorm(ChannelNorm):
 
 @dataclass(frozen=True)
 class DistributedInstanceNorm(ChannelNorm):
-    r"""Normalises each channel of each sample over its features, all of which may be split.
+    """Normalises each channel of each sample over its features, all of which may be split.
 
     `DistributedGroupNorm` with a channel in each group: where features are split, two numbers per sample and channel go
     to the workers along them. As in PyTorch there are no parameters by default. It keeps no running statistics.
@@ -211,6 +229,15 @@ class DistributedInstanceNorm(ChannelNorm):
     - `affine`: whether there are weight and bias, one per channel.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2, 1])
+    ...     x = dj.TensorSpec((1, 4, 2), P).block(jnp.arange(8.0).reshape(1, 4, 2))
+    ...     layer = dj.nn.DistributedInstanceNorm(P, num_features=4)
+    ...     return [round(float(y), 2) for y in layer(layer.init(), x).ravel()]
+    >>> dj.simulate(2, program)
+    [[-1.0, 1.0, -1.0, 1.0], [-1.0, 1.0, -1.0, 1.0]]
 
     Source: Ulyanov, Vedaldi and Lempitsky (2016), arXiv:1607.08022; PyTorch's InstanceNorm1d, 2d and 3d.
     """

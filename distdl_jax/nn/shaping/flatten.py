@@ -109,6 +109,12 @@ class Unflatten(_Reshaping):
     - `shape`: C and the features of the whole tensor; F is their product.
 
     **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4)
+    >>> layer = Unflatten(P.grid([1, 4]), P.grid([1, 1, 2, 2]), (3, 5, 4))
+    >>> layer.output_spec(dj.TensorSpec((2, 60), P.grid([1, 4]))).block_shapes
+    {0: (2, 3, 3, 2), 1: (2, 3, 3, 2), 2: (2, 3, 2, 2), 3: (2, 3, 2, 2)}
     """
 
     P_x: Partition

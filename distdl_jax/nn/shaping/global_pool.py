@@ -95,6 +95,14 @@ class DistributedGlobalAvgPool(_GlobalPool):
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 1, 2])
+    ...     x = dj.TensorSpec((1, 2, 3), P).block(jnp.arange(6.0).reshape(1, 2, 3))
+    ...     return dj.nn.DistributedGlobalAvgPool(P, copies=True)(x).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[1.0, 4.0], [1.0, 4.0]]
+
     Source: PyTorch's AdaptiveAvgPool1d, 2d and 3d, of output size 1.
     """
 
@@ -113,6 +121,14 @@ class DistributedGlobalMaxPool(_GlobalPool):
     - `copies`: whether all workers along the features get a copy of the output, not the first alone.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 1, 2])
+    ...     x = dj.TensorSpec((1, 2, 3), P).block(jnp.arange(6.0).reshape(1, 2, 3))
+    ...     return dj.nn.DistributedGlobalMaxPool(P, copies=True)(x).ravel().tolist()
+    >>> dj.simulate(2, program)
+    [[2.0, 5.0], [2.0, 5.0]]
 
     Source: PyTorch's AdaptiveMaxPool1d, 2d and 3d, of output size 1.
     """

@@ -181,6 +181,12 @@ class DistributedAdaptiveAvgPool(Sampling):
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
     where x doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = DistributedAdaptiveAvgPool(P, (3, 2))
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
+    {0: (5, 3, 2, 1), 1: (5, 3, 2, 1), 2: (5, 3, 1, 1), 3: (5, 3, 1, 1)}
     """
 
     P_x: Partition
@@ -225,6 +231,12 @@ class DistributedPad(Sampling):
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
     where x doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = DistributedPad(P, [(1, 1), (0, 2)], mode="reflect")
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
+    {0: (5, 3, 6, 5), 1: (5, 3, 6, 5), 2: (5, 3, 5, 5), 3: (5, 3, 5, 5)}
 
     Source: PyTorch's functional.pad, and its padding layers; numpy's pad.
     """
@@ -287,6 +299,12 @@ class DistributedCrop(DistributedPad):
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
     where x doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = DistributedCrop(P, [(1, 1), (0, 2)])
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
+    {0: (5, 3, 4, 3), 1: (5, 3, 4, 3), 2: (5, 3, 3, 3), 3: (5, 3, 3, 3)}
     """
 
     def __init__(self, P_x: Partition, cropping: Sequence[tuple[int, int]]) -> None:
