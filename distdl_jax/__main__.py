@@ -22,11 +22,9 @@ from pathlib import Path
 
 from distdl_jax.launch.supervisor import supervise, worker_command
 
-COMMANDS = ("machine",)
-"""Words in place of a program: the modules of the library that they run."""
-
-LONGEST_START_FOR_DOCTOR = 60.0
-"""Seconds that the doctor gives MPI to start; programs have DISTDL_JAX_TIMEOUT."""
+COMMANDS = {"machine": None, "doctor": 60.0}
+"""Words in place of a program, for the modules of the library that they run; and within how many seconds MPI must have
+started: None for DISTDL_JAX_TIMEOUT."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,14 +35,13 @@ def main(arguments: Sequence[str]) -> int:
         from distdl_jax.advice.command import advise_on_file  # imports JAX, which no supervisor needs
 
         return advise_on_file(arguments[1:])
-    if arguments[:1] == ["doctor"]:
-        if any(word.startswith("--simulate") for word in arguments):  # as simulated programs run: without a supervisor
-            from distdl_jax.doctor.__main__ import main as look
+    if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):
+        from distdl_jax.doctor.__main__ import main as look  # as simulated programs run: without a supervisor
 
-            return look(arguments[1:])
-        supervise(worker_command(["-m", "distdl_jax.doctor", *arguments[1:]]), LONGEST_START_FOR_DOCTOR)
+        return look(arguments[1:])
     if arguments and arguments[0] in COMMANDS:
-        supervise(worker_command(["-m", f"distdl_jax.{arguments[0]}", *arguments[1:]]))
+        command = worker_command(["-m", f"distdl_jax.{arguments[0]}", *arguments[1:]])
+        supervise(command, COMMANDS[arguments[0]])
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
         usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",

@@ -197,6 +197,23 @@ def test_an_mpi_that_one_worker_can_not_load():
     assert "Worker 1 of 2" in output and "the job ends" in output
 
 
+# Waits for another worker, but not for long.
+IMPATIENT = """
+import sys
+from distdl_jax.doctor import __main__ as doctor
+doctor.LONGEST = 3
+sys.exit(doctor.main(["--json"]))
+"""
+
+
+def test_a_worker_that_does_not_answer():
+    """The first worker reports what it knows, and ends the job."""
+    silent = [":", "-n", "1", sys.executable, "-c", "from mpi4py import MPI; import time; time.sleep(3600)"]
+    status, output = run(1, "-m", "distdl_jax", "-c", IMPATIENT, *silent, anew=True)
+    assert status != 0 and ("error", "message") in not_ok(content(output))
+    assert "Worker 0 has waited 3 s for the others, although MPI is up" in words(content(output), "message")
+
+
 def test_workers_in_one_process():
     status, report = alone("--simulate", "3")
     assert (status, not_ok(report)) == (0, set()), report
