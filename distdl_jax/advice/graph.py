@@ -57,7 +57,9 @@ class Piece:
 
     def stretch(self, grid: Shape) -> Stretch:
         """Return for which workers to plan the layer, where it is on `grid`."""
-        if isinstance(self.layer, LayerDescription) and self.layer.is_weighted:
+        if not isinstance(self.layer, LayerDescription):
+            return Stretch((1,) * len(grid), grid)  # of a function, or a sum, each worker's part is like all others'
+        if self.layer.meets_neighbours:
             return Stretch.of(grid, self.x_shape, self.layer.feature_axis)
         return Stretch(grid, grid)
 

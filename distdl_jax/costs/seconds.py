@@ -143,7 +143,7 @@ class _Script:
             self.add(Together(row, np.full(workers, seconds)))
         elif workers > 1:
             loss = Operation("allreduce", tuple(range(workers)), count=1, itemsize=4)
-            self.add(Met.on(self.links, row, meetings(dict.fromkeys(range(workers), [loss]))))
+            self.add(Met.on(self.links, row, meetings({worker: [loss] for worker in range(workers)})))
 
     def times(self, place: str, played: Played) -> Times:
         """Return the times of a layer, from a play of the steps."""

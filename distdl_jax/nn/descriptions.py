@@ -30,6 +30,7 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
+from distdl_jax.nn.pooling_base import DistributedPool
 from distdl_jax.nn.shaping.flatten import Flatten
 from distdl_jax.partition import CartesianPartition
 
@@ -71,9 +72,9 @@ class LayerDescription:
         return isinstance(self.layer_class, type) and issubclass(self.layer_class, DistributedNorm)
 
     @property
-    def is_weighted(self) -> bool:
-        """Whether it multiplies with a weight: a convolution or a linear layer."""
-        return isinstance(self.layer_class, type) and issubclass(self.layer_class, WeightedLayer)
+    def meets_neighbours(self) -> bool:
+        """Whether workers send x to their neighbours alone, but along the channels: as in convolutions and poolings."""
+        return isinstance(self.layer_class, type) and issubclass(self.layer_class, WeightedLayer | DistributedPool)
 
     @property
     def feature_axis(self) -> int:

@@ -109,6 +109,7 @@ def test_traffic_of_repartitions_is_that_of_their_plans() -> None:
         ((1, 2, 32, 4), (2, 8, 64, 64), nn.conv2d(out_channels=12, kernel_size=5, padding=2, stride=2)),
         ((1, 1, 1, 160), (1, 4, 5, 320), nn.conv2d(out_channels=4, kernel_size=5, padding=2)),
         ((2, 1, 8, 8), (4, 16, 16, 16), nn.conv_transpose2d(out_channels=8, kernel_size=2, stride=2)),
+        ((2, 1, 8, 8), (4, 16, 64, 64), nn.max_pool2d(kernel_size=3, stride=2, padding=1)),
         ((64, 4), (128, 100), nn.linear(out_features=77)),
     ],
 )
