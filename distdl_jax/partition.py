@@ -39,7 +39,7 @@ class Partition(WorkerTeam):
     - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
       make their first partition of it together; everything after that takes no communication.
 
-    **Raises:** `InvalidTypeError` where `comm` is no intracommunicator; `SetupError` where the workers can't communicate.
+    **Raises:** `InvalidTypeError` where `comm` is no intracommunicator; `SetupError` where workers can't communicate.
 
     **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
 
