@@ -85,6 +85,11 @@ def normal(key: Array, spec: TensorSpec, dtype: DTypeLike = float) -> Array:
     every partition; the last bit or two of a result may differ, as XLA orders arithmetic by shape.
 
     **Raises:** as `uniform`.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> dj.random.normal(jax.random.key(0), dj.TensorSpec((2, 3), P)).shape
+    (2, 3)
     """
     return _block("normal", key, spec, dtype)
 

@@ -124,9 +124,9 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
 
     >>> import tempfile, numpy as np, distdl_jax as dj
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.save(f"{folder}/x.npy", np.arange(3))
+    ...     np.save(f"{folder}/x.npy", np.arange(3, dtype="float32"))
     ...     import_(f"{folder}/x.npy", dj.TensorSpec((3,), dj.Partition().grid([1]))).tolist()
-    EXCEPTION
+    [0.0, 1.0, 2.0]
     """
     world = world_of_specs(specs)
     wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]

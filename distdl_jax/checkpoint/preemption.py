@@ -47,6 +47,13 @@ class Preemption:
     thread, only `request` counts.
 
     **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what an argument can't be.
+
+    >>> import distdl_jax as dj
+    >>> with dj.checkpoint.Preemption() as preemption:
+    ...     before = preemption.stop()
+    ...     preemption.request()  # as a signal does
+    ...     before, preemption.stop()
+    (False, True)
     """
 
     def __init__(self, P: Partition | None = None, signals: Sequence[signal.Signals] = SIGNALS, every: int = 1) -> None:

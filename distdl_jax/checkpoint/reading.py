@@ -50,6 +50,13 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     **Raises,** on all workers: `CheckpointError` where there is no such checkpoint, a file can't be read, or is damaged
     (checksums are compared; the message names the file, the leaf and the block); `PlanError` where the leaves or their
     shapes are not what `specs` says.
+
+    >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
+    >>> specs = {"w": dj.TensorSpec((3,), dj.Partition().grid([1]))}
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     dj.checkpoint.save(path, {"w": jnp.arange(3.0)}, specs, step=7)
+    ...     restore(path, specs)["w"].tolist()
+    [0.0, 1.0, 2.0]
     """
     world = world_of_specs(specs)
 
@@ -101,6 +108,14 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
     All workers get the same list. Collective over all of them.
 
+    **Arguments:**
+
+    - `path`: the folder of the checkpoints of a run, as given to `save`.
+
+    **Returns:** a list of the numbers of the steps.
+
+    **Raises:** `CheckpointError`, on all workers, where the folder can't be read.
+
     >>> steps("/no/such/folder")
     []
     """
@@ -116,6 +131,14 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
     """Return the last step of which `path` holds a complete checkpoint; None where there is none.
 
     All workers get the same answer. Collective over all of them.
+
+    **Arguments:**
+
+    - `path`: the folder of the checkpoints of a run, as given to `save`.
+
+    **Returns:** the number of the step, or None.
+
+    **Raises:** `CheckpointError`, on all workers, where the folder can't be read.
 
     >>> latest_step("/no/such/folder") is None
     True

@@ -99,6 +99,12 @@ class Batches:
     - `state`: which batch is next, two small integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3}`.
 
     It may be closed before its end, as `with` does; that ends its thread.
+
+    >>> import distdl_jax as dj
+    >>> spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
+    >>> with dj.data.batches(np.arange(10).reshape(5, 2), spec, 2) as batches:
+    ...     next(batches).tolist(), batches.state
+    ([[0, 1], [2, 3]], {'epoch': 0, 'batch': 1})
     """
 
     def __init__(self, read: _Read, place: Place, prefetch: int) -> None:

@@ -39,8 +39,16 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
       `zarr`).
     - `name`: which array of the file; not needed where it holds only one.
 
+    **Returns:** an array that is sliced like numpy's, with `shape` and `dtype`; a slice of it is read.
+
     **Raises:** `InvalidArgumentError` where there is no array of that name, or a name is needed; `SetupError` where
     the package is missing that reads such a file; `OSError` where it can't be read.
+
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/x.npy", np.arange(6.0))
+    ...     open_array(f"{folder}/x.npy")[2:4].tolist()
+    [2.0, 3.0]
     """
     path = os.fspath(path)
     kind = os.path.splitext(path.rstrip("/"))[1]

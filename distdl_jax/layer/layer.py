@@ -44,10 +44,15 @@ from distdl_jax.world import Workers
 
 @runtime_checkable
 class Layer(Protocol):
-    """The contract of a layer.
+    """The contract of a layer: what networks, optimisers and checkpoints ask of it.
 
     A layer that leaves its output on another partition than its input may have the attributes `input_partition` and
     `output_partition`, for networks around it.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(1).grid([1, 1])
+    >>> isinstance(dj.nn.DistributedLinear(P, in_features=3, out_features=2), dj.nn.Layer), isinstance(P, dj.nn.Layer)
+    (True, False)
     """
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:

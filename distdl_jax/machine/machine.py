@@ -228,7 +228,14 @@ def _shipped() -> Traversable:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the machines whose files the library has."""
+    """Return the names of the machines whose files the library has.
+
+    **Returns:** a tuple of names, each good for `load`.
+
+    >>> import distdl_jax as dj
+    >>> "perlmutter-cpu" in dj.machine.names()
+    True
+    """
     return tuple(
         sorted(each.name.removesuffix(".toml") for each in _shipped().iterdir() if each.name.endswith(".toml"))
     )
@@ -237,8 +244,12 @@ def names() -> tuple[str, ...]:
 def load(path_or_name: str | os.PathLike[str]) -> Machine:
     """Return the machine that a file describes.
 
+    **Arguments:**
+
     - `path_or_name`: the path of a TOML file, or a name: "infiniband-hdr", "omni-path", "perlmutter-cpu" or
       "workstation".
+
+    **Returns:** a `Machine`.
 
     **Raises:** `InvalidArgumentError` where there is no such file, or it has something missing, unknown or in a wrong
     unit; the sentence names the line. `InvalidTypeError` for what is no path.

@@ -31,6 +31,8 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
 
     **Returns:** a bool scalar, the same on every worker.
 
+    **Raises:** `InvalidTypeError` where `partition` is none.
+
     >>> import jax.numpy as jnp
     >>> bool(all_finite({"weight": jnp.ones(3)})), bool(all_finite([jnp.array(jnp.inf)]))
     (True, False)

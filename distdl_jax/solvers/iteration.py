@@ -36,6 +36,12 @@ class Info(NamedTuple):
     - `converged`: whether the tolerance was reached.
     - `steps`: how many steps it took.
     - `residual`: the norm that is compared with the tolerance.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> x, info = dj.solvers.cg(lambda x: 2 * x, jnp.ones(3), P)
+    >>> bool(info.converged), int(info.steps)
+    (True, 1)
     """
 
     converged: Any
