@@ -132,7 +132,7 @@ class _Tape:
     def _move(self, movement: MovementPlan, x: _Block, beside: bool = False) -> _Block:
         """Record a movement of x."""
         y_bytes = _nbytes(movement, self.worker)
-        forward, adjoint = (_Buffers.of(movement, self.worker, adjoint=adjoint) for adjoint in (False, True))
+        forward = _Buffers.of(movement, self.worker)
         if y_bytes == x.nbytes and not forward.received:
             y = x  # it is sent, and stays
         else:
@@ -143,7 +143,7 @@ class _Tape:
         def back() -> None:
             if (dy := self.cotangents.get(y)) is None:
                 return
-            scratch = adjoint.packed(y_bytes, x.nbytes)
+            scratch = forward.adjoint.packed(y_bytes, x.nbytes)
             if y is x or beside:
                 self.operations.append(_Operation((dy,), (), scratch))
                 return
@@ -158,7 +158,7 @@ class _Tape:
     def _move_parameters(self, movement: MovementPlan, place: str) -> _Block:
         """Record the movement of a layer's parameters to the workers that compute; return this worker's copy."""
         nbytes = _nbytes(movement, self.worker)
-        forward, adjoint = (_Buffers.of(movement, self.worker, adjoint=adjoint) for adjoint in (False, True))
+        forward = _Buffers.of(movement, self.worker)
         moves = bool(forward.sent or forward.received)  # else the copies are the parameters
         # Weight and bias in one message are stored twice: packed, and taken apart; their gradients likewise.
         is_packed = moves and len(movement.output(self.worker).shape) == 1
@@ -168,7 +168,7 @@ class _Tape:
         def back() -> None:
             if (cotangent := self.cotangents.pop(copy, None)) is not None:
                 gradient = self._gradient(place)
-                self.operations.append(_Operation((cotangent,), gradient, adjoint.packed(nbytes, nbytes), True))
+                self.operations.append(_Operation((cotangent,), gradient, forward.adjoint.packed(nbytes, nbytes), True))
 
         self.backward.append(back)
         return copy
@@ -277,22 +277,29 @@ class _Tape:
 
 
 class _Buffers(NamedTuple):
-    """The bytes that one worker's messages in a movement have in all, and the longest that it receives."""
+    """The bytes of the messages that one worker sends and receives in a movement: of all, and of the longest."""
 
     sent: int
     received: int
-    longest: int
+    longest_sent: int
+    longest_received: int
 
     @classmethod
-    def of(cls, movement: MovementPlan, worker: int, *, adjoint: bool) -> _Buffers:
-        """Return those of a movement, or of its adjoint."""
-        operations = movement.operations(worker, adjoint=adjoint)
+    def of(cls, movement: MovementPlan, worker: int) -> _Buffers:
+        """Return those of a movement."""
+        operations = movement.operations(worker)
+        sent = [each.bytes_sent for each in operations]
         received = [(each.received if each.is_message else each.count) * each.itemsize for each in operations]
-        return cls(sum(each.bytes_sent for each in operations), sum(received), max(received, default=0))
+        return cls(sum(sent), sum(received), max(sent, default=0), max(received, default=0))
+
+    @property
+    def adjoint(self) -> _Buffers:
+        """Those of the adjoint, which sends what the movement receives."""
+        return _Buffers(self.received, self.sent, self.longest_received, self.longest_sent)
 
     def packed(self, x_bytes: int, y_bytes: int) -> int:
         """Return the bytes of the buffers of messages: packed at once from x, and received for y."""
-        return min(self.sent, x_bytes) + max(min(self.received, y_bytes), self.longest)
+        return min(self.sent, x_bytes) + max(min(self.received, y_bytes), self.longest_received)
 
 
 def _most_live(operations: Sequence[_Operation]) -> int:

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ class NormPlan(BlocksPlan):
     eps: float
     dtype: np.dtype
 
-    @property
+    @cached_property
     def actions(self) -> tuple[Action, ...]:
         return (
             Moves(self.moments.movement, beside=True),
