@@ -4,6 +4,9 @@
 supervisor that sees whatever ends the worker. `-m module` and `-c code` are as Python's.
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
+
+`mpiexec -n 4 python -m distdl_jax machine measure` measures the machine; `machine list` and `machine show` print what
+is known of others.
 """
 
 from __future__ import annotations
@@ -15,14 +18,19 @@ from pathlib import Path
 
 from distdl_jax.launch.supervisor import supervise, worker_command
 
+COMMANDS = ("machine",)
+"""Words in place of a program: the modules of the library that they run."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
+    if arguments and arguments[0] in COMMANDS:
+        supervise(worker_command(["-m", f"distdl_jax.{arguments[0]}", *arguments[1:]]))
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
-        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ...",
+        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | machine ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
         "with --simulate, on several workers in this process, each a thread, without a launcher.",
     )

@@ -91,8 +91,11 @@ class Machine:
     def message_seconds(self, nbytes: Any, level: str, pairs: float = 1) -> Any:
         """Return the seconds of a message: latency + bytes x max(1 / bandwidth, pairs / bandwidth of the host).
 
+        In a program `operation_seconds` of sender and receiver come before.
+
         - `level`: as `level_of` says.
-        - `pairs`: how many pairs of the same two hosts send at once.
+        - `pairs`: how many messages go at once from one host to the same other one; or within one host, where two
+          workers that exchange messages count twice.
 
         Source: Gropp, Olson and Samfass, "Modeling MPI communication performance on SMP nodes" (2016).
         """
@@ -101,7 +104,8 @@ class Machine:
         place = np.searchsorted([segment.up_to for segment in segments[:-1]], n)
         latency = np.array([segment.latency for segment in segments])[place]
         per_byte = np.array([1 / segment.bandwidth for segment in segments])[place]
-        return _plain(latency + n * np.maximum(per_byte, pairs / self._level(level).host_bandwidth))
+        shared = np.maximum(per_byte, pairs / self._level(level).host_bandwidth)
+        return _plain(latency + n * np.where(per_byte > 0, shared, 0.0))
 
     def collective_seconds(self, kind: str, size: int, nbytes: Any, hosts: int = 1) -> Any:
         """Return the seconds of a collective operation of `size` workers on so many hosts.
@@ -130,8 +134,7 @@ class Machine:
         flops = {"forward": work.flops, "input gradient": work.flops_x, "parameter gradient": work.flops_params}
         if direction not in flops:
             raise InvalidArgumentError(f"`direction` (={direction!r}) must be one of {', '.join(flops)}.")
-        bandwidth = min(self.host.worker_bandwidth, self.host.memory_bandwidth / busy)
-        in_bytes = (work.read + work.written) / bandwidth
+        in_bytes = (work.read + work.written) / self._bandwidth(work.read + work.written, busy)
         if not flops[direction]:
             return self.calls.kernel + in_bytes if work.read + work.written else 0.0
         return self.calls.kernel + max(flops[direction] / self._rate(work, direction, dtype, busy), in_bytes)
@@ -150,7 +153,11 @@ class Machine:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the machine as a TOML file, which `load` reads; numbers to six digits."""
-        machine_file.write(self, Path(path))
+        Path(path).write_text(str(self), encoding="utf-8")
+
+    def __str__(self) -> str:
+        """Return the text of its file."""
+        return machine_file.written(self)
 
     def _level(self, name: str) -> Level:
         if name not in LEVELS:
@@ -188,6 +195,15 @@ class Machine:
         """Return the seconds in which two arrays are added: two reads and a write of each byte."""
         return 3 * n / self.host.worker_bandwidth
 
+    def _bandwidth(self, nbytes: float, busy: int) -> float:
+        """Return the bytes a second of one worker's arrays: the memory's, or more where caches hold them."""
+        memory = min(self.host.worker_bandwidth, self.host.memory_bandwidth / busy)
+        points = sorted(self.host.points, key=lambda point: point.bytes)
+        if not points:
+            return memory
+        sizes, bandwidths = [point.bytes for point in points], [point.bandwidth for point in points]
+        return max(memory, float(np.interp(np.log1p(nbytes), np.log1p(sizes), bandwidths)))
+
     def _rate(self, work: Work, direction: str, dtype: str, busy: int) -> float:
         key = (work.kind, work.shape, direction, dtype)
         if key not in self._known_rates:
@@ -221,7 +237,8 @@ def names() -> tuple[str, ...]:
 def load(path_or_name: str | os.PathLike[str]) -> Machine:
     """Return the machine that a file describes.
 
-    - `path_or_name`: the path of a TOML file, or a name: "infiniband-hdr", "omni-path" or "perlmutter-cpu".
+    - `path_or_name`: the path of a TOML file, or a name: "infiniband-hdr", "omni-path", "perlmutter-cpu" or
+      "workstation".
 
     **Raises:** `InvalidArgumentError` where there is no such file, or it has something missing, unknown or in a wrong
     unit; the sentence names the line. `InvalidTypeError` for what is no path.

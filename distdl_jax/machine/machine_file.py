@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from pathlib import Path
 from typing import Any, NoReturn
 
 from distdl_jax.errors import InvalidArgumentError
@@ -153,15 +152,15 @@ def _check_table(reader: _Reader, name: str, table: Table) -> None:
             reader.refuse((*path, key), f"`{name}.{key}` (={value!r}) must be above 0.")
 
 
-def write(machine: Any, path: Path) -> None:
-    """Write a `Machine` as a file."""
+def written(machine: Any) -> str:
+    """Return the text of a `Machine`'s file."""
     lines = [f"version = {VERSION}"]
     lines += [f"{key} = {_text(getattr(machine, key))}" for key in HEADINGS]
     for name in TABLES:
         lines += ["", f"[{name}]", *_entries(getattr(machine, name))]
     for name, level in machine.levels.items():
         lines += ["", f'[levels."{name}"]', *_entries(level)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def _text(text: str) -> str:

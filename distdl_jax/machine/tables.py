@@ -33,6 +33,14 @@ class Table:
     guesses: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class BandwidthPoint:
+    """What one worker reads and writes in a second, of arrays of so many bytes together, while all of its host do."""
+
+    bytes: float = _quantity("bytes")
+    bandwidth: float = _quantity("bytes per second")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Host(Table):
     """One host, on which all workers compute at once.
@@ -42,6 +50,7 @@ class Host(Table):
     - `memory_bandwidth`: of all workers of a host together; `worker_bandwidth`: of one of them that is alone.
     - `copy_bandwidth`: bytes that one worker copies in a second.
     - `alone`: how many times faster a worker computes while the others of its host rest; 100 % for no difference.
+    - `points`: arrays that caches may hold; without, all are the memory's.
     """
 
     workers: int = _count()
@@ -51,6 +60,7 @@ class Host(Table):
     worker_bandwidth: float = _quantity("bytes per second")
     copy_bandwidth: float = _quantity("bytes per second")
     alone: float = _quantity("share")
+    points: tuple[BandwidthPoint, ...] = _rows(BandwidthPoint)
 
 
 @dataclass(frozen=True)
@@ -116,9 +126,11 @@ class Collectives(Table):
 class RatePoint:
     """How fast one worker computes a shape while all workers of its host do.
 
-    - `kind`: "matrix product", "convolution", "fft". - `direction`: "forward", "input gradient", "parameter gradient".
+    - `kind`: "matrix product", "convolution", "fft", "pooling", "normalisation".
+    - `direction`: "forward", "input gradient", "parameter gradient".
     - `shape`: (m, k, n) of a matrix product; of a convolution channels in and out, of a group, the extent of its
-      output and the number of taps; of an fft its length.
+      output and the number of taps; of an fft its length; of a pooling the taps; of a normalisation the
+      channels and the entries of each.
     """
 
     kind: str = field(metadata={"quantity": "text"})
