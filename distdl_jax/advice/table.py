@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from distdl_jax.advice.elimination import Choice
-from distdl_jax.advice.placement import Placement, memory_text, seconds_text
+from distdl_jax.advice.grids_and_cost import Placement, memory_text, seconds_text
 from distdl_jax.advice.search import Search
 from distdl_jax.plans.shape_dtype import shape_text
 
