@@ -17,7 +17,6 @@ from distdl_jax.layer.layer import BaseLayer, Ends, Layer, ends_of
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.nn.network import first_partition, last_partition
 from distdl_jax.partition import Partition
-from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.tensors import TensorSpec
@@ -165,7 +164,7 @@ class Precision(Wrapper):
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
         """Plan what becomes of the workers' blocks; see `Layer.plan`."""
-        inside = self.layer.plan(derived(lambda worker: self._narrow(x[worker]), x), None if params is None else self._narrow(params)).outputs
+        inside = self.layer.plan(self._narrow(x), None if params is None else self._narrow(params)).outputs
         dtypes = {worker: self._widened(y.dtype, x[worker].dtype) for worker, y in inside.items()}
         return BlocksPlan({worker: ShapeDtype(y.shape, np.dtype(dtypes[worker])) for worker, y in inside.items()})
 
