@@ -17,6 +17,7 @@ from distdl_jax.layer.layer import BaseLayer, Ends, Layer, ends_of
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.nn.network import first_partition, last_partition
 from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.tensors import TensorSpec
@@ -164,9 +165,14 @@ class Precision(Wrapper):
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
         """Plan what becomes of the workers' blocks; see `Layer.plan`."""
-        inside = self.layer.plan(self._narrow(x), None if params is None else self._narrow(params)).outputs
-        dtypes = {worker: self._widened(y.dtype, x[worker].dtype) for worker, y in inside.items()}
-        return BlocksPlan({worker: ShapeDtype(y.shape, np.dtype(dtypes[worker])) for worker, y in inside.items()})
+        narrow = derived(lambda worker: self._narrow(x[worker]), x)
+        inside = self.layer.plan(narrow, None if params is None else self._narrow(params)).outputs
+
+        def widened(worker: int) -> ShapeDtype:
+            y = inside[worker]
+            return ShapeDtype(y.shape, np.dtype(self._widened(y.dtype, x[worker].dtype)))
+
+        return BlocksPlan(derived(widened, inside, x))
 
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
