@@ -13,8 +13,8 @@ from jax.typing import DTypeLike
 
 from distdl_jax.advice.elimination import Choice
 from distdl_jax.advice.graph import Graph, Shape
-from distdl_jax.advice.network import Builder
 from distdl_jax.advice.grids_and_cost import Placement, memory_text
+from distdl_jax.advice.network import Builder
 from distdl_jax.advice.search import Search
 from distdl_jax.advice.seconds import Stopwatch
 from distdl_jax.advice.states import Prices
