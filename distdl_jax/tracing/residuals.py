@@ -21,7 +21,7 @@ _COMPUTED_AGAIN = {
     *("abs", "add", "and", "ceil", "clamp", "convert_element_type", "copy", "eq", "floor", "ge", "gt", "integer_pow"),
     *("is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "round", "select_n", "sign", "square"),
     *("stop_gradient", "sub", "xor", "broadcast_in_dim", "expand_dims", "iota", "reshape", "rev", "slice", "squeeze"),
-    "transpose",
+    *("transpose", "one_minus_square"),
 }
 """JAX's operations whose results XLA computes again for each use; a power to an integer is a product."""
 
