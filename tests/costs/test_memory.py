@@ -75,7 +75,9 @@ def volume(P: dj.Partition) -> Network:
 
 
 @pytest.mark.parametrize("build", [perceptron, images, residual, volume])
-def test_memory_is_within_15_percent_of_xlas_buffers(build: Callable[[dj.Partition], Network]) -> None:
+def test_memory_is_within_15_percent_of_xlas_buffers_and_compiled_within_2(
+    build: Callable[[dj.Partition], Network],
+) -> None:
     """Of every worker: arguments, results and temporaries of value, gradient and adam in one donating program."""
 
     def needed() -> int:
@@ -94,9 +96,12 @@ def test_memory_is_within_15_percent_of_xlas_buffers(build: Callable[[dj.Partiti
         return int(in_and_out + found.temp_size_in_bytes)
 
     real = dj.simulate(2, needed)
-    cost = dj.cost(*build(dj.planning_world(2)))
+    cost = dj.cost(*build(dj.planning_world(2)), compiled=True)
     np.testing.assert_allclose(cost.memory, real, rtol=0.15)
     assert real[cost.fullest] == pytest.approx(max(real), rel=0.15)
+    assert cost.compiled is not None
+    assert cost.compiled.worker == cost.fullest
+    assert cost.compiled.total == pytest.approx(real[cost.fullest], rel=0.02)
 
 
 def test_each_stored_array_counts_once() -> None:
@@ -106,9 +111,9 @@ def test_each_stored_array_counts_once() -> None:
     network = nn.Sequential(linear(P, P, P, 5, 7), jnp.tanh, linear(P, P, P, 7, 3), jax.nn.relu, linear(P, P, P, 3, 2))
     cost = dj.cost(network, dj.TensorSpec((4, 5), P))
     of_tanh, of_product, of_relu = 4 * 4 * 7, 4 * 4 * 3, 4 * 4 * 3
-    found = [int(layer.amounts.activations[0]) for layer in cost.layers]
+    found = [int(nbytes[0]) for nbytes in cost.activations.values()]
     assert found == [0, of_tanh, 0, of_product, of_relu]
-    assert cost.workers.activations.tolist() == [of_tanh + of_product + of_relu]
+    assert sum(found) == of_tanh + of_product + of_relu
 
 
 def test_a_forward_pass_stores_nothing_for_later() -> None:
@@ -116,7 +121,7 @@ def test_a_forward_pass_stores_nothing_for_later() -> None:
     P = dj.planning_world(1).grid([1, 1])
     layers = [nn.DistributedLinear(P, P, P, 50, 50, bias=False) for _ in range(8)]
     cost = dj.cost(nn.Sequential(*layers), dj.TensorSpec((40, 50), P), backward=False)
-    assert not cost.workers.activations.any()
+    assert not any(nbytes.any() for nbytes in cost.activations.values())
     assert cost.memory.tolist() == [8 * 4 * 50 * 50 + 3 * 4 * 40 * 50]
 
 
