@@ -70,7 +70,7 @@ class Stopwatch:
             mean = nbytes / np.maximum(messages, 1)
             seconds = messages * self.machine.message_seconds(mean, level, pairs)
             both = np.maximum(both, seconds + self.machine.copy_seconds(nbytes))
-        return float(both.max())
+        return float(np.max(both))
 
     def collective(self, kind: str, size: int, nbytes: int, hosts: int) -> float:
         """Return the seconds of a collective operation."""

@@ -28,7 +28,7 @@ from distdl_jax.programs.ir import Operation
 FORWARD, BACKWARD, UPDATE = range(3)
 """The rows of a layer in a play."""
 
-MOST_PLAYED = 512
+MOST_PLAYED = 256
 """On more workers than these, those that do the same are one, and all wait for the slowest after each movement."""
 
 

@@ -187,5 +187,5 @@ class _Trace:
         *of_params, of_x = jaxpr.invars
         of_y, *others = jaxpr.outvars
         stored = {var for var in others if not isinstance(var, Literal)}
-        rest = stored - {of_x, of_y, *of_params}
+        rest: Any = stored - {of_x, of_y, *of_params}
         return of_x in stored, of_y in stored, sum(math.prod(var.aval.shape) * var.aval.dtype.itemsize for var in rest)

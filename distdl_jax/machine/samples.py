@@ -146,9 +146,8 @@ def combined(workers: Iterable[Mapping[Subject, Rounds]]) -> Samples:
     for mine in workers:
         for subject, rounds in mine.items():
             gathered.setdefault(subject, []).append(np.array(rounds))
-    return Samples(
-        {
-            subject: tuple(map(tuple, (np.max if isinstance(subject, MEETINGS) else np.mean)(several, axis=0).tolist()))
-            for subject, several in gathered.items()
-        }
-    )
+    together: dict[Subject, Rounds] = {}
+    for subject, several in gathered.items():
+        times = np.max(several, axis=0) if isinstance(subject, MEETINGS) else np.mean(several, axis=0)
+        together[subject] = tuple(map(tuple, times.tolist()))
+    return Samples(together)

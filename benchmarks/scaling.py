@@ -1,0 +1,220 @@
+"""How networks scale to 100,000 workers on the machines whose files are shipped, foreseen: no worker is needed.
+
+python benchmarks/scaling.py [--out docs] [words: networks whose title has one of them]
+
+Writes scaling.md, and a picture of each network, into a folder. Strong scaling: the tensor is the same for all numbers
+of workers, and the efficiency is the time of one worker / (workers x time). Weak scaling: every worker has as much, and
+the efficiency is the time of one worker / time.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import distdl_jax as dj
+import jax
+import matplotlib
+import numpy as np
+from distdl_jax import nn
+
+matplotlib.use("Agg")  # no screen
+from matplotlib import pyplot
+
+MACHINES = ("infiniband-hdr", "perlmutter-cpu", "omni-path")
+Shape = tuple[int, ...]
+
+
+def unet(P: dj.Partition, channels: int = 8, levels: int = 4) -> nn.Sequential:
+    """Return a U-Net of 41 layers in three dimensions, whose skips are sums."""
+
+    def block(c_in: int, c_out: int) -> list[Any]:
+        conv = nn.DistributedConv3d(P, in_channels=c_in, out_channels=c_out, kernel_size=3, padding=1)
+        return [conv, nn.DistributedGroupNorm(P, 4, c_out), jax.nn.relu]
+
+    def level(d: int, c_in: int) -> list[Any]:
+        c = channels * 2**d
+        layers = block(c_in, c) + block(c, c)
+        if d + 1 < levels:
+            up = nn.DistributedConvTranspose3d(P, in_channels=2 * c, out_channels=c, kernel_size=2, stride=2)
+            layers.append(nn.Residual(nn.Sequential(nn.DistributedMaxPool3d(P, 2), *level(d + 1, c), up)))
+        return layers + block(c, c)
+
+    return nn.Sequential(*level(0, 1))
+
+
+def fno(P: dj.Partition) -> nn.Sequential:
+    """Return a Fourier neural operator in three dimensions: four blocks of 20 channels and 12 modes."""
+    lift = nn.DistributedConv3d(P, in_channels=1, out_channels=20, kernel_size=1)
+    blocks = [nn.DistributedFNOBlock(P, 20, 20, (12, 12, 12)) for _ in range(4)]
+    return nn.Sequential(lift, *blocks, nn.DistributedConv3d(P, in_channels=20, out_channels=1, kernel_size=1))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A network on ever more workers.
+
+    - `build`: from a partition to the network; `channels`: of its input.
+    - `side`: of the cube that is its input: of the whole one, or, in weak scaling, of each worker's part.
+    - `workers`: how many, each a cube, or a cube times 2 or 4.
+    """
+
+    title: str
+    build: Callable[[dj.Partition], nn.Sequential]
+    side: int
+    weak: bool
+    workers: tuple[int, ...]
+
+    def cost(self, workers: int, machine: str) -> Any:
+        """Foresee a step on a machine."""
+        grid = near_cube(workers)
+        P = dj.planning_world(workers).grid((1, 1, *grid))
+        shape = [self.side * p for p in grid] if self.weak else [self.side] * 3
+        return dj.cost(self.build(P), dj.TensorSpec((1, 1, *shape), P), machine=machine)
+
+
+UP_TO_100_000 = (1, 8, 64, 512, 4096, 32768, 97336)
+STUDIES = (
+    Study("U-Net, 512^3", unet, 512, False, UP_TO_100_000[:6]),
+    Study("U-Net, 2048^3", unet, 2048, False, UP_TO_100_000),
+    Study("U-Net, 64^3 a worker", unet, 64, True, UP_TO_100_000),
+    Study("FNO, 512^3", fno, 512, False, UP_TO_100_000[:4]),
+    Study("FNO, 64^3 a worker", fno, 64, True, UP_TO_100_000[:4]),
+)
+
+
+def near_cube(workers: int) -> Shape:
+    """Return three factors of a number that differ as little as can be.
+
+    >>> near_cube(97336), near_cube(12)
+    ((46, 46, 46), (3, 2, 2))
+    """
+    factors = (
+        (workers // (b * c), b, c)
+        for c in range(1, round(workers ** (1 / 3)) + 1)
+        if workers % c == 0
+        for b in range(c, math.isqrt(workers // c) + 1)
+        if workers // c % b == 0
+    )
+    return min(factors, key=lambda each: each[0] - each[-1])
+
+
+def row(study: Study, workers: int, machine: str) -> dict[str, Any]:
+    """Return what is foreseen of one number of workers."""
+    start = time.perf_counter()
+    cost = study.cost(workers, machine)
+    assert cost.seconds is not None and cost.once is not None
+    times = [layer.times for layer in cost.layers if layer.times is not None] + [cost.once]
+    slowest = int(np.argmax(sum(each.computing for each in times)))
+    parts = {
+        "arithmetic": sum(float(each.computing[slowest]) for each in times),
+        "messages": sum(float(each.transfer[slowest]) for each in times),
+        "waiting": sum(float(each.waiting[slowest]) for each in times),
+    }
+    took = time.perf_counter() - start
+    print(f"{study.title}, {workers} workers, {machine}: {cost.seconds} (foreseen in {took:.1f} s)", flush=True)
+    return {"workers": workers, "seconds": cost.seconds, "parts": parts, "memory": memory_text(cost)}
+
+
+def memory_text(cost: Any) -> str:
+    """Return the memory of the fullest worker, where layers say what they store."""
+    try:
+        return f"{cost.memory.max() / 2**30:.3g} GiB"
+    except dj.PlanError:
+        return "not foreseen"
+
+
+def efficiency(study: Study, rows: Sequence[dict[str, Any]], each: dict[str, Any], bound: int = 1) -> float:
+    """Return the efficiency, from the lower, mean or upper seconds."""
+    one = rows[0]["seconds"][1]
+    return float(one / (each["seconds"][bound] * each["workers"] ** (not study.weak)))
+
+
+def picture(study: Study, found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Draw the efficiency on each machine, with its interval."""
+    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    for (machine, rows), mark in zip(found.items(), "os^", strict=True):
+        workers = [each["workers"] for each in rows]
+        low, mean, high = ([efficiency(study, rows, each, bound) for each in rows] for bound in (2, 1, 0))
+        axis.plot(workers, mean, marker=mark, label=machine)
+        axis.fill_between(workers, low, np.minimum(high, 2), alpha=0.12)
+    axis.set(xscale="log", xlabel="workers", ylabel="efficiency", ylim=(0, 1.25), title=study.title)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def section(study: Study, found: dict[str, list[dict[str, Any]]], picture_name: str) -> str:
+    """Return the text of one network: its picture, a table, and where it stops and why."""
+    lines = [f"## {study.title}", "", f"![Efficiency of {study.title} on each machine]({picture_name})", ""]
+    lines += ["| workers | largest memory | " + " | ".join(f"{machine}: step, efficiency" for machine in found) + " |"]
+    lines += ["|---:|---:|" + "---:|" * len(found)]
+    for number, each in enumerate(next(iter(found.values()))):
+        cells = [
+            f"{seconds_text(rows[number]['seconds'][1])}, {efficiency(study, rows, rows[number]):.0%}"
+            for rows in found.values()
+        ]
+        lines.append(f"| {each['workers']:,} | {each['memory']} | {' | '.join(cells)} |")
+    lines.append("")
+    for machine, rows in found.items():
+        below = next((each for each in rows if efficiency(study, rows, each) < 0.5), None)
+        last = below or rows[-1]
+        shares = {name: seconds / sum(last["parts"].values()) for name, seconds in last["parts"].items()}
+        of = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        ends = (
+            f"falls below 50 % at {last['workers']:,} workers"
+            if below
+            else f"is above 50 % at {last['workers']:,} workers"
+        )
+        lines.append(f"- On {machine} the efficiency {ends}, where the slowest worker's step is: {of}.")
+    return "\n".join(lines)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time with a unit.
+
+    >>> seconds_text(0.00231), seconds_text(312.0)
+    ('2.31 ms', '312 s')
+    """
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+HEAD = """# How networks scale
+
+How long a training step takes on 1 to 100,000 workers, foreseen by [`dj.cost`](cost.md) from the plans of the network
+and the [files of machines](machines.md). Nothing on this page was run on these machines. The shaded bands are the
+intervals that `dj.cost` gives: many numbers of the files are guesses, and the bands say how much that matters.
+
+A worker is one core. Each worker holds a box of the tensor; the boxes are as near to cubes as the number of workers
+allows. Up to 256 workers, all workers are played with a clock each. Beyond that, workers that do the same count as one,
+and each movement takes as long as its slowest worker, whose partners are taken to be on other hosts.
+
+Strong scaling: the tensor stays the same, and efficiency is the time of one worker / (workers x time). Weak scaling:
+each worker's part stays the same, and efficiency is the time of one worker / time.
+
+`python benchmarks/scaling.py` wrote this page; with other networks, or another machine file, it writes yours.
+"""
+
+
+def main() -> None:
+    """Write the page and its pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_args()
+    sections = [HEAD]
+    for study in STUDIES:
+        if given.words and not any(word in study.title for word in given.words):
+            continue
+        found = {machine: [row(study, workers, machine) for workers in study.workers] for machine in MACHINES}
+        name = "scaling-" + "".join(c if c.isalnum() else "-" for c in study.title.lower()).replace("--", "-") + ".svg"
+        picture(study, found, given.out / name)
+        sections.append(section(study, found, name))
+    (given.out / "scaling.md").write_text("\n".join(sections) + "\n")
+
+
+if __name__ == "__main__":
+    main()
