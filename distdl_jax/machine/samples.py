@@ -146,7 +146,7 @@ def combined(workers: Iterable[Mapping[Subject, Rounds]]) -> Samples:
     for mine in workers:
         for subject, rounds in mine.items():
             gathered.setdefault(subject, []).append(np.array(rounds))
-    together: dict[Subject, Rounds] = {}
+    together: dict[Subject, tuple[tuple[float, ...], ...]] = {}
     for subject, several in gathered.items():
         times = np.max(several, axis=0) if isinstance(subject, MEETINGS) else np.mean(several, axis=0)
         together[subject] = tuple(map(tuple, times.tolist()))
