@@ -127,21 +127,19 @@ def memory_text(cost: Any) -> str:
         return "not foreseen"
 
 
-def efficiency(study: Study, rows: Sequence[dict[str, Any]], each: dict[str, Any], bound: int = 1) -> float:
-    """Return the efficiency, from the lower, mean or upper seconds."""
-    one = rows[0]["seconds"][1]
-    return float(one / (each["seconds"][bound] * each["workers"] ** (not study.weak)))
+def efficiency(study: Study, rows: Sequence[dict[str, Any]], each: dict[str, Any]) -> float:
+    """Return the efficiency of a number of workers; the first row is of one worker."""
+    workers = 1 if study.weak else each["workers"]
+    return float(rows[0]["seconds"][1] / (each["seconds"][1] * workers))
 
 
 def picture(study: Study, found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draw the efficiency on each machine, with its interval."""
+    """Draw the efficiency on each machine."""
     figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     for (machine, rows), mark in zip(found.items(), "os^", strict=True):
         workers = [each["workers"] for each in rows]
-        low, mean, high = ([efficiency(study, rows, each, bound) for each in rows] for bound in (2, 1, 0))
-        axis.plot(workers, mean, marker=mark, label=machine)
-        axis.fill_between(workers, low, np.minimum(high, 2), alpha=0.12)
-    axis.set(xscale="log", xlabel="workers", ylabel="efficiency", ylim=(0, 1.25), title=study.title)
+        axis.plot(workers, [efficiency(study, rows, each) for each in rows], marker=mark, label=machine)
+    axis.set(xscale="log", xlabel="workers", ylabel="efficiency", ylim=(0, 1.15), title=study.title)
     axis.grid(alpha=0.3)
     axis.legend()
     figure.savefig(path, metadata={"Date": None})
@@ -183,8 +181,8 @@ def seconds_text(seconds: float) -> str:
 HEAD = """# How networks scale
 
 How long a training step takes on 1 to 131,072 workers, foreseen by [`dj.cost`](cost.md) from the plans of the network
-and the [files of machines](machines.md). Nothing on this page was run on these machines. The shaded bands are the
-intervals that `dj.cost` gives: many numbers of the files are guesses, and the bands say how much that matters.
+and the [files of machines](machines.md). Nothing on this page was run on these machines. Many numbers of the files are
+guesses, so a time may be off by half. Efficiencies are surer, since guesses about arithmetic are in both times.
 
 A worker is one core. Each worker holds a box of the tensor; the boxes are as near to cubes as the number of workers
 allows. Up to 256 workers, all workers are played with a clock each. Beyond that, workers that do the same count as one,
