@@ -108,6 +108,10 @@ def skip(*layers: Any) -> Skip:
 
     - `layers`: descriptions and functions of an array, one after the other; their output has the shape of x.
 
+    **Returns:** the description, a `Skip`.
+
+    **Raises:** nothing; `dj.advise` refuses what does not fit.
+
     >>> import jax, distdl_jax as dj
     >>> dj.nn.skip(dj.nn.conv1d(out_channels=4, kernel_size=3, padding="same"))
     skip(conv1d(out_channels=4, kernel_size=3, padding='same'))
@@ -125,6 +129,8 @@ def describe(layer_class: Callable[..., Any], /, **arguments: Any) -> LayerDescr
     - `layer_class`: the class; its first argument is the partition of the input, from which all others follow.
     - `arguments`: its other arguments, by name. `in_channels`, `in_features`, `num_channels` and `num_features` need
       not be given: they are lengths of the input.
+
+    **Returns:** the description, a `LayerDescription`.
 
     **Raises:** `InvalidTypeError` where the class takes no such argument, or `arguments` has a partition.
 
@@ -159,38 +165,47 @@ def _hashable(value: Any) -> Hashable:
     return found
 
 
-def _describing(name: str, layer_class: Callable[..., Any]) -> Callable[..., LayerDescription]:
-    """Return the function that describes layers of a class."""
+def _describing(layer_class: Callable[..., Any], name: str, example: str) -> Callable[..., LayerDescription]:
+    """Return the function that describes layers of a class; `example`: arguments of one, as they are printed."""
 
     def describing(**arguments: Any) -> LayerDescription:
         return _description(name, layer_class, arguments)
 
     describing.__name__ = describing.__qualname__ = name
     class_name = layer_class.__name__
-    describing.__doc__ = (
-        f"Describe an `nn.{class_name}` without its partitions, for `dj.advise`.\n\n"
-        f"**Arguments:** those of `{class_name}` by name, without the partitions; what is the length of a dimension of "
-        "the input, like\n`in_channels`, may be left out.\n\n"
-        "**Raises:** `InvalidTypeError` for an argument that the class does not have."
-    )
+    describing.__doc__ = f"""Describe an `nn.{class_name}` without its partitions, for `dj.advise`.
+
+    **Arguments:**
+
+    - `arguments`: those of `{class_name}` by name, without the partitions. What is the length of a dimension of the
+      input, `in_channels` say, may be left out.
+
+    **Returns:** the description, a `LayerDescription`.
+
+    **Raises:** `InvalidTypeError` for an argument that the class does not have.
+
+    >>> import distdl_jax as dj
+    >>> dj.nn.{name}({example})
+    {name}({example})
+    """
     return describing
 
 
-conv1d = _describing("conv1d", DistributedConv1d)
-conv2d = _describing("conv2d", DistributedConv2d)
-conv3d = _describing("conv3d", DistributedConv3d)
-conv_transpose1d = _describing("conv_transpose1d", DistributedConvTranspose1d)
-conv_transpose2d = _describing("conv_transpose2d", DistributedConvTranspose2d)
-conv_transpose3d = _describing("conv_transpose3d", DistributedConvTranspose3d)
-max_pool1d = _describing("max_pool1d", DistributedMaxPool1d)
-max_pool2d = _describing("max_pool2d", DistributedMaxPool2d)
-max_pool3d = _describing("max_pool3d", DistributedMaxPool3d)
-avg_pool1d = _describing("avg_pool1d", DistributedAvgPool1d)
-avg_pool2d = _describing("avg_pool2d", DistributedAvgPool2d)
-avg_pool3d = _describing("avg_pool3d", DistributedAvgPool3d)
-batch_norm = _describing("batch_norm", DistributedBatchNorm)
-group_norm = _describing("group_norm", DistributedGroupNorm)
-instance_norm = _describing("instance_norm", DistributedInstanceNorm)
-layer_norm = _describing("layer_norm", DistributedLayerNorm)
-linear = _describing("linear", DistributedLinear)
-flatten = _describing("flatten", Flatten)
+conv1d = _describing(DistributedConv1d, "conv1d", "out_channels=8, kernel_size=3")
+conv2d = _describing(DistributedConv2d, "conv2d", "out_channels=8, kernel_size=3")
+conv3d = _describing(DistributedConv3d, "conv3d", "out_channels=8, kernel_size=3")
+conv_transpose1d = _describing(DistributedConvTranspose1d, "conv_transpose1d", "out_channels=8, kernel_size=3")
+conv_transpose2d = _describing(DistributedConvTranspose2d, "conv_transpose2d", "out_channels=8, kernel_size=3")
+conv_transpose3d = _describing(DistributedConvTranspose3d, "conv_transpose3d", "out_channels=8, kernel_size=3")
+max_pool1d = _describing(DistributedMaxPool1d, "max_pool1d", "kernel_size=2")
+max_pool2d = _describing(DistributedMaxPool2d, "max_pool2d", "kernel_size=2")
+max_pool3d = _describing(DistributedMaxPool3d, "max_pool3d", "kernel_size=2")
+avg_pool1d = _describing(DistributedAvgPool1d, "avg_pool1d", "kernel_size=2")
+avg_pool2d = _describing(DistributedAvgPool2d, "avg_pool2d", "kernel_size=2")
+avg_pool3d = _describing(DistributedAvgPool3d, "avg_pool3d", "kernel_size=2")
+batch_norm = _describing(DistributedBatchNorm, "batch_norm", "")
+group_norm = _describing(DistributedGroupNorm, "group_norm", "num_groups=4")
+instance_norm = _describing(DistributedInstanceNorm, "instance_norm", "")
+layer_norm = _describing(DistributedLayerNorm, "layer_norm", "normalized_shape=16")
+linear = _describing(DistributedLinear, "linear", "out_features=10")
+flatten = _describing(Flatten, "flatten", "")
