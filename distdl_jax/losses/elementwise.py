@@ -268,8 +268,8 @@ class DistributedKLDivLoss(Loss):
       the sum over the number of elements; "none", for the elements' losses.
     - `log_target`: whether t are logarithms of probabilities.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another, `InvalidTypeError` where
+    `log_target` is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -311,8 +311,8 @@ class DistributedPoissonNLLLoss(Loss):
     - `full`: whether Stirling's approximation of log t! is added where t is above 1.
     - `eps`: a small number, 0 or more, for rates of 0.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit, `InvalidTypeError` where a flag
+    is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
