@@ -269,7 +269,8 @@ class DistributedKLDivLoss(Loss):
     - `log_target`: whether t are logarithms of probabilities.
 
     **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another, `InvalidTypeError` where
-    `log_target` is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+    `log_target` is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the
+    prediction is not of real floating-point numbers.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -312,7 +313,8 @@ class DistributedPoissonNLLLoss(Loss):
     - `eps`: a small number, 0 or more, for rates of 0.
 
     **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit, `InvalidTypeError` where a flag
-    is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
+    is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction
+    is not of real floating-point numbers.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
