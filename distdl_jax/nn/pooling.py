@@ -196,8 +196,8 @@ class DistributedAvgPool1d(DistributedAvgPool):
     - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
       inside the tensor.
 
-    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is not
-    True or False; when applied, `PlanError` where x doesn't fit.
+    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is
+    not True or False; when applied, `PlanError` where x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 4])
@@ -238,8 +238,8 @@ class DistributedAvgPool2d(DistributedAvgPool):
     - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
       inside the tensor.
 
-    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is not
-    True or False; when applied, `PlanError` where x doesn't fit.
+    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is
+    not True or False; when applied, `PlanError` where x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -280,8 +280,8 @@ class DistributedAvgPool3d(DistributedAvgPool):
     - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
       inside the tensor.
 
-    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is not
-    True or False; when applied, `PlanError` where x doesn't fit.
+    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is
+    not True or False; when applied, `PlanError` where x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
@@ -322,8 +322,8 @@ class DistributedAvgPool4d(DistributedAvgPool):
     - `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the entries
       inside the tensor.
 
-    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is not
-    True or False; when applied, `PlanError` where x doesn't fit.
+    **Raises:** on every worker, `InvalidArgumentError` where arguments don't fit, `InvalidTypeError` where a flag is
+    not True or False; when applied, `PlanError` where x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 1, 2, 1])
