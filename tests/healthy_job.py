@@ -28,7 +28,9 @@ def worker(rank: int = 0, size: int = 4, environment: dict[str, str] | None = No
     parts: dict[str, Any] = {
         "software": Software("3.13.1", PACKAGES, {"jax": "0.10.2"}, "/env/distdl_jax", onednn="3.2.0"),
         "host": HOST,
-        "mpi": Mpi(library="MPICH Version: 5.0.2", loaded=("/env/lib/libmpi.so.12",), size=size, cuda_aware=False),
+        "mpi": Mpi(
+            implementation="MPICH Version: 5.0.2", loaded=("/env/lib/libmpi.so.12",), size=size, cuda_aware=False
+        ),
         "launch": Launch(
             rank, size, "MPICH", "/env/bin/hydra_pmi_proxy", mpiexec="/env/bin/mpiexec", mpiexec_of="MPICH"
         ),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from distdl_jax.advice.stretch import Stretch
 from distdl_jax.costs.step_program import step_events
 from distdl_jax.costs.traced import completed
 from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
@@ -54,14 +53,6 @@ class Piece:
     def on(self, P: CartesianPartition) -> Any:
         """Return the layer on a partition; a function as it is."""
         return self.layer.layer(P, self.x_shape) if isinstance(self.layer, LayerDescription) else self.layer
-
-    def stretch(self, grid: Shape) -> Stretch:
-        """Return for which workers to plan the layer, where it is on `grid`."""
-        if not isinstance(self.layer, LayerDescription):
-            return Stretch((1,) * len(grid), grid)  # of a function, or a sum, each worker's part is like all others'
-        if self.layer.meets_neighbours:
-            return Stretch.of(grid, self.x_shape, self.layer.feature_axis)
-        return Stretch(grid, grid)
 
     def plan(self, layer: Any, x: ShapeDtypes, P: Partition) -> Plan:
         """Plan what `on` returned for `P`, for blocks `x`; a layer whose plan doesn't say its actions is traced."""

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from distdl_jax.advice.repartitions import Shape, repartition_traffic
-from distdl_jax.advice.stretch import Stretch
+from distdl_jax.advice.graph import Shape
 from distdl_jax.costs.step_program import step_events
+from distdl_jax.costs.traffic import repartition_counts
 from distdl_jax.machine.machine import Direction, Machine
-from distdl_jax.plans.work import Work
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.work import Work, optimiser_update
+from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.primitives.plan import Action
 from distdl_jax.programs.ir import Operation
 
@@ -29,29 +31,29 @@ class Stopwatch:
     dtype: np.dtype
     _known: dict[Any, float] = field(default_factory=dict, compare=False)
 
-    def layer(self, actions: Sequence[Action], workers: Stretch, differentiates_x: bool) -> float:
+    def layer(self, actions: Sequence[Action], grid: Shape, differentiates_x: bool) -> float:
         """Return the seconds of the slowest worker in the actions of one layer on a grid of workers from 0 on.
 
-        - `workers`: those that are planned, and those that they stand for.
         - `differentiates_x`: whether the gradient of the layer's input is computed.
         """
-        busy = min(math.prod(workers.grid), self.machine.workers_per_host)
+        size = math.prod(grid)
+        busy = min(size, self.machine.workers_per_host)
         return max(
             sum(
                 self._work(event.does, event.direction, busy)
                 if isinstance(event.does, Work)
-                else self._operation(event.does, worker, workers)
+                else self._operation(event.does, worker, size)
                 for event in step_events(actions, worker, x_has_gradient=differentiates_x)
             )
-            for worker in looked_at(workers.planned)
+            for worker in looked_at(grid)
         )
 
     def update(self, parameters: int, copies: int, workers: int) -> float:
-        """Return the seconds of the optimiser: parameters and gradient are read, and its own numbers; two are written.
+        """Return the seconds of the optimiser.
 
         - `parameters`: bytes of them on a worker; `copies`: how many as large arrays the optimiser stores.
         """
-        work = Work("elementwise", read=(2 + copies) * parameters, written=(1 + copies) * parameters)
+        work = optimiser_update(parameters, copies)
         return self._work(work, "forward", min(workers, self.machine.workers_per_host))
 
     def repartition(self, shape: Shape, grid: Shape, other: Shape) -> float:
@@ -61,16 +63,15 @@ class Stopwatch:
         """
         if grid == other:
             return 0.0
-        traffic = repartition_traffic(shape, grid, other)
-        workers = len(traffic.sends)
-        level, pairs = self._level_among(workers)
-        both = np.zeros(workers)
-        for messages, elements in (traffic[:2], traffic[2:]):
+        grids = [ProductGrid.balanced(shape, each, worker_ranks(range(math.prod(each)))) for each in (grid, other)]
+        level, pairs = self._level_among(max(math.prod(grid), math.prod(other)))
+        longest = 0.0
+        for one, two in (grids, grids[::-1]):  # what is sent there, and what is received, as if sent back
+            messages, elements = repartition_counts(one, two)
             nbytes = elements * self.dtype.itemsize
-            mean = nbytes / np.maximum(messages, 1)
-            seconds = messages * self.machine.message_seconds(mean, level, pairs)
-            both = np.maximum(both, seconds + self.machine.copy_seconds(nbytes))
-        return float(np.max(both))
+            seconds = messages * self.machine.message_seconds(nbytes / np.maximum(messages, 1), level, pairs)
+            longest = max(longest, float(np.max(seconds + self.machine.copy_seconds(nbytes))))
+        return longest
 
     def collective(self, kind: str, size: int, nbytes: int, hosts: int) -> float:
         """Return the seconds of a collective operation."""
@@ -89,20 +90,19 @@ class Stopwatch:
     def _work(self, work: Work, direction: Direction, busy: int) -> float:
         return self.machine.work_seconds(work, direction, self.dtype.name, busy)
 
-    def _operation(self, operation: Operation, worker: int, workers: Stretch) -> float:
+    def _operation(self, operation: Operation, worker: int, size: int) -> float:
         if not operation.is_message:
-            team = workers.team(operation.team)
+            team = np.asarray(operation.team)
             hosts = len(np.unique(team // self.machine.workers_per_host))
             return self.collective(operation.kind, len(team), operation.bytes_sent, hosts)
         received = operation.received * operation.itemsize if operation.source is not None else 0
         ends = ((operation.dest, operation.bytes_sent), (operation.source, received))
-        seconds = [self._message(worker, end, nbytes, workers) for end, nbytes in ends if end is not None]
+        seconds = [self._message(worker, end, nbytes, size) for end, nbytes in ends if end is not None]
         copied = self.machine.copy_seconds(operation.bytes_sent + received)
         return max(seconds, default=self.machine.operation_seconds) + float(copied)
 
-    def _message(self, worker: int, partner: int, nbytes: int, workers: Stretch) -> float:
+    def _message(self, worker: int, partner: int, nbytes: int, size: int) -> float:
         """Return the seconds of a message; all workers of a host send as far at once, those near the end to others."""
-        worker, partner, size = workers.rank(worker), workers.rank(partner), math.prod(workers.grid)
         level, per_host = self.machine.level_of(worker, partner), self.machine.workers_per_host
         pairs = min(size, per_host, abs(worker - partner) if level == "network" else per_host)
         return self.message(nbytes, level, pairs)

@@ -17,6 +17,7 @@ from distdl_jax.costs.layers import PlacedLayer
 from distdl_jax.costs.step_program import step_events
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.planning import planning_world
+from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import Action
@@ -98,18 +99,18 @@ class Prices:
         return self._estimates[key]
 
     def _price(self, piece: Piece, grid: Shape) -> Price | None:
-        workers = piece.stretch(grid)
-        P = planning_world(math.prod(workers.planned)).grid(workers.planned)
-        blocks = TensorSpec(workers.x_shape(piece.x_shape), P).block_shapes
-        x = {worker: ShapeDtype(shape, self.clock.dtype) for worker, shape in blocks.items()}
+        P = planning_world(math.prod(grid)).grid(grid)
+        blocks = TensorSpec(piece.x_shape, P).block_shapes
+        x = derived(lambda worker: ShapeDtype(blocks[worker], self.clock.dtype), blocks)
         try:
             layer = piece.on(P)
             plan = piece.plan(layer, x, P)
-            seconds = self.clock.layer(plan.actions, workers, piece.differentiates_x)
+            seconds = self.clock.layer(plan.actions, grid, piece.differentiates_x)
         except (InvalidArgumentError, PlanError):
             return None
         itemsize, specs = self.clock.dtype.itemsize, PlacedLayer("", layer, piece.name).param_specs
-        parameters = sum(max(map(math.prod, spec.block_shapes.values())) * itemsize for spec in specs)
+        shapes = [[spec.block_shapes[worker] for worker in representatives(spec.block_shapes)] for spec in specs]
+        parameters = sum(max(map(math.prod, each)) * itemsize for each in shapes)
         seconds += self.clock.update(parameters, self.copies, math.prod(grid)) if parameters else 0.0
         stored = (2 + self.copies) * parameters + piece.saves_x * self.block_bytes(piece.x_shape, grid)
         stored += max(sum(work.saved or 0 for work in _works(plan.actions, worker)) for worker in looked_at(P.shape))

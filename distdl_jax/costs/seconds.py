@@ -21,7 +21,7 @@ from distdl_jax.costs.seconds_by_class import alike_in, on_classes, steps_by_cla
 from distdl_jax.costs.step_program import backward_events, forward_events
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.uncertainty import Uncertainty, uncertainty
-from distdl_jax.plans.work import Work
+from distdl_jax.plans.work import Work, optimiser_update
 from distdl_jax.primitives.plan import Action, Moves
 from distdl_jax.programs.ir import Operation
 
@@ -33,10 +33,7 @@ MOST_PLAYED = 256
 
 
 class Update(NamedTuple):
-    """What an optimiser does with the parameters of one layer: for each array a `Work`, and the workers that have it.
-
-    Each number is read, with the gradient, and written; then the parameter is, with all of these numbers.
-    """
+    """What an optimiser does with a layer's parameters: for each array a `Work`, and the workers that have it."""
 
     place: str
     works: Sequence[tuple[Work, Index]]
@@ -44,12 +41,11 @@ class Update(NamedTuple):
     @classmethod
     def of(cls, layer: PlacedLayer, itemsize: int, copies: int) -> Update:
         """Return it for an optimiser that stores so many numbers for each parameter."""
-        read, written = 2 * copies + 1 + max(copies, 1), copies + 1
         works = []
         for spec in layer.param_specs:
             for worker, workers in groups(spec.block_shapes):
                 nbytes = math.prod(spec.block_shapes[worker]) * itemsize
-                works.append((Work("optimiser", read=read * nbytes, written=written * nbytes), workers))
+                works.append((optimiser_update(nbytes, copies), workers))
         return cls(layer.place, works)
 
     def seconds(self, links: MachineLinks) -> np.ndarray:

@@ -7,7 +7,7 @@ number, and the elements in them, are products of numbers that go with its index
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -39,9 +39,9 @@ Line = Mapping[int, Sequence[Overlap]]
 def traffic(movement: RepartitionPlan | RangesPlan, *, adjoint: bool = False) -> Traffic:
     """Return what workers send in a movement, or in its adjoint."""
     if isinstance(movement, RepartitionPlan):
-        exchange = movement.exchange
-        grid = exchange.needed if adjoint else exchange.owned
-        messages, elements = repartition_counts(exchange, adjoint=adjoint)
+        grid, other = movement.exchange.owned, movement.exchange.needed
+        grid, other = (other, grid) if adjoint else (grid, other)
+        messages, elements = repartition_counts(grid, other)
     else:
         grid = movement.halos.owned
         messages, elements = halo_counts(movement.halos, adjoint=adjoint)
@@ -54,29 +54,40 @@ def as_index(workers: Workers) -> np.ndarray | slice:
     return slice(workers[0], workers[-1] + 1) if isinstance(workers, ConsecutiveRanks) else np.asarray(workers)
 
 
-def repartition_counts(exchange: Exchange, *, adjoint: bool = False) -> Counts:
-    """Return what the workers of `exchange.owned`, back those of `exchange.needed`, send in a repartition.
+def repartition_counts(owned: ProductGrid, needed: ProductGrid) -> Counts:
+    """Return what the workers of `owned` send to those of `needed` in a repartition: there, and back the other way.
+
+    Both grids hold all of the tensor.
 
     >>> rows, columns = (ProductGrid.balanced((4, 6), shape, range(2)) for shape in ((2, 1), (1, 2)))
-    >>> [numbers.tolist() for numbers in repartition_counts(Exchange(rows, columns))]
+    >>> [numbers.tolist() for numbers in repartition_counts(rows, columns)]
     [[1, 1], [6, 6]]
     """
-    grids = exchange.owned, exchange.needed
-    grid, other = grids[::-1] if adjoint else grids
-    overlaps = exchange.overlaps_of_needed if adjoint else exchange.overlaps_of_owned
-    lines = [[overlaps(d, i) for i in range(p)] for d, p in enumerate(grid.shape)]
-    messages = _product([len(line) for line in along] for along in lines)
-    elements = _product([sum(map(_length, line.values())) for line in along] for along in lines)
+    messages, elements = map(_product, zip(*map(_along, owned.ranges, needed.ranges), strict=True))
     # What a worker has on both grids it gives to itself, without a message.
-    place = np.full(max(exchange.team) + 1, -1)
-    place[as_index(other.ranks)] = np.arange(len(other.ranks))
-    place = place[as_index(grid.ranks)]
-    here, there = np.unravel_index(np.arange(len(place)), grid.shape), np.unravel_index(place.clip(0), other.shape)
+    place = np.full(max(*owned.ranks, *needed.ranks) + 1, -1)
+    place[as_index(needed.ranks)] = np.arange(len(needed.ranks))
+    place = place[as_index(owned.ranks)]
     own = np.where(place < 0, 0, 1)
+    here, there = _indices(len(place), owned.shape), np.unravel_index(place.clip(0), needed.shape)
     for d, (i, j) in enumerate(zip(here, there, strict=True)):
-        (start, stop), (first, last) = (np.asarray(g.ranges[d])[at].T for g, at in ((grid, i), (other, j)))
+        (start, stop), (first, last) = (np.asarray(g.ranges[d])[at].T for g, at in ((owned, i), (needed, j)))
         own = own * np.maximum(np.minimum(stop, last) - np.maximum(start, first), 0)
     return messages - (own > 0), elements - own
+
+
+@lru_cache(maxsize=4096)
+def _along(ranges: tuple[Range, ...], others: tuple[Range, ...]) -> Counts:
+    """Return with how many of the other ranges each range overlaps, and its length."""
+    (starts, stops), (first, last) = (np.asarray(each).reshape(-1, 2).T for each in (ranges, others))
+    first, last = first[last > first], last[last > first]  # without empty ones; both ascend
+    overlapping = np.searchsorted(first, stops, "left") - np.searchsorted(last, starts, "right")
+    return np.where(stops > starts, overlapping, 0), stops - starts
+
+
+@lru_cache(maxsize=256)
+def _indices(workers: int, grid: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    return np.unravel_index(np.arange(workers), grid)
 
 
 def halo_counts(halos: Halos, *, adjoint: bool = False) -> Counts:

@@ -134,7 +134,7 @@ def launch(tries: bool) -> Launch:
         started=job_size(),
         launcher=launcher,
         launcher_program=_launcher_program() if launcher else None,
-        library=library,
+        implementation=library,
         mpiexec=mpiexec,
         mpiexec_of=_kind(_output([mpiexec, "--version"], environment)) if mpiexec else "",
         mpiexec_beside=str(beside) if os.access(beside, os.X_OK) else None,

@@ -41,7 +41,7 @@ def start_mpi() -> Mpi:
         return Mpi(size=MPI.COMM_WORLD.Get_size(), bridge_error=bridge_error or _sentence(error))
     loaded = loaded_mpi_libraries()
     return Mpi(
-        library=mpi_library(),
+        implementation=mpi_library(),
         loaded=loaded,
         size=MPI.COMM_WORLD.Get_size(),
         thread_level=thread_level(),

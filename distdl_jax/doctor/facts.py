@@ -36,14 +36,14 @@ class Mpi:
     """The MPI of this process, without a launcher's view of it.
 
     - `error`: why mpi4py can't load or start it.
-    - `library`: its name and version; `loaded`: the files of all MPI libraries in this process.
+    - `implementation`: its name and version; `loaded`: the files of all MPI libraries in this process.
     - `thread_level`: the name of its level of thread support.
     - `bridge_error`: why mpi4jax can't be imported.
     - `cuda_aware`: whether the library reads a GPU's memory; None where it does not say.
     """
 
     error: str | None = None
-    library: str = ""
+    implementation: str = ""
     loaded: tuple[str, ...] = ()
     size: int = 1
     thread_level: str = "MPI_THREAD_MULTIPLE"
@@ -57,7 +57,7 @@ class Launch:
 
     - `rank`, `started`: its number and the number of processes, as the launcher says.
     - `launcher`: "MPICH", "Open MPI", "Slurm", or "" where there is none; `launcher_program`: its file.
-    - `library`: the MPI library that mpi4py would load; found out where a launcher is around.
+    - `implementation`: the MPI library that mpi4py would load; found out where a launcher is around.
     - `mpiexec`, `mpiexec_of`: the one on PATH, and whose it is; `mpiexec_beside`: the one beside Python.
     - `trial`: what `mpiexec -n 2` printed, "size=2" for a worker in a world of two; None if not tried.
     """
@@ -66,7 +66,7 @@ class Launch:
     started: int = 1
     launcher: str = ""
     launcher_program: str | None = None
-    library: str = ""
+    implementation: str = ""
     mpiexec: str | None = None
     mpiexec_of: str = ""
     mpiexec_beside: str | None = None

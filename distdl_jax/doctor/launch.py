@@ -41,7 +41,7 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "mpi", f"MPI can't be started: {mpi.error}.", cure)
         return
     where = f", {mpi.loaded[0]}" if len(mpi.loaded) == 1 else ""
-    yield Finding("ok", "mpi", f"mpi4py runs on {mpi.library or 'an unknown library'}{where}.")
+    yield Finding("ok", "mpi", f"mpi4py runs on {mpi.implementation or 'an unknown library'}{where}.")
     if mpi.thread_level != "MPI_THREAD_MULTIPLE":
         yield Finding(
             "error",
@@ -85,7 +85,7 @@ def family(library: str) -> str:
 
 def foreseen(launch: Launch) -> Finding | None:
     """Return why MPI may end this process when it starts, in words that don't say it: the launcher of another MPI."""
-    own = family(launch.library)
+    own = family(launch.implementation)
     if not own or launch.launcher not in ("MPICH", "Open MPI") or launch.launcher == own:
         return None
     found = (
@@ -101,7 +101,7 @@ def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
         if launch.started > 1 and mpi.size == 1:
             found = (
                 f"{by}{program} started {launch.started} processes, but each believes that it is alone: the launcher "
-                f"is not the one of {mpi.library}."
+                f"is not the one of {mpi.implementation}."
             )
             yield Finding("error", "launcher", found, _right_launcher(launch, launch.launcher_program))
         else:
@@ -109,9 +109,9 @@ def _launcher(launch: Launch, mpi: Mpi) -> Iterator[Finding]:
             yield Finding("ok", "launcher", f"{by}{program} started {processes}, and MPI knows all of them.")
     elif not launch.launcher:
         yield from _without_launcher(launch, mpi)
-    own = family(mpi.library)
+    own = family(mpi.implementation)
     if own and launch.mpiexec_of not in (own, "unknown", ""):
-        found = f"mpiexec on PATH ({launch.mpiexec}) is {launch.mpiexec_of}'s, but mpi4py runs on {mpi.library}."
+        found = f"mpiexec on PATH ({launch.mpiexec}) is {launch.mpiexec_of}'s, but mpi4py runs on {mpi.implementation}."
         verdict = "warning" if launch.launcher and mpi.size > 1 else "error"
         yield Finding(verdict, "mpiexec", found, _right_launcher(launch, launch.mpiexec))
 

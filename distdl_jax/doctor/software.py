@@ -88,7 +88,7 @@ def _differences(everyone: Sequence[Facts]) -> Iterator[Finding]:
         for package in everyone[0].software.packages
     }
     compared["Python"] = [facts.software.python for facts in everyone]
-    compared["MPI library"] = [facts.mpi.library for facts in everyone]
+    compared["MPI library"] = [facts.mpi.implementation for facts in everyone]
     if all(facts.settings.settings.onednn != "off" for facts in everyone):
         compared["oneDNN"] = [facts.software.onednn for facts in everyone]
     compared["jax_enable_x64"] = [facts.software.x64 for facts in everyone]

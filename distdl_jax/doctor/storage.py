@@ -33,7 +33,7 @@ def is_shared(filesystem: str) -> bool:
 
 
 def _cache(facts: Facts) -> Iterator[Finding]:
-    cache, openmpi = facts.cache, family(facts.mpi.library) == "Open MPI"
+    cache, openmpi = facts.cache, family(facts.mpi.implementation) == "Open MPI"
     if cache is None:
         cure = "" if openmpi else "JAX_COMPILATION_CACHE_DIR=... lets the next job take what one has compiled."
         yield Finding("ok", "compilation cache", "JAX keeps no compiled programs between jobs.", cure)

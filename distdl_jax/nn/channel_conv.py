@@ -17,33 +17,14 @@ class DistributedChannelConv1d(DistributedConv1d):
     | w (`params["weight"]`) | n_co x n_ci/groups x k_0 | P_W's slice P_co x P_ci x 1 |
     | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x 1 |
 
-    It refuses partitions that split features, or no channels; everything else is as in `DistributedConv1d`. x is
-    broadcast along P_co, and the products are summed along P_ci. There are fewest messages where P_x is P_W's first row
-    and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one partition, x is gathered or sums are
-    scattered along the channels, as `split` says.
+    It refuses partitions that split features, and a P_x of whole channels where P_W is not given. Everything else is
+    as in `DistributedConv1d`. x is broadcast along P_co, and the products are summed along P_ci. There are fewest
+    messages where P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one
+    partition, x is gathered or sums are scattered along the channels, as `split` says.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The
-    dtype of y is the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x 1, with P_n in front where the batch is split.
-      They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or P_y, with
-      one side of w cut.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, as in PyTorch.
-    - `padding`: an integer, a pair (low, high) in a list, "same" (with a stride of 1) or "valid".
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers that use the same block, along P_n, and gathered in
-      each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the side of w that is cut where P_x and P_y both split channels, on the
-      same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its rows of w; with "in_channels" each multiplies with its columns, and the sums are scattered
-      along y's channels. Default: the one for which less moves, the output channels where they are no fewer.
+    **Arguments:** all as in `DistributedConv1d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter
@@ -73,34 +54,14 @@ class DistributedChannelConv2d(DistributedConv2d):
     | w (`params["weight"]`) | n_co x n_ci/groups x k_1 x k_0 | P_W's slice P_co x P_ci x 1 x 1 |
     | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x 1 x 1 |
 
-    It refuses partitions that split features, or no channels; everything else is as in `DistributedConv2d`. x is
-    broadcast along P_co, and the products are summed along P_ci. There are fewest messages where P_x is P_W's first row
-    and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one partition, x is gathered or sums are
-    scattered along the channels, as `split` says.
+    It refuses partitions that split features, and a P_x of whole channels where P_W is not given. Everything else is
+    as in `DistributedConv2d`. x is broadcast along P_co, and the products are summed along P_ci. There are fewest
+    messages where P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one
+    partition, x is gathered or sums are scattered along the channels, as `split` says.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The
-    dtype of y is the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x 1 x 1, with P_n in front where the batch is
-      split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or
-      P_y, with one side of w cut.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
-      "valid".
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers that use the same block, along P_n, and gathered in
-      each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the side of w that is cut where P_x and P_y both split channels, on the
-      same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its rows of w; with "in_channels" each multiplies with its columns, and the sums are scattered
-      along y's channels. Default: the one for which less moves, the output channels where they are no fewer.
+    **Arguments:** all as in `DistributedConv2d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter
@@ -130,34 +91,14 @@ class DistributedChannelConv3d(DistributedConv3d):
     | w (`params["weight"]`) | n_co x n_ci/groups x k_2 x k_1 x k_0 | P_W's slice P_co x P_ci x 1 x 1 x 1 |
     | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x 1 x 1 x 1 |
 
-    It refuses partitions that split features, or no channels; everything else is as in `DistributedConv3d`. x is
-    broadcast along P_co, and the products are summed along P_ci. There are fewest messages where P_x is P_W's first row
-    and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one partition, x is gathered or sums are
-    scattered along the channels, as `split` says.
+    It refuses partitions that split features, and a P_x of whole channels where P_W is not given. Everything else is
+    as in `DistributedConv3d`. x is broadcast along P_co, and the products are summed along P_ci. There are fewest
+    messages where P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one
+    partition, x is gathered or sums are scattered along the channels, as `split` says.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The
-    dtype of y is the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x 1 x 1 x 1, with P_n in front where the batch is
-      split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or
-      P_y, with one side of w cut.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
-      "valid".
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers that use the same block, along P_n, and gathered in
-      each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the side of w that is cut where P_x and P_y both split channels, on the
-      same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its rows of w; with "in_channels" each multiplies with its columns, and the sums are scattered
-      along y's channels. Default: the one for which less moves, the output channels where they are no fewer.
+    **Arguments:** all as in `DistributedConv3d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter
@@ -187,34 +128,14 @@ class DistributedChannelConv4d(DistributedConv4d):
     | w (`params["weight"]`) | n_co x n_ci/groups x k_3 x k_2 x k_1 x k_0 | P_W's slice P_co x P_ci x 1 x 1 x 1 x 1 |
     | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x 1 x 1 x 1 x 1 |
 
-    It refuses partitions that split features, or no channels; everything else is as in `DistributedConv4d`. x is
-    broadcast along P_co, and the products are summed along P_ci. There are fewest messages where P_x is P_W's first row
-    and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one partition, x is gathered or sums are
-    scattered along the channels, as `split` says.
+    It refuses partitions that split features, and a P_x of whole channels where P_W is not given. Everything else is
+    as in `DistributedConv4d`. x is broadcast along P_co, and the products are summed along P_ci. There are fewest
+    messages where P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one
+    partition, x is gathered or sums are scattered along the channels, as `split` says.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The
-    dtype of y is the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x 1 x 1 x 1 x 1, with P_n in front where the batch
-      is split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or
-      P_y, with one side of w cut.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
-      "valid".
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers that use the same block, along P_n, and gathered in
-      each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the side of w that is cut where P_x and P_y both split channels, on the
-      same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its rows of w; with "in_channels" each multiplies with its columns, and the sums are scattered
-      along y's channels. Default: the one for which less moves, the output channels where they are no fewer.
+    **Arguments:** all as in `DistributedConv4d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d
 from distdl_jax.nn.conv_transpose import (
     DistributedConvTranspose1d,
@@ -30,7 +29,6 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool2d,
     DistributedMaxPool3d,
 )
-from distdl_jax.nn.pooling_base import DistributedPool
 from distdl_jax.nn.shaping.flatten import Flatten
 from distdl_jax.partition import CartesianPartition
 
@@ -70,11 +68,6 @@ class LayerDescription:
     def follows(self) -> bool:
         """Whether it always stays on the partition of the layer before: a normalisation."""
         return isinstance(self.layer_class, type) and issubclass(self.layer_class, DistributedNorm)
-
-    @property
-    def meets_neighbours(self) -> bool:
-        """Whether workers send x to their neighbours alone, but along the channels: as in convolutions and poolings."""
-        return isinstance(self.layer_class, type) and issubclass(self.layer_class, WeightedLayer | DistributedPool)
 
     @property
     def feature_axis(self) -> int:

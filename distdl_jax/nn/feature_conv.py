@@ -18,24 +18,12 @@ class DistributedFeatureConv1d(DistributedConv1d):
     | b (`params["bias"]`) | n_co | the first worker of P_x |
 
     It refuses partitions that split channels; everything else is as in `DistributedConv1d`. Halos are exchanged along
-    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the gradients
-    of w and b are summed.
+    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the
+    gradients of w and b are summed.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and gets it back. The dtype of y is
-    the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`: the partition of x and y, with one worker along the channels.
-    - `P_y`, `P_W`, `split`: None; they are for split channels.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, as in PyTorch.
-    - `padding`: an integer, a pair (low, high) in a list, "same" (with a stride of 1) or "valid".
-    - `groups`: as in PyTorch.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers of P_x, and gathered in each call.
+    **Arguments:** all as in `DistributedConv1d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter
@@ -66,25 +54,12 @@ class DistributedFeatureConv2d(DistributedConv2d):
     | b (`params["bias"]`) | n_co | the first worker of P_x |
 
     It refuses partitions that split channels; everything else is as in `DistributedConv2d`. Halos are exchanged along
-    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the gradients
-    of w and b are summed.
+    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the
+    gradients of w and b are summed.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and gets it back. The dtype of y is
-    the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`: the partition of x and y, with one worker along the channels.
-    - `P_y`, `P_W`, `split`: None; they are for split channels.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
-      "valid".
-    - `groups`: as in PyTorch.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers of P_x, and gathered in each call.
+    **Arguments:** all as in `DistributedConv2d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter
@@ -115,25 +90,12 @@ class DistributedFeatureConv3d(DistributedConv3d):
     | b (`params["bias"]`) | n_co | the first worker of P_x |
 
     It refuses partitions that split channels; everything else is as in `DistributedConv3d`. Halos are exchanged along
-    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the gradients
-    of w and b are summed.
+    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the
+    gradients of w and b are summed.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and gets it back. The dtype of y is
-    the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`: the partition of x and y, with one worker along the channels.
-    - `P_y`, `P_W`, `split`: None; they are for split channels.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
-      "valid".
-    - `groups`: as in PyTorch.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers of P_x, and gathered in each call.
+    **Arguments:** all as in `DistributedConv3d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter
@@ -164,25 +126,12 @@ class DistributedFeatureConv4d(DistributedConv4d):
     | b (`params["bias"]`) | n_co | the first worker of P_x |
 
     It refuses partitions that split channels; everything else is as in `DistributedConv4d`. Halos are exchanged along
-    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the gradients
-    of w and b are summed.
+    the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the
+    gradients of w and b are summed.
 
-    Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y are
-    balanced along the features. A worker outside P_x passes a zero-volume tensor, and gets it back. The dtype of y is
-    the one to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`: the partition of x and y, with one worker along the channels.
-    - `P_y`, `P_W`, `split`: None; they are for split channels.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, a pair (low, high) for each, "same" (with a stride of 1) or
-      "valid".
-    - `groups`: as in PyTorch.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut along n_co over all workers of P_x, and gathered in each call.
+    **Arguments:** all as in `DistributedConv4d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
+    `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
+    `split`.
 
     **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
     arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` where x or a parameter

@@ -61,3 +61,11 @@ def elementwise(x: ShapeDtype, y: ShapeDtype, flops: int = 1, *, saves_x: bool =
     """Return the work of a few `flops` for each entry of y, forward, and of x, backward."""
     read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
     return Work("elementwise", flops * y.size, flops * x.size, 0, read, written, saves_x=saves_x, saves_y=saves_y)
+
+
+def optimiser_update(nbytes: int, copies: int) -> Work:
+    """Return the work of an optimiser on a parameter of so many bytes, beside which it stores `copies` arrays like it.
+
+    Each of these is read, with the gradient, and written; then the parameter is, with all of them.
+    """
+    return Work("optimiser", read=(2 * copies + 1 + max(copies, 1)) * nbytes, written=(copies + 1) * nbytes)

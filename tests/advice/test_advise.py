@@ -12,10 +12,8 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.advice.command import advise_on_file
 from distdl_jax.advice.graph import Graph
-from distdl_jax.advice.repartitions import repartition_traffic
 from distdl_jax.advice.seconds import Stopwatch
 from distdl_jax.advice.states import Prices, possible_grids
-from distdl_jax.advice.stretch import Stretch
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 
 FLOAT = np.dtype("float32")
@@ -69,9 +67,8 @@ def test_the_seconds_are_those_of_the_networks_plan(name: str) -> None:
     P = advice.x_spec.partition
     shapes = {w: dj.ShapeDtype(advice.x_spec.shape_on(w), FLOAT) for w in range(4)}
     actions = advice.network.plan(shapes).actions
-    everyone = Stretch((P.world.size,), (P.world.size,))
     total = sum(
-        costs.clock.layer([action for action in actions if action.place == place], everyone, False)
+        costs.clock.layer([action for action in actions if action.place == place], P.shape, False)
         for place in {action.place for action in actions}
     )
     for layer in advice.cost.layers:
@@ -79,55 +76,6 @@ def test_the_seconds_are_those_of_the_networks_plan(name: str) -> None:
             total += costs.clock.update(parameters, 2, math.prod(advice.x_spec.partition.shape))
     assert len(set(advice.placement.grids.values())) <= 2  # no repartition, whose messages count with their mean size
     assert total == pytest.approx(advice.placement.seconds, rel=0.05)
-
-
-def test_traffic_of_repartitions_is_that_of_their_plans() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        dims = int(rng.integers(1, 4))
-        shape = tuple(int(n) for n in rng.integers(1, 12, dims))
-        grid, other = (tuple(int(p) for p in rng.integers(1, 4, dims)) for _ in range(2))
-        workers = max(math.prod(grid), math.prod(other))
-        P = dj.planning_world(workers)
-        x = dj.TensorSpec(shape, P.grid(grid))
-        plan = nn.Repartition(P.grid(grid), P.grid(other)).plan(
-            {worker: dj.ShapeDtype(x.shape_on(worker), FLOAT) for worker in range(workers)}
-        )
-        traffic = repartition_traffic(shape, grid, other)
-        for worker in range(workers):
-            found = plan.operations(worker)
-            assert traffic.sends[worker] == sum(op.dest is not None for op in found)
-            assert traffic.receives[worker] == sum(op.source is not None for op in found)
-            assert 4 * traffic.elements_sent[worker] == sum(op.bytes_sent for op in found)
-            assert traffic.elements_received[worker] == sum(op.received for op in found if op.source is not None)
-
-
-@pytest.mark.parametrize(
-    ("grid", "x_shape", "layer"),
-    [
-        ((2, 1, 8, 8), (4, 16, 64, 64), nn.conv2d(out_channels=16, kernel_size=3, padding=1)),
-        ((1, 2, 32, 4), (2, 8, 64, 64), nn.conv2d(out_channels=12, kernel_size=5, padding=2, stride=2)),
-        ((1, 1, 1, 160), (1, 4, 5, 320), nn.conv2d(out_channels=4, kernel_size=5, padding=2)),
-        ((2, 1, 8, 8), (4, 16, 16, 16), nn.conv_transpose2d(out_channels=8, kernel_size=2, stride=2)),
-        ((2, 1, 8, 8), (4, 16, 64, 64), nn.max_pool2d(kernel_size=3, stride=2, padding=1)),
-        ((64, 4), (128, 100), nn.linear(out_features=77)),
-    ],
-)
-def test_few_planned_workers_stand_for_many(
-    grid: tuple[int, ...], x_shape: tuple[int, ...], layer: nn.descriptions.LayerDescription
-) -> None:
-    """Where blocks are even, the plan of few takes as long as that of all."""
-    piece = Graph([layer], x_shape, FLOAT).pieces[0]
-    costs = prices(math.prod(grid))
-    few = piece.stretch(grid)
-    assert math.prod(few.planned) < math.prod(grid)
-    price = costs.piece(piece, grid)
-    P = dj.planning_world(math.prod(grid)).grid(grid)
-    x = {w: dj.ShapeDtype(shape, FLOAT) for w, shape in dj.TensorSpec(x_shape, P).block_shapes.items()}
-    planned = piece.on(P)
-    all_of_them = costs.clock.layer(planned.plan(x).actions, Stretch(grid, grid), False)
-    parameters = sum(max(map(math.prod, spec.block_shapes.values())) * 4 for spec in planned.param_specs().values())
-    assert price.seconds == pytest.approx(all_of_them + costs.clock.update(parameters, 2, math.prod(grid)), rel=1e-9)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])

@@ -189,11 +189,13 @@ def test_closed_forms_are_the_sums_over_all_plans(seed: int) -> None:
     exchange = Exchange(
         ProductGrid(first, tuple(owned)), ProductGrid(second, tuple(ranges_of_sizes(each) for each in sizes))
     )
-    assert repartition_counts(exchange)[0].tolist() == [len(exchange.plan(w).sends) for w in first]
-    assert repartition_counts(exchange, adjoint=True)[0].tolist() == [len(exchange.plan(w).recvs) for w in second]
-    assert repartition_counts(exchange)[1].tolist() == [elements(exchange.plan(w).sends) for w in first]
-    back = [elements(exchange.plan(w).recvs) for w in second]
-    assert repartition_counts(exchange, adjoint=True)[1].tolist() == back
+    for workers, (messages, numbers), there in (
+        (first, repartition_counts(exchange.owned, exchange.needed), True),
+        (second, repartition_counts(exchange.needed, exchange.owned), False),
+    ):
+        moved = [exchange.plan(worker).sends if there else exchange.plan(worker).recvs for worker in workers]
+        assert messages.tolist() == list(map(len, moved))
+        assert numbers.tolist() == list(map(elements, moved))
 
     periodic = tuple(bool(draw.integers(2)) and n > 0 for n in extent)
     needed = []

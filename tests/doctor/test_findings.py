@@ -62,7 +62,7 @@ BROKEN = {
         ("error", "workers differ", "jaxlib, but it is 0.12.0 on 3 of 4 workers and 0.11.0 on worker 1", ""),
     ),
     "MPI of one worker": (
-        job({}, {"mpi": {"library": "MPICH Version: 4.2.0"}}),
+        job({}, {"mpi": {"implementation": "MPICH Version: 4.2.0"}}),
         ("error", "workers differ", "MPI library", ""),
     ),
     "oneDNN on one worker": (
@@ -201,7 +201,7 @@ BROKEN = {
         ("warning", "compilation cache", "Every user can write", "chmod go-w"),
     ),
     "cache under Open MPI": (
-        job(mpi={"library": "Open MPI v5.0.11"}, launch={"mpiexec_of": "Open MPI"}),
+        job(mpi={"implementation": "Open MPI v5.0.11"}, launch={"mpiexec_of": "Open MPI"}),
         ("warning", "compilation cache", "Under Open MPI", "Leave JAX_COMPILATION_CACHE_DIR out"),
     ),
     "cache of unlike threads": (
@@ -335,7 +335,7 @@ def test_the_report_as_text_and_as_json():
     ],
 )
 def test_a_launcher_of_another_mpi_is_named_before_mpi_starts(launcher, library, says):
-    finding = launch.foreseen(Launch(0, 2, launcher, library=library, mpiexec_beside="/env/bin/mpiexec"))
+    finding = launch.foreseen(Launch(0, 2, launcher, implementation=library, mpiexec_beside="/env/bin/mpiexec"))
     assert (finding is not None) == says
     assert finding is None or (finding.verdict, "/env/bin/mpiexec" in finding.cure) == ("error", True)
 
