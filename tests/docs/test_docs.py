@@ -42,9 +42,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             over_mpi[page.stem] = [program]
         else:
             on_threads[page.stem] = ["-m", "distdl_jax", "--simulate", 4, program]
-    ended = run_all([*over_mpi.values()], 4, limit=200, cwd=folder)
+    ended = run_all([*over_mpi.values()], 4, limit=500, cwd=folder)
     if on_threads:
-        ended += run_all([*on_threads.values()], limit=200, cwd=folder)
+        ended += run_all([*on_threads.values()], limit=500, cwd=folder)
     assert [status for status, _ in ended] == [0] * len(RUNNABLE)
     return {name: output for name, (_, output) in zip([*over_mpi, *on_threads], ended, strict=True)}
 

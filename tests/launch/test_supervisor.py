@@ -15,6 +15,12 @@ from launcher import mpiexec
 from distdl_jax.launch.worker_environment import HUGE_PAGES, worker_environment
 
 SUPERVISED = [sys.executable, "-m", "distdl_jax"]
+# becomes the command that follows, with its standard input as the terminal that Ctrl-C comes from
+TAKES_ITS_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -139,9 +145,17 @@ while caught < 1:
 time.sleep(0.5)
 print("caught", caught, flush=True)
 """
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [*SUPERVISED, "-c", program], environment())
+    terminal, of_the_job = pty.openpty()
+    # a fork of this process, which has threads, could stop before it becomes another program
+    job = subprocess.Popen(
+        [sys.executable, "-c", TAKES_ITS_TERMINAL, *SUPERVISED, "-c", program],
+        stdin=of_the_job,
+        stdout=of_the_job,
+        stderr=of_the_job,
+        env=environment(),
+        start_new_session=True,
+    )
+    os.close(of_the_job)
     seen = ""
 
     def read_until(word: str) -> None:
@@ -154,7 +168,8 @@ print("caught", caught, flush=True)
     read_until("sleeps")
     os.write(terminal, b"\x03")
     read_until("caught 1")
-    assert os.waitpid(pid, 0)[1] == 0
+    assert job.wait() == 0
+    os.close(terminal)
 
 
 def test_a_signal_to_a_whole_group_comes_once(tmp_path):

@@ -16,12 +16,12 @@ from sequential import close, cut
 import distdl_jax as dj
 from distdl_jax import nn
 
-RESULTS = np.load(ROOT / "tests/torch_results/results.npz")
+RESULTS = dict(np.load(ROOT / "tests/torch_results/results.npz"))  # read whole: threads can't share a zip file
 
 
 def state_dict(name: str) -> dict[str, np.ndarray]:
     start = f"{name}/state/"
-    return {key.removeprefix(start): RESULTS[key] for key in RESULTS.files if key.startswith(start)}
+    return {key.removeprefix(start): RESULTS[key] for key in RESULTS if key.startswith(start)}
 
 
 def split(d: int) -> On:
