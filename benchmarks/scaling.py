@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,36 +54,70 @@ def fno(P: dj.Partition) -> nn.Sequential:
     return nn.Sequential(lift, *blocks, nn.DistributedConv3d(P, in_channels=20, out_channels=1, kernel_size=1))
 
 
+Placed = tuple[nn.Sequential, dj.TensorSpec]
+"""A network, and the spec of its input."""
+
+
+def transformer(P_all: Any, weak: bool, tokens: int) -> Placed:
+    """Return four blocks of a transformer, 512 wide with 8 heads, whose tokens are split over all workers."""
+    p, width = P_all.size, 512
+    P, rows, P_W = P_all.grid((1, p, 1)), P_all.grid((p, 1)), P_all.grid((p, 1, 1))
+    layers: list[Any] = []
+    for _ in range(4):
+        attention = nn.DistributedMultiHeadAttention(P, width, 8, causal=True)
+        up = nn.DistributedLinear(rows, rows, P_W, width, 4 * width)
+        down = nn.DistributedLinear(rows, rows, P_W, 4 * width, width)
+        each_token = (as_rows, up, jax.nn.gelu, down, as_sequence)
+        layers.append(nn.Residual(nn.Sequential(nn.DistributedRMSNorm(P, width), attention)))
+        layers.append(nn.Residual(nn.Sequential(nn.DistributedRMSNorm(P, width), *each_token)))
+    return nn.Sequential(*layers), dj.TensorSpec((1, tokens * p if weak else tokens, width), P)
+
+
+def as_rows(x: jax.Array) -> jax.Array:
+    """Put the tokens of one sequence into rows."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def as_sequence(x: jax.Array) -> jax.Array:
+    """Put rows back into one sequence."""
+    return x.reshape(1, *x.shape)
+
+
+def volume(P_all: Any, weak: bool, build: Callable[[dj.Partition], nn.Sequential], side: int) -> Placed:
+    """Return a network of a cube that is cut into boxes, or of one cube for each worker."""
+    grid = near_cube(P_all.size)
+    P = P_all.grid((1, 1, *grid))
+    shape = [side * p for p in grid] if weak else [side] * 3
+    return build(P), dj.TensorSpec((1, 1, *shape), P)
+
+
 @dataclass(frozen=True)
 class Study:
     """A network on ever more workers.
 
-    - `build`: from a partition to the network; `channels`: of its input.
-    - `side`: of the cube that is its input: of the whole one, or, in weak scaling, of each worker's part.
-    - `workers`: how many, each a cube, or a cube times 2 or 4.
+    - `place`: from all workers, and whether each has as much as one worker alone, to the network.
+    - `workers`: how many; those of volumes a cube, or a cube times 2 or 4.
     """
 
     title: str
-    build: Callable[[dj.Partition], nn.Sequential]
-    side: int
-    weak: bool
+    place: Callable[[Any, bool], Placed]
     workers: tuple[int, ...]
+    weak: bool = False
 
     def cost(self, workers: int, machine: str) -> Any:
         """Foresee a step on a machine."""
-        grid = near_cube(workers)
-        P = dj.planning_world(workers).grid((1, 1, *grid))
-        shape = [self.side * p for p in grid] if self.weak else [self.side] * 3
-        return dj.cost(self.build(P), dj.TensorSpec((1, 1, *shape), P), machine=machine)
+        return dj.cost(*self.place(dj.planning_world(workers), self.weak), machine=machine)
 
 
-UP_TO_131_072 = (1, 8, 64, 512, 4096, 32768, 131072)
+UP_TO_131_072, UP_TO_64 = (1, 8, 64, 512, 4096, 32768, 131072), (1, 4, 16, 64)
 STUDIES = (
-    Study("U-Net, 512^3", unet, 512, False, UP_TO_131_072[:6]),
-    Study("U-Net, 2048^3", unet, 2048, False, UP_TO_131_072),
-    Study("U-Net, 64^3 a worker", unet, 64, True, UP_TO_131_072),
-    Study("FNO, 512^3", fno, 512, False, UP_TO_131_072[:4]),
-    Study("FNO, 64^3 a worker", fno, 64, True, UP_TO_131_072[:4]),
+    Study("U-Net, 512^3", partial(volume, build=unet, side=512), UP_TO_131_072[:6]),
+    Study("U-Net, 2048^3", partial(volume, build=unet, side=2048), UP_TO_131_072),
+    Study("U-Net, 64^3 a worker", partial(volume, build=unet, side=64), UP_TO_131_072, weak=True),
+    Study("FNO, 512^3", partial(volume, build=fno, side=512), UP_TO_131_072[:4]),
+    Study("FNO, 64^3 a worker", partial(volume, build=fno, side=64), UP_TO_131_072[:4], weak=True),
+    Study("Transformer, 32,768 tokens", partial(transformer, tokens=32768), UP_TO_64),
+    Study("Transformer, 1,024 tokens a worker", partial(transformer, tokens=1024), UP_TO_64, weak=True),
 )
 
 
@@ -184,9 +219,10 @@ How long a training step takes on 1 to 131,072 workers, foreseen by [`dj.cost`](
 and the [files of machines](machines.md). Nothing on this page was run on these machines. Many numbers of the files are
 guesses, so a time may be off by half. Efficiencies are surer, since guesses about arithmetic are in both times.
 
-A worker is one core. Each worker holds a box of the tensor; the boxes are as near to cubes as the number of workers
-allows. Up to 256 workers, all workers are played with a clock each. Beyond that, workers that do the same count as one,
-and each movement takes as long as its slowest worker, whose partners are taken to be on other hosts.
+A worker is one core. Each worker of the U-Net and the FNO holds a box of the tensor; the boxes are as near to cubes as
+the number of workers allows. Each worker of the transformer holds tokens that follow each other. Up to 256 workers, all
+workers are played with a clock each. Beyond that, workers that do the same count as one, and each movement takes as
+long as its slowest worker, whose partners are taken to be on other hosts.
 
 Strong scaling: the tensor stays the same, and efficiency is the time of one worker / (workers x time). Weak scaling:
 each worker's part stays the same, and efficiency is the time of one worker / time. One worker alone has the memory and

@@ -45,6 +45,15 @@ class ConsecutiveRanks(tuple[int, ...]):
             self._text = super().__repr__()
         return self._text
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The ranks themselves would be 300 kB of every message that names a team of 100,000.
+        return _consecutive, (self[0] if self else 0, len(self))
+
+
+@lru_cache(maxsize=64)
+def _consecutive(first: int, count: int) -> ConsecutiveRanks:
+    return ConsecutiveRanks(range(first, first + count))
+
 
 class _Positions(Mapping[int, int]):
     """From a rank to its place among ranks that follow each other."""
@@ -77,7 +86,7 @@ def worker_ranks(ranks: Iterable[int]) -> Workers:
         return ranks
     ranks = tuple(ranks)
     if ranks and ranks[-1] - ranks[0] + 1 == len(ranks) and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
-        return ConsecutiveRanks(ranks)
+        return _consecutive(ranks[0], len(ranks))
     return ranks
 
 
