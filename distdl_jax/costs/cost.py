@@ -235,7 +235,9 @@ def cost(
         return result
     links = MachineLinks(machine if isinstance(machine, Machine) else load(machine), size, number.name)
     updates = [Update.of(layer, number.itemsize, copies) for layer in placed]
-    timing = step_timing(actions, [layer.place for layer in placed], links, updates, backward=backward)
+    # Every worker gives each parameter, a placeholder where it has no block, and all that the optimiser stores of it.
+    arrays = 1 + sum(len(layer.param_specs) for layer in placed) * (1 + copies * backward)
+    timing = step_timing(actions, [layer.place for layer in placed], links, updates, arrays=arrays, backward=backward)
     timed = tuple(replace(layer, times=timing.layers[layer.place]) for layer in costs)
     return replace(result, layers=timed, seconds=timing.seconds, once=timing.step)
 

@@ -153,14 +153,22 @@ class _Script:
 
 
 def step_timing(
-    actions: Sequence[Action], places: Sequence[str], links: MachineLinks, updates: Sequence[Update], *, backward: bool
+    actions: Sequence[Action],
+    places: Sequence[str],
+    links: MachineLinks,
+    updates: Sequence[Update],
+    *,
+    arrays: int,
+    backward: bool,
 ) -> Timing:
     """Return the times of a training step, or of a forward pass alone.
 
     - `places`: of all layers, in order. - `updates`: what the optimiser does.
+    - `arrays`: how many a step takes and returns.
     """
+    machine = links.machine
     script = _Script(links, {place: 3 * number for number, place in enumerate((*places, "step"))})
-    script.add(Own(script.rows["step"], np.full(links.workers, links.machine.call_seconds)))
+    script.add(Own(script.rows["step"], np.full(links.workers, machine.call_seconds + arrays * machine.array_seconds)))
     for action in actions:
         script.act(action, FORWARD)
     if backward:

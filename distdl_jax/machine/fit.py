@@ -12,6 +12,7 @@ import numpy as np
 from distdl_jax.errors import SetupError
 from distdl_jax.machine.places import Places
 from distdl_jax.machine.samples import (
+    ARRAYS,
     Arithmetic,
     Collective,
     Copied,
@@ -127,10 +128,16 @@ def _kernel(samples: Samples) -> float:
     return max(samples.seconds(Overhead("kernel")), SHORTEST)
 
 
+def _array(samples: Samples) -> float:
+    more = samples.seconds(Overhead("arrays")) - samples.seconds(Overhead("call"))
+    return max(more / (ARRAYS - 1) - _kernel(samples), SHORTEST)
+
+
 def _calls(samples: Samples) -> Calls:
     return Calls(
         source=_source(samples, samples.all_of(Overhead)),
         call=max(samples.seconds(Overhead("call")), SHORTEST),
+        array=_array(samples),
         kernel=_kernel(samples),
         operation=_operation(samples),
     )

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from distdl_jax.checked_jit import jit as checked_jit
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool
 from distdl_jax.kernels.problem import Algorithms, Problem
 from distdl_jax.machine.rates import shape_of
-from distdl_jax.machine.samples import Arithmetic, Copied, Overhead, Streamed
+from distdl_jax.machine.samples import ARRAYS, Arithmetic, Copied, Overhead, Streamed
 from distdl_jax.machine.timed_loops import Job, Seconds, loop, repeated
 from distdl_jax.nn.norms.per_sample import DistributedGroupNorm
 from distdl_jax.partition import Partition
@@ -79,10 +80,11 @@ NORMALISATIONS = ((4, 16, 64, 64), (4, 64, 16, 16), (1, 16, 32, 32, 32))
 
 
 def overhead_jobs() -> Iterator[Job]:
-    """Yield a call of a jitted function, and a kernel."""
+    """Yield a kernel, and calls of jitted functions of one array and of several."""
     small = jnp.zeros(1024, jnp.float32)
     yield Job(Overhead("kernel"), _each(loop(_kernels, small, small), KERNELS))
-    yield Job(Overhead("call"), _called(small))
+    yield Job(Overhead("call"), _called(small, 1))
+    yield Job(Overhead("arrays"), _called(small, ARRAYS))
 
 
 def _kernels(x: Array, y: Array) -> tuple[Array, ...]:
@@ -95,14 +97,14 @@ def _each(seconds: Seconds, count: int) -> Seconds:
     return lambda times: seconds(times) / count
 
 
-def _called(x: Array) -> Seconds:
-    compiled = jax.jit(lambda x: x + 1)
+def _called(x: Array, count: int) -> Seconds:
+    called = checked_jit(lambda xs: [x + 1 for x in xs])
+    called([x] * count)
 
     def seconds(times: int) -> float:
-        start, y = time.perf_counter(), x
+        start, ys = time.perf_counter(), [x] * count
         for _ in range(times):
-            y = compiled(y)
-        jax.block_until_ready(y)
+            ys = jax.block_until_ready(called(ys))  # as in a loop of steps that prints its loss
         return time.perf_counter() - start
 
     return seconds

@@ -88,9 +88,13 @@ class Copied:
     bytes: int
 
 
+ARRAYS = 33
+"""So many arrays has the call that is timed for what one of them takes."""
+
+
 @dataclass(frozen=True)
 class Overhead:
-    """What nothing useful is done in: the "call" of a jitted function, a "kernel", an "operation" of MPI's."""
+    """What nothing useful is done in: a "call", one with several "arrays", a "kernel", an "operation" of MPI's."""
 
     of: str
 

@@ -91,11 +91,12 @@ class Level(Table):
 class Calls(Table):
     """Times that nothing useful is done in.
 
-    - `call`: of a jitted function from Python. - `kernel`: of one kernel of XLA's. - `operation`: of an operation of
-      MPI's inside a program, with no other worker.
+    - `call`: of a jitted function from Python. - `array`: more for each array that it takes and returns. - `kernel`: of
+      one kernel of XLA's. - `operation`: of an operation of MPI's inside a program, with no other worker.
     """
 
     call: float = _quantity("seconds")
+    array: float = _quantity("seconds")
     kernel: float = _quantity("seconds")
     operation: float = _quantity("seconds")
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Seconds = Callable[[int], float]
 """Does something so many times; returns the seconds that this takes."""
 
-BATCHES = 5
-"""How often a subject is timed in a round."""
+BATCHES, MEETING_BATCHES = 5, 15
+"""How often a subject is timed in a round: arithmetic, and what workers meet in, whose times vary more."""
 
 MOST_TIMES, LARGEST_STEP = 20000, 20
 """How often it is repeated each time, at most; and how many times more often than in the try before."""
@@ -136,7 +136,8 @@ def _batches(seconds: Seconds, often: int, subject: Subject) -> list[float]:
     if _is_slow(once, subject):
         return [once] * BATCHES
     once = min(once, seconds(1), seconds(1))
-    return [max((seconds(often + 1) - once) / often, SHORTEST) for _ in range(BATCHES)]
+    batches = MEETING_BATCHES if isinstance(subject, MEETINGS) else BATCHES
+    return [max((seconds(often + 1) - once) / often, SHORTEST) for _ in range(batches)]
 
 
 def _is_slow(once: float, subject: Subject) -> bool:

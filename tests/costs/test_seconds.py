@@ -63,7 +63,7 @@ def machine(workers: int = 4, source: str = "measured", noise: float = 0.0) -> d
             alone=1.0,
         ),
         levels={"host": level(1), "network": level(10)},
-        calls=Calls(**given, call=CALL, kernel=KERNEL, operation=OPERATION),
+        calls=Calls(**given, call=CALL, array=0.0, kernel=KERNEL, operation=OPERATION),
         compute=Compute(**given, float32=RATE, float64=RATE, points=rates),
         collectives=Collectives(**given, points=points),
         overlap=Overlap(**given),

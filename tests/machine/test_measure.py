@@ -15,6 +15,7 @@ from distdl_jax.machine.machine import Machine
 from distdl_jax.machine.measure_messages import MESSAGE_SIZES
 from distdl_jax.machine.places import Place, Places, own_place
 from distdl_jax.machine.samples import (
+    ARRAYS,
     Arithmetic,
     Collective,
     Copied,
@@ -29,7 +30,7 @@ from distdl_jax.machine.samples import (
 from distdl_jax.machine.segments import fit_segments
 from distdl_jax.plans.work import Work
 
-OPERATION, KERNEL, CALL = 1e-6, 2e-6, 3e-5
+OPERATION, KERNEL, CALL, ARRAY = 1e-6, 2e-6, 3e-5, 4e-6
 SHORT, EAGER, LONG = 0.4e-6, (0.7e-6, 5e9), (6e-6, 9e9)
 KINDS = ("matrix product", "convolution", "pooling", "normalisation")
 
@@ -61,6 +62,7 @@ def machine_times():
     times |= {Streamed(2**18): 2**18 / 40e9, Streamed(2**26): 2**26 / 6e9, Streamed(2**26, True): 2**26 / 10e9}
     times |= {product: KERNEL + 2 * 64**3 / 50e9, replace(product, alone=True): (KERNEL + 2 * 64**3 / 50e9) / 1.2}
     times |= {Overhead("operation"): OPERATION, Overhead("kernel"): KERNEL, Overhead("call"): CALL}
+    times[Overhead("arrays")] = CALL + (ARRAYS - 1) * (ARRAY + KERNEL)
     times |= {Overlapped(2**20, does): time for does, time in (("message", 2.0), ("arithmetic", 3.0), ("both", 3.5))}
     return {**times, Copied(2**20): 2**20 / 4e9}
 
@@ -104,6 +106,7 @@ def test_a_machine_foresees_what_was_measured_of_it(known):
     assert known.collective_seconds("allreduce", 2, 4096) == pytest.approx(3e-6 + 4096e-9, rel=0.03)
     assert known.collective_seconds("bcast", 2, 4096) == pytest.approx(2e-6 + 2048e-9, rel=0.05)
     assert [known.call_seconds, known.operation_seconds] == pytest.approx([CALL, OPERATION], rel=0.02)
+    assert known.array_seconds == pytest.approx(ARRAY, rel=0.05)
     assert known.copy_seconds(4e9) == pytest.approx(1.0, rel=0.02)
     assert known.hidden(2**20) == pytest.approx(0.75, rel=0.05)
     assert known.noise == pytest.approx(0.005, rel=0.5)

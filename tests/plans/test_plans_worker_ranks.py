@@ -48,3 +48,4 @@ def test_many_ranks_take_no_loop():
     places = positions(ranks)
     assert all(places[rank] == rank and rank in ranks for rank in range(0, 10**6, 10))  # hours, if each were a search
     assert union(ranks, ranks[3:9]) is ranks
+    assert len(pickle.dumps(ranks)) < 200 and pickle.loads(pickle.dumps(ranks)) is ranks is worker_ranks(range(10**6))
