@@ -3,14 +3,16 @@
 mpiexec -n 2 python benchmarks/cost.py [--machine machine.toml] [words: networks whose title has one of them]
 
 The machine's file is to be measured with as many workers on a host as there are here; without one, it is measured
-first. A step is value, gradient and
-adam, as in benchmarks/networks.py. An error is that of the foreseen mean, relative to the measured median. Two
+first. A step is value, gradient and adam, as in benchmarks/networks.py. The speed of a virtual machine changes from
+minute to minute. So a matrix product that the file has is timed in turns with the steps, and measured times are
+divided by how much longer it takes now. An error is that of the foreseen mean, relative to that. Two
 partitions of one network are a pair where the measured steps differ by over 10 %; their order is right where the
 foreseen one is the same. Results of other numbers of workers, in out/benchmarks, are summed up along with these.
 """
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -21,6 +23,8 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
+from distdl_jax.machine.timed_loops import repeated
+from distdl_jax.plans.work import Work
 
 from harness import Table, Way
 from harness.cost_networks import Case, cases
@@ -32,7 +36,23 @@ APART = 0.1
 FOLDER = Path("out/benchmarks")
 WORKERS = (1, 2, 4)
 
+SHAPE, OFTEN = (256, 256, 256), 200
+"""Rows, inputs and outputs of the product that the machine's present speed is told by, and how often it is computed."""
+
 P_all = dj.Partition()
+
+
+def product_seconds(machine: dj.Machine) -> float:
+    """Return what the machine's file says that the product takes."""
+    work = Work("matrix product", 2 * math.prod(SHAPE), shape=SHAPE)
+    return float(machine.work_seconds(work, "forward", "float32"))
+
+
+def product_way() -> Way:
+    """Return the product, on every worker at once."""
+    rows, inputs, outputs = SHAPE
+    seconds = repeated(lambda x, w: x @ w.T, jnp.ones((rows, inputs), "f"), jnp.ones((outputs, inputs), "f"))
+    return Way("product", lambda: seconds(OFTEN), OFTEN)
 
 
 def way(case: Case, name: str, grid: tuple[int, ...]) -> Way:
@@ -63,11 +83,14 @@ def measure(machine: dj.Machine, words: Sequence[str], rounds: int) -> list[dict
         if words and not any(word in case.title for word in words):
             continue
         grids = case.grids(P_all.size)
-        table.row(case.title, [way(case, name, grid) for name, grid in grids.items()], rounds)
-        measured: Any = table.rows[-1]["seconds"]
+        table.row(case.title, [product_way(), *(way(case, name, grid) for name, grid in grids.items())], rounds)
+        seconds: Any = table.rows[-1]["all_seconds"]
+        # Round by round, since the speed changes within a row, too.
+        slower = np.array(seconds["product"]) / product_seconds(machine)
         for name, grid in grids.items() if P_all.rank == 0 else ():
             row = {"workers": P_all.size, "network": case.title, "partition": name, "grid": grid}
-            rows.append(row | {"measured": measured[name]} | foreseen(case, grid, machine))
+            row |= {"measured": float(np.median(seconds[name] / slower)), "slower": float(np.median(slower))}
+            rows.append(row | foreseen(case, grid, machine))
             print(line(rows[-1]), flush=True)
     return rows
 
@@ -83,7 +106,7 @@ def line(row: dict[str, Any]) -> str:
     holds = "" if low <= 1e3 * row["measured"] <= high else "  outside"
     return (
         f"  {row['workers']}  {row['network']:<40} {row['partition']:<8} measured {1e3 * row['measured']:8.2f} ms  "
-        f"foreseen {mean:8.2f} ({low:.2f} to {high:.2f})  {error(row):+6.0%}{holds}"
+        f"foreseen {mean:8.2f} ({low:.2f} to {high:.2f})  {error(row):+6.0%}{holds}  (speed 1 / {row['slower']:.2f})"
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
@@ -67,14 +68,18 @@ def loop(body: Callable[..., tuple[Array, ...]], *arrays: Array) -> Seconds:
 
 
 def repeated(operation: Callable[..., Array], *arrays: Array) -> Seconds:
-    """Compile a loop of an operation on arrays, each time on the same, which XLA doesn't know."""
+    """Compile a loop of an operation on arrays, each time on the same, which XLA doesn't know.
 
-    def body(*arrays: Array) -> tuple[Array, ...]:
-        y = lax.optimization_barrier(operation(*arrays))
-        bit = y[(0,) * y.ndim] * 1e-9
-        return tuple(x.at[(0,) * x.ndim].set(bit.astype(x.dtype)) for x in arrays)
+    The whole result goes from one repetition to the next: else XLA computes only what is read of it. A barrier ties the
+    arrays to it; if a number were written into them instead, XLA would copy them each time.
+    """
 
-    return loop(body, *arrays)
+    def body(y: Array, *arrays: Array) -> tuple[Array, ...]:
+        _, *tied = lax.optimization_barrier((y, *arrays))
+        return (lax.optimization_barrier(operation(*tied)), *tied)
+
+    y = jax.eval_shape(operation, *arrays)
+    return loop(body, jnp.zeros(y.shape, y.dtype), *arrays)
 
 
 def take_rounds(
