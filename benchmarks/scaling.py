@@ -109,15 +109,15 @@ class Study:
         return dj.cost(*self.place(dj.planning_world(workers), self.weak), machine=machine)
 
 
-UP_TO_131_072, UP_TO_64 = (1, 8, 64, 512, 4096, 32768, 131072), (1, 4, 16, 64)
+UP_TO_131_072, UP_TO_32 = (1, 8, 64, 512, 4096, 32768, 131072), (1, 2, 4, 8, 16, 32)
 STUDIES = (
     Study("U-Net, 512^3", partial(volume, build=unet, side=512), UP_TO_131_072[:6]),
     Study("U-Net, 2048^3", partial(volume, build=unet, side=2048), UP_TO_131_072),
     Study("U-Net, 64^3 a worker", partial(volume, build=unet, side=64), UP_TO_131_072, weak=True),
     Study("FNO, 512^3", partial(volume, build=fno, side=512), UP_TO_131_072[:4]),
     Study("FNO, 64^3 a worker", partial(volume, build=fno, side=64), UP_TO_131_072[:4], weak=True),
-    Study("Transformer, 32,768 tokens", partial(transformer, tokens=32768), UP_TO_64),
-    Study("Transformer, 1,024 tokens a worker", partial(transformer, tokens=1024), UP_TO_64, weak=True),
+    Study("Transformer, 32,768 tokens", partial(transformer, tokens=32768), UP_TO_32),
+    Study("Transformer, 1,024 tokens a worker", partial(transformer, tokens=1024), UP_TO_32, weak=True),
 )
 
 

@@ -53,7 +53,8 @@ class Stopwatch:
 
         - `parameters`: bytes of them on a worker; `copies`: how many as large arrays the optimiser stores.
         """
-        work = optimiser_update(parameters, copies)
+        itemsize = self.dtype.itemsize
+        work = optimiser_update((parameters // itemsize,), itemsize, copies)
         return self._work(work, "forward", min(workers, self.machine.workers_per_host))
 
     def repartition(self, shape: Shape, grid: Shape, other: Shape) -> float:

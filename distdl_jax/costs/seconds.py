@@ -44,8 +44,7 @@ class Update(NamedTuple):
         works = []
         for spec in layer.param_specs:
             for worker, workers in groups(spec.block_shapes):
-                nbytes = math.prod(spec.block_shapes[worker]) * itemsize
-                works.append((optimiser_update(nbytes, copies), workers))
+                works.append((optimiser_update(spec.block_shapes[worker], itemsize, copies), workers))
         return cls(layer.place, works)
 
     def seconds(self, links: MachineLinks) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from distdl_jax.machine.machine import Machine
 
-MODEL = 0.5
-"""How far times are off where steps were measured: the median of 12 cases of benchmarks/cost.py, on two workers."""
+MODEL = 0.3
+"""How far times are off where steps were measured: medians of benchmarks/cost.py are 19 to 31 %."""
 
 GUESS = 0.5
 """How far a number may be off that nobody measured."""
@@ -30,7 +30,7 @@ def uncertainty(machine: Machine, dtype: str, levels: Collection[str]) -> Uncert
     if quality.noise:
         reasons.append(f"times vary by {quality.noise:.0%} from step to step")
     if quality.rounds_differ:
-        reasons.append(f"rounds of the machine's measurement differed by {quality.rounds_differ:.0%}")
+        reasons.append(f"half of the machine's numbers differed by {quality.rounds_differ:.0%} between rounds of its measurement")
     computing = [name for name in machine.guesses if name.startswith(("host.", "calls."))]
     messages = [name for name in machine.guesses if name.startswith(tuple(f"levels.{level}." for level in levels))]
     if all(point.dtype != dtype for point in machine.compute.points):

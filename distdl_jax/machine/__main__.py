@@ -60,7 +60,7 @@ def _summary(machine: Machine, path: Path) -> str:
     quality = machine.quality
     rounds = "measured once, so that nothing says how far rounds differ"
     if quality.source.startswith("measured"):
-        rounds = f"rounds differ by {100 * quality.rounds_differ:.0f} % at most"
+        rounds = f"half of the numbers differ between rounds by {100 * quality.rounds_differ:.0f} % at most"
     return (
         f"{path}: {machine.about}.\nMessages ({', '.join(machine.levels)}) are within "
         f"{100 * quality.fit_error:.0f} % of their segments; {rounds}; times of arithmetic spread by "

@@ -59,7 +59,7 @@ def fit_machine(samples: Samples, places: Places, memory: float) -> dict[str, An
     quality = Quality(
         source=_source(samples, samples.rounds) if rounds > 1 else "guess: of one round only",
         noise=float(np.median([samples.spread(subject) for subject in samples.all_of(Arithmetic)])),
-        rounds_differ=max(map(samples.difference, samples.rounds)),
+        rounds_differ=float(np.median([samples.difference(subject) for subject in samples.rounds])),
         fit_error=max(errors, default=0.0),
     )
     tables = {

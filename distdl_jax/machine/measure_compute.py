@@ -22,7 +22,7 @@ from distdl_jax.machine.samples import ARRAYS, Arithmetic, Copied, Overhead, Str
 from distdl_jax.machine.timed_loops import Job, Seconds, loop, repeated
 from distdl_jax.nn.norms.per_sample import DistributedGroupNorm
 from distdl_jax.partition import Partition
-from distdl_jax.plans.work import Work
+from distdl_jax.plans.work import Work, optimiser_update
 
 KERNELS = 32
 """So many depend on each other in the program that one of them is timed by."""
@@ -64,6 +64,8 @@ CONVOLUTIONS = (
     ConvolutionShape(4, 32, 32, 32, (3, 3)),
     ConvolutionShape(4, 64, 64, 16, (3, 3)),
     ConvolutionShape(4, 128, 128, 8, (3, 3)),
+    ConvolutionShape(16, 128, 128, 4, (3, 3)),
+    ConvolutionShape(16, 128, 128, 2, (3, 3)),
     ConvolutionShape(4, 64, 64, 32, (1, 1)),
     ConvolutionShape(4, 6, 16, 14, (5, 5)),
     ConvolutionShape(1, 8, 8, 32, (3, 3, 3)),
@@ -77,6 +79,10 @@ POOLINGS = (((4, 16, 64, 64), (2, 2)), ((1, 16, 32, 32, 32), (2, 2, 2)), ((4, 16
 """Shapes of input and window."""
 
 NORMALISATIONS = ((4, 16, 64, 64), (4, 64, 16, 16), (1, 16, 32, 32, 32))
+
+
+OPTIMISED = ((512, 512), (64, 64, 3, 3), (32, 32, 5, 5), (16, 16, 3, 3, 3))
+"""Parameters that Adam updates."""
 
 
 def overhead_jobs() -> Iterator[Job]:
@@ -192,6 +198,19 @@ def normalisation_jobs(shapes: Sequence[tuple[int, ...]], P: Partition, dtype: s
         entries = math.prod(shape)
         subject = Arithmetic("normalisation", dtype, "forward", (shape[1], entries // shape[1]), 4 * entries)
         yield from _in_all_directions(subject, normalise, _filled(dtype, shape, (2, shape[1]), shape), (4, 8, 2))
+
+
+def optimiser_jobs(shapes: Sequence[tuple[int, ...]]) -> Iterator[Job]:
+    """Yield the updates of parameters by Adam, all of whose results go into the next one."""
+    for shape in shapes:
+        work = optimiser_update(shape, 4, 2)
+        subject = Arithmetic(work.kind, "float32", "forward", shape_of(work), work.flops)
+        yield Job(subject, loop(_adam, *_filled("float32", *[shape] * 4)))
+
+
+def _adam(p: Array, mean: Array, square: Array, gradient: Array) -> tuple[Array, ...]:
+    mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+    return p - 1e-3 * (mean / 0.5) / (jnp.sqrt(square / 0.1) + 1e-8), mean, square, gradient
 
 
 def _filled(dtype: str, *shapes: tuple[int, ...]) -> tuple[Array, ...]:

@@ -117,6 +117,7 @@ def _jobs(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> Ite
     for dtype, step in sizes((("float32", 1), ("float64", 2)), (("float32", 1),)):
         yield from compute.product_jobs(products[::step], dtype, rests)
         yield from compute.convolution_jobs(convolutions[::step], dtype, rests, lambda problem: _agreed(comm, problem))
+    yield from compute.optimiser_jobs(sizes(compute.OPTIMISED, compute.OPTIMISED[:2]))
     here = Partition.of_workers(world, (world.rank,))
     yield from compute.window_jobs(sizes(compute.POOLINGS, compute.POOLINGS[:1]), "float32")
     yield from compute.normalisation_jobs(sizes(compute.NORMALISATIONS, compute.NORMALISATIONS[:1]), here, "float32")

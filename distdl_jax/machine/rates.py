@@ -11,7 +11,7 @@ from distdl_jax.kernels.problem import Problem
 from distdl_jax.machine.tables import Compute, RatePoint
 from distdl_jax.plans.work import Work
 
-USUAL = {"matrix product": 0.6, "convolution": 0.3, "layer": 0.2, "fft": 0.1}
+USUAL = {"matrix product": 0.6, "convolution": 0.3, "layer": 0.2, "fft": 0.1, "optimiser": 0.03}
 """Shares of the most that a core can do, where no such shape was measured; kinds that are not here read and write.
 
 A "layer" is one whose arithmetic is known as a whole only.

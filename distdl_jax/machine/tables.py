@@ -174,7 +174,7 @@ class Quality(Table):
     """How far the numbers can be trusted.
 
     - `noise`: the relative spread of a time.
-    - `rounds_differ`: by how much, at most, the rounds of the measurement differed from their median.
+    - `rounds_differ`: by how much rounds of the measurement differ from their median, at most, in half of the numbers.
     - `fit_error`: how far messages are from their segments, at most.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -63,9 +64,17 @@ def elementwise(x: ShapeDtype, y: ShapeDtype, flops: int = 1, *, saves_x: bool =
     return Work("elementwise", flops * y.size, flops * x.size, 0, read, written, saves_x=saves_x, saves_y=saves_y)
 
 
-def optimiser_update(nbytes: int, copies: int) -> Work:
-    """Return the work of an optimiser on a parameter of so many bytes, beside which it stores `copies` arrays like it.
+def optimiser_update(shape: tuple[int, ...], itemsize: int, copies: int) -> Work:
+    """Return the work of an optimiser on a parameter of a shape, beside which it stores `copies` arrays like it.
 
-    Each of these is read, with the gradient, and written; then the parameter is, with all of them.
+    Each of these is read, with the gradient, and written; then the parameter is, with all of them. Loops over a few
+    taps of a kernel take longer than loops over the columns of a matrix.
     """
-    return Work("optimiser", read=(2 * copies + 1 + max(copies, 1)) * nbytes, written=(copies + 1) * nbytes)
+    entries = math.prod(shape)
+    read, written = (2 * copies + 1 + max(copies, 1)) * entries * itemsize, (copies + 1) * entries * itemsize
+    flops = (2 + UPDATE_FLOPS * copies) * entries
+    return Work("optimiser", flops, read=read, written=written, shape=(math.prod(shape[2:]),))
+
+
+UPDATE_FLOPS = 6
+"""Operations of an optimiser on each number that it stores, as Adam has them."""

@@ -180,7 +180,7 @@ def test_a_single_number_that_differs_is_said(known):
     machine = machine_of(samples(machine_times(), factor))
     assert machine.levels["host"].source.startswith("measured; rounds differ by over 20 % in 1 of 14 numbers")
     assert machine.host.source.startswith("measured; rounds differ by over 20 % in 1 of 4 numbers")
-    assert machine.quality.rounds_differ == pytest.approx(0.5, rel=0.05)
+    assert machine.quality.rounds_differ < 0.02
     assert known.levels["host"].source == "measured"
     assert known.quality.rounds_differ < 0.02
 
