@@ -167,7 +167,7 @@ def step_timing(
     """
     machine = links.machine
     script = _Script(links, {place: 3 * number for number, place in enumerate((*places, "step"))})
-    script.add(Own(script.rows["step"], np.full(links.workers, machine.call_seconds + arrays * machine.array_seconds)))
+    script.add(Own(script.rows["step"], np.full(links.workers, machine.call_seconds + arrays * machine.calls.array)))
     for action in actions:
         script.act(action, FORWARD)
     if backward:

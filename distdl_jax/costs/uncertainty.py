@@ -30,7 +30,9 @@ def uncertainty(machine: Machine, dtype: str, levels: Collection[str]) -> Uncert
     if quality.noise:
         reasons.append(f"times vary by {quality.noise:.0%} from step to step")
     if quality.rounds_differ:
-        reasons.append(f"half of the machine's numbers differed by {quality.rounds_differ:.0%} between rounds of its measurement")
+        reasons.append(
+            f"half of the machine's numbers differed by {quality.rounds_differ:.0%} between rounds of its measurement"
+        )
     computing = [name for name in machine.guesses if name.startswith(("host.", "calls."))]
     messages = [name for name in machine.guesses if name.startswith(tuple(f"levels.{level}." for level in levels))]
     if all(point.dtype != dtype for point in machine.compute.points):

@@ -63,11 +63,6 @@ class Machine:
         return self.calls.call
 
     @property
-    def array_seconds(self) -> float:
-        """Seconds that a call takes longer for each array which it takes and returns."""
-        return self.calls.array
-
-    @property
     def operation_seconds(self) -> float:
         """Seconds of an operation of MPI's, in a compiled program, that moves nothing."""
         return self.calls.operation

@@ -11,7 +11,7 @@ from distdl_jax.kernels.problem import Problem
 from distdl_jax.machine.tables import Compute, RatePoint
 from distdl_jax.plans.work import Work
 
-USUAL = {"matrix product": 0.6, "convolution": 0.3, "layer": 0.2, "fft": 0.1, "optimiser": 0.03}
+USUAL = {"matrix product": 0.6, "convolution": 0.3, "layer": 0.2, "fft": 0.1, "optimiser": 0.04}
 """Shares of the most that a core can do, where no such shape was measured; kinds that are not here read and write.
 
 A "layer" is one whose arithmetic is known as a whole only.
@@ -43,7 +43,7 @@ def rate(compute: Compute, kind: str, direction: str, dtype: str, shape: tuple[i
     if kind not in USUAL:
         return math.inf
     thin = any(0 < n < THIN for n in shape[:2])
-    return _peak(compute, dtype) * (THIN_SHARE if thin else USUAL[kind])
+    return _peak(compute, dtype) * (min(THIN_SHARE, USUAL[kind]) if thin else USUAL[kind])
 
 
 def _is(point: RatePoint, dtype: str | None, direction: str | None) -> bool:
