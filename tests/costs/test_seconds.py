@@ -85,7 +85,7 @@ def product(rows: int) -> float:
 
 
 def test_one_workers_step_is_the_sum_of_its_parts() -> None:
-    """A call, the product, the gradient of the weight, and adam: 14 operations on each parameter, or ten times its bytes.
+    """A call, the product, the gradient of the weight, and adam: 14 operations on each parameter, or 40 bytes.
 
     The machine's file says nothing of optimisers: a share of the most that a core can do.
     """
