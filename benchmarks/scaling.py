@@ -97,17 +97,24 @@ class Study:
 
     - `place`: from all workers, and whether each has as much as one worker alone, to the network.
     - `workers`: how many; those of volumes a cube, or a cube times 2 or 4.
+    - `note`: what a reader would wonder about.
     """
 
     title: str
     place: Callable[[Any, bool], Placed]
     workers: tuple[int, ...]
     weak: bool = False
+    note: str = ""
 
     def cost(self, workers: int, machine: str) -> Any:
         """Foresee a step on a machine."""
         return dj.cost(*self.place(dj.planning_world(workers), self.weak), machine=machine)
 
+
+CAUSAL = """Attention is causal. One worker computes the scores of all pairs of tokens; in a ring, pairs of blocks that the mask empties
+are left out. So several workers have less to compute than one, and the efficiency is above 100 %."""
+QUADRATIC = """The arithmetic of attention grows with the square of the tokens. So with as many tokens a worker, each worker computes more
+the more workers there are."""
 
 UP_TO_131_072, UP_TO_32 = (1, 8, 64, 512, 4096, 32768, 131072), (1, 2, 4, 8, 16, 32)
 STUDIES = (
@@ -116,8 +123,8 @@ STUDIES = (
     Study("U-Net, 64^3 a worker", partial(volume, build=unet, side=64), UP_TO_131_072, weak=True),
     Study("FNO, 512^3", partial(volume, build=fno, side=512), UP_TO_131_072[:4]),
     Study("FNO, 64^3 a worker", partial(volume, build=fno, side=64), UP_TO_131_072[:4], weak=True),
-    Study("Transformer, 32,768 tokens", partial(transformer, tokens=32768), UP_TO_32),
-    Study("Transformer, 1,024 tokens a worker", partial(transformer, tokens=1024), UP_TO_32, weak=True),
+    Study("Transformer, 32,768 tokens", partial(transformer, tokens=32768), UP_TO_32, note=CAUSAL),
+    Study("Transformer, 1,024 tokens a worker", partial(transformer, tokens=1024), UP_TO_32, weak=True, note=QUADRATIC),
 )
 
 
@@ -191,7 +198,7 @@ def section(study: Study, found: dict[str, list[dict[str, Any]]], picture_name: 
             for rows in found.values()
         ]
         lines.append(f"| {each['workers']:,} | {each['memory']} | {' | '.join(cells)} |")
-    lines.append("")
+    lines += ["", *([study.note, ""] if study.note else [])]
     for machine, rows in found.items():
         below = next((each for each in rows if efficiency(study, rows, each) < 0.5), None)
         last = below or rows[-1]
