@@ -69,7 +69,7 @@ def way(name: str, network: nn.Sequential, spec: dj.TensorSpec) -> Way:
 def main() -> None:
     """Advise, measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--machine", default="workstation", help="name or path of a machine file")
+    parser.add_argument("--machine", default="infiniband-hdr", help="name or path of a machine file")
     parser.add_argument("--rounds", type=int, default=9, help="of measurement, whose median counts")
     parser.add_argument("words", nargs="*", help="networks whose title has one of them; none for all")
     given = parser.parse_args()

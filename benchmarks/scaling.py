@@ -111,10 +111,12 @@ class Study:
         return dj.cost(*self.place(dj.planning_world(workers), self.weak), machine=machine)
 
 
-CAUSAL = """Attention is causal. One worker computes the scores of all pairs of tokens; in a ring, pairs of blocks that the mask empties
-are left out. So several workers have less to compute than one, and the efficiency is above 100 %."""
-QUADRATIC = """The arithmetic of attention grows with the square of the tokens. So with as many tokens a worker, each worker computes more
-the more workers there are."""
+CAUSAL = """\
+Attention is causal. One worker computes the scores of all pairs of tokens. In a ring, pairs of blocks that the mask
+empties are left out. So several workers have less to compute than one, and the efficiency is above 100 %."""
+QUADRATIC = """\
+The arithmetic of attention grows with the square of the tokens. So with as many tokens a worker, each worker computes
+more the more workers there are."""
 
 UP_TO_131_072, UP_TO_32 = (1, 8, 64, 512, 4096, 32768, 131072), (1, 2, 4, 8, 16, 32)
 STUDIES = (
