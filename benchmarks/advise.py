@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="of measurement, whose median counts")
     parser.add_argument("words", nargs="*", help="networks whose title has one of them; none for all")
     given = parser.parse_args()
-    table = Table(f"advise-{P_all.size}", lasting=0.06)
+    table = Table("advise", lasting=0.06)
     for described in NETWORKS:
         if given.words and not any(word in described.title for word in given.words):
             continue
