@@ -130,6 +130,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table with a row for each network, as docs/cost.md has it."""
+    lines = ["| network | partitions | measured, ms | foreseen, ms | error |", "|---|---|---|---|---|"]
+    for network in dict.fromkeys(row["network"] for row in rows):
+        mine = [row for row in rows if row["network"] == network]
+        cells = (
+            [row["partition"] for row in mine],
+            [f"{1e3 * row['measured']:.3g}" for row in mine],
+            [f"{1e3 * row['foreseen'][1]:.3g}" for row in mine],
+            [f"{100 * error(row):+.0f} %" for row in mine],
+        )
+        lines.append(f"| {network} | {' | '.join(map(', '.join, cells))} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, foresee, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -142,7 +157,7 @@ def main() -> None:
     if P_all.rank == 0 and rows:
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / f"cost-{P_all.size}.json").write_text(json.dumps(rows, indent=1))
-        print(f"{P_all.size} workers, {summary(rows)}")
+        print(f"{markdown(rows)}\n\n{P_all.size} workers, {summary(rows)}")
         files = [path for n in WORKERS if (path := FOLDER / f"cost-{n}.json").exists()]
         print(f"all, {summary([row for path in files for row in json.loads(path.read_text())])}")
 

@@ -38,7 +38,7 @@ def worker(rank: int = 0, size: int = 4, environment: dict[str, str] | None = No
         "devices": Devices(),
         "cache": Folder("/home/me/jax", filesystem="nfs4", free=2**40),
         "tuning": Folder("/home/me/.cache", filesystem="nfs4", free=2**40),
-        "checkpoints": Folder("/work/me", filesystem="lustre", free=2**40),
+        "checkpoints": Folder("/scratch/me", filesystem="lustre", free=2**40),
     }
     for part, fields in changes.items():
         parts[part] = replace(parts[part], **fields)

@@ -80,7 +80,7 @@ class Estimate:
         own, hosts = self.parameters // channels, -(-workers // machine.workers_per_host)
         if (team := workers // channels) > 1:
             seconds += sum(self.clock.collective(kind, team, own, min(hosts, team)) for kind in (sums, copies))
-        return seconds + self.clock.update(own, self.copies, workers)
+        return seconds + self.clock.update((own // self.clock.dtype.itemsize,), self.copies, workers)
 
     def _moved(self, grid: Shape, d: int) -> float:
         movement, machine, workers = self.movements[d], self.clock.machine, grid[d]

@@ -48,13 +48,9 @@ class Stopwatch:
             for worker in looked_at(grid)
         )
 
-    def update(self, parameters: int, copies: int, workers: int) -> float:
-        """Return the seconds of the optimiser.
-
-        - `parameters`: bytes of them on a worker; `copies`: how many as large arrays the optimiser stores.
-        """
-        itemsize = self.dtype.itemsize
-        work = optimiser_update((parameters // itemsize,), itemsize, copies)
+    def update(self, shape: Shape, copies: int, workers: int) -> float:
+        """Return the seconds of the optimiser on a parameter of a shape, of which it stores `copies` arrays like it."""
+        work = optimiser_update(shape, self.dtype.itemsize, copies)
         return self._work(work, "forward", min(workers, self.machine.workers_per_host))
 
     def repartition(self, shape: Shape, grid: Shape, other: Shape) -> float:

@@ -110,8 +110,9 @@ class Prices:
             return None
         itemsize, specs = self.clock.dtype.itemsize, PlacedLayer("", layer, piece.name).param_specs
         shapes = [[spec.block_shapes[worker] for worker in representatives(spec.block_shapes)] for spec in specs]
-        parameters = sum(max(map(math.prod, each)) * itemsize for each in shapes)
-        seconds += self.clock.update(parameters, self.copies, math.prod(grid)) if parameters else 0.0
+        largest = [max(each, key=math.prod) for each in shapes]
+        parameters = sum(map(math.prod, largest)) * itemsize
+        seconds += sum(self.clock.update(shape, self.copies, math.prod(grid)) for shape in largest if math.prod(shape))
         stored = (2 + self.copies) * parameters + piece.saves_x * self.block_bytes(piece.x_shape, grid)
         stored += max(sum(work.saved or 0 for work in _works(plan.actions, worker)) for worker in looked_at(P.shape))
         P_y = getattr(layer, "output_partition", P)

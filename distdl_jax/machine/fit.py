@@ -130,7 +130,7 @@ def _kernel(samples: Samples) -> float:
 
 def _array(samples: Samples) -> float:
     more = samples.seconds(Overhead("arrays")) - samples.seconds(Overhead("call"))
-    return max(more / (ARRAYS - 1) - _kernel(samples), SHORTEST)
+    return max(more / (ARRAYS - 1) - _kernel(samples), 0.0)
 
 
 def _calls(samples: Samples) -> Calls:

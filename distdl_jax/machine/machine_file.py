@@ -140,7 +140,7 @@ def _levels(reader: _Reader, values: Any) -> dict[str, Level]:
 
 def _check_table(reader: _Reader, name: str, table: Table) -> None:
     path = tuple(name.split(".", 1))
-    known = {each.name for each in fields(table)} - {"source", "guesses"}
+    known = {each.name: each for each in fields(table) if each.name not in ("source", "guesses")}
     if unknown := [guess for guess in table.guesses if guess not in known]:
         reader.refuse((*path, "guesses"), f"`{name}.guesses` names {unknown[0]!r}, which is no entry of `{name}`.")
     for place, point in enumerate(getattr(table, "points", ())):
@@ -148,7 +148,7 @@ def _check_table(reader: _Reader, name: str, table: Table) -> None:
             here: file_lines.Path = (*path, "points", place)
             reader.refuse(here, f"`kind` (={point.kind!r}) must be one of {', '.join(KINDS)}.")
     for key in sorted(known):
-        if (value := getattr(table, key)) == 0 and key not in ("noise", "rounds_differ", "fit_error"):
+        if (value := getattr(table, key)) == 0 and known[key].default != 0 and key != "noise":
             reader.refuse((*path, key), f"`{name}.{key}` (={value!r}) must be above 0.")
 
 

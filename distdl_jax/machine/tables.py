@@ -96,7 +96,7 @@ class Calls(Table):
     """
 
     call: float = _quantity("seconds")
-    array: float = _quantity("seconds")
+    array: float = _quantity("seconds", default=0.0)
     kernel: float = _quantity("seconds")
     operation: float = _quantity("seconds")
 

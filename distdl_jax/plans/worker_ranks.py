@@ -50,7 +50,7 @@ class ConsecutiveRanks(tuple[int, ...]):
         return _consecutive, (self[0] if self else 0, len(self))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # 4 MB each at 100,000
 def _consecutive(first: int, count: int) -> ConsecutiveRanks:
     return ConsecutiveRanks(range(first, first + count))
 

@@ -71,9 +71,9 @@ def test_the_seconds_are_those_of_the_networks_plan(name: str) -> None:
         costs.clock.layer([action for action in actions if action.place == place], P.shape, False)
         for place in {action.place for action in actions}
     )
-    for layer in advice.cost.layers:
-        if (parameters := int(layer.amounts.parameters.max())) > 0:
-            total += costs.clock.update(parameters, 2, math.prod(advice.x_spec.partition.shape))
+    for spec in jax.tree.leaves(advice.network.param_specs(), is_leaf=lambda leaf: isinstance(leaf, dj.TensorSpec)):
+        largest = max(spec.block_shapes.values(), key=math.prod)
+        total += costs.clock.update(largest, 2, math.prod(P.shape))
     assert len(set(advice.placement.grids.values())) <= 2  # no repartition, whose messages count with their mean size
     assert total == pytest.approx(advice.placement.seconds, rel=0.05)
 

@@ -29,7 +29,7 @@ from distdl_jax.machine.tables import (
     Segment,
 )
 
-CALL, KERNEL, OPERATION = 1e-3, 1e-5, 1e-6
+CALL, ARRAY, KERNEL, OPERATION = 1e-3, 1e-4, 1e-5, 1e-6
 RATE, BANDWIDTH, COPIED = 1e9, 4e9, 2e9
 LATENCY, PER_BYTE, COLLECTIVE = 1e-4, 1e-8, 2e-3
 DIRECTIONS = ("forward", "input gradient", "parameter gradient")
@@ -63,7 +63,7 @@ def machine(workers: int = 4, source: str = "measured", noise: float = 0.0) -> d
             alone=1.0,
         ),
         levels={"host": level(1), "network": level(10)},
-        calls=Calls(**given, call=CALL, array=0.0, kernel=KERNEL, operation=OPERATION),
+        calls=Calls(**given, call=CALL, array=ARRAY, kernel=KERNEL, operation=OPERATION),
         compute=Compute(**given, float32=RATE, float64=RATE, points=rates),
         collectives=Collectives(**given, points=points),
         overlap=Overlap(**given),
@@ -94,11 +94,27 @@ def test_one_workers_step_is_the_sum_of_its_parts() -> None:
     assert layer.times.forward == pytest.approx([product(1000)])
     assert layer.times.backward == pytest.approx([product(1000)])
     assert layer.times.update == pytest.approx([KERNEL + max(10 * 4 * 64 / BANDWIDTH, 14 * 64 / (0.04 * RATE))])
-    assert cost.once.forward == pytest.approx([CALL])
-    assert cost.seconds.mean == pytest.approx(CALL + layer.times.total[0])
+    call = CALL + 4 * ARRAY  # the input, the weight, and what adam stores of it
+    assert cost.once.forward == pytest.approx([call])
+    assert cost.seconds.mean == pytest.approx(call + layer.times.total[0])
     assert not layer.times.exposed.any()
     assert linear_cost(1, 1000, machine(), optimiser="sgd").layers[0].times.update[0] < layer.times.update[0]
-    assert linear_cost(1, 1000, machine(), backward=False).seconds.mean == pytest.approx(CALL + product(1000))
+    assert linear_cost(1, 1000, machine(), backward=False).seconds.mean == pytest.approx(
+        CALL + 2 * ARRAY + product(1000)
+    )
+
+
+def test_an_optimiser_takes_what_was_measured_of_such_parameters() -> None:
+    """Of kernels with nine taps another rate than of matrices."""
+    taps = tuple(RatePoint("optimiser", "float32", "forward", (n,), rate) for n, rate in ((1, RATE), (9, RATE / 8)))
+    known = machine()
+    known = replace(known, compute=replace(known.compute, points=(*known.compute.points, *taps)))
+    P = dj.planning_world(1).grid((1, 1, 1, 1))
+    conv = nn.DistributedConv2d(P, in_channels=8, out_channels=8, kernel_size=3, bias=False)
+    (layer,) = dj.cost(conv, dj.TensorSpec((1, 8, 16, 16), P), machine=known).layers
+    assert layer.times.update == pytest.approx([KERNEL + 14 * 8 * 8 * 9 / (RATE / 8)])
+    (layer,) = linear_cost(1, 1000, known).layers
+    assert layer.times.update == pytest.approx([KERNEL + 14 * 8 * 8 / RATE])
 
 
 def test_a_worker_with_fewer_rows_waits_for_the_other() -> None:
@@ -156,7 +172,7 @@ def test_the_interval_has_its_reasons() -> None:
     assert any("10%" in reason and "step to step" in reason for reason in noisy.reasons)
     guessed = linear_cost(1, 4000, machine(source="guess")).seconds
     assert guessed.high == pytest.approx((1 + min(MODEL + GUESS, 0.9)) * guessed.mean)
-    assert "calls (3)" in guessed.reasons[-1] and "levels" not in "".join(guessed.reasons)
+    assert "calls (4)" in guessed.reasons[-1] and "levels" not in "".join(guessed.reasons)
 
 
 def test_what_could_be_hidden_is_the_measured_share_of_messages() -> None:
@@ -218,7 +234,7 @@ def test_the_picture_has_bars_as_long_as_the_times() -> None:
         for title in rect
     }
     forward, call = bars["DistributedLinear: forward"], bars["call, sum of the loss: forward"]
-    assert forward / call == pytest.approx(cost.layers[0].times.forward.mean() / CALL, rel=1e-2)
+    assert forward / call == pytest.approx(cost.layers[0].times.forward.mean() / (CALL + 4 * ARRAY), rel=1e-2)
 
 
 def test_what_has_no_times_is_refused() -> None:

@@ -33,9 +33,12 @@ def test_limits_of_a_cgroup(files, limits, monkeypatch):
 
 
 def test_the_file_system_of_a_path_is_that_of_the_longest_mount_point(monkeypatch):
-    mounts = "/dev/sda1 / ext4 rw 0 0\nserver:/x /work nfs4 rw 0 0\ntmpfs /work/fast\\040disk tmpfs rw 0 0\n"
+    mounts = "/dev/sda1 / ext4 rw 0 0\nserver:/x /scratch nfs4 rw 0 0\ntmpfs /scratch/fast\\040disk tmpfs rw 0 0\n"
     monkeypatch.setattr(collect_host, "_text", lambda path: mounts)
-    kinds = [collect_host._filesystem(Path(path)) for path in ("/home", "/work/me", "/workshop", "/work/fast disk/run")]
+    kinds = [
+        collect_host._filesystem(Path(path))
+        for path in ("/home", "/scratch/me", "/scratchpad", "/scratch/fast disk/run")
+    ]
     assert kinds == ["ext4", "nfs4", "ext4", "tmpfs"]
 
 

@@ -20,7 +20,6 @@ from mpi4py import MPI
 
 from distdl_jax.errors import one_program
 from distdl_jax.plans.trees import gathered
-from distdl_jax.plans.worker_ranks import union
 from distdl_jax.source_lines import user_line
 from distdl_jax.watchdog.call_log import CallLog, Calls
 from distdl_jax.watchdog.log import log
@@ -160,7 +159,7 @@ class ControlChannel:
                 worker, received = self._receive(silent, mine)
                 del silent[worker]
                 for data, workers in received.items():
-                    contributions[data] = union(contributions.get(data, ()), workers)
+                    contributions[data] = contributions.get(data, ()) + workers
             if parent is None:
                 worker_status().still_waits_for(())  # a decision may take its time
                 decision = decide(_by_worker(team, contributions))
