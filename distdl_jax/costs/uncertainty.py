@@ -9,7 +9,7 @@ from typing import NamedTuple
 from distdl_jax.machine.machine import Machine
 
 MODEL = 0.3
-"""How far times are off where steps were measured: medians of benchmarks/cost.py are 19 to 31 %."""
+"""How far times are off where steps were measured, about: benchmarks/cost.py gives 22 and 24 % in the median."""
 
 GUESS = 0.5
 """How far a number may be off that nobody measured."""
