@@ -77,10 +77,13 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
         instructions = _program(events)
         others = containers(instructions, {event.instruction for event in events})
         known = {name: _described(each, teams, nobody) for name, each in instructions.items()}
+        # What ran need not have the name, which another instruction of the place has, or one that was fused.
+        names = {row.place: row.name for row, _, _ in known.values() if row.place and row.name}
         for event in events:
             if event.instruction in others:
                 continue
             row, kind, op = known.get(event.instruction, (Row("", UPDATE, FORWARD), ARITHMETIC, None))
+            row = row._replace(name=names.get(row.place, row.name))
             place = rows.setdefault(row, len(rows))
             found.append((Activity(place, kind, event.start, event.end, event.instruction), op))
     found.sort(key=lambda pair: (pair[0].start, pair[0].end))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 
 from distdl_jax.profiling.activities import BACKWARD, LOSS, MESSAGE, UPDATE, Activities, Row
+from distdl_jax.profiling.causes import Wait, causes
 from distdl_jax.profiling.meeting import Met, meet
 from distdl_jax.profiling.shares import Span, shares
 
@@ -54,7 +55,8 @@ class LayerProfile:
 
     - `place`, `name`: where it is in the network, "3.body.0", and its class; or the scopes around it.
     - `forward`, `backward`: its times in each pass.
-    - `waited_for`: a row for each worker, a column for each worker that it waited for there: seconds of a step.
+    - `waited_for`: a row for each worker, a column for each worker that it waited for there: seconds of a step. Who
+      waits itself is not what the others wait for; the worker that it waits for is.
     """
 
     place: str
@@ -86,6 +88,7 @@ class Totals(NamedTuple):
 def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
     """Return the times of all layers, from what all workers recorded on one clock."""
     workers, met = len(recorded), meet({worker: mine.messages for worker, mine in recorded.items()})
+    waits = {worker: _waits(mine, met, worker) for worker, mine in recorded.items()}
     layers: dict[tuple[str, str], LayerProfile] = {}
     seconds, idle = np.zeros(workers), np.zeros(workers)
     for worker, mine in sorted(recorded.items()):
@@ -96,7 +99,7 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
             for name, number in zip(("arithmetic", "packing", "transfer", "waiting"), numbers, strict=True):
                 getattr(times, name)[worker] += number
             times.hidden[worker] += under.sum()
-        _count_messages(worker, mine, met, own, steps)
+        _count_messages(worker, mine, waits, own, steps)
         seconds[worker] = sum(end - start for start, end in mine.steps) * 1e-9 / steps
         idle[worker] = found.idle / steps
     ordered = sorted(layers.values(), key=_order)
@@ -111,16 +114,11 @@ def _order(layer: LayerProfile) -> tuple[object, ...]:
 
 
 def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) -> tuple[LayerProfile, PassTimes]:
-    """Return a row's layer, made where it is new, and its times in the row's pass.
-
-    A place has one layer: the backward pass of a function has the place alone.
-    """
-    key = (row.place, "") if row.place else ("", row.name)
+    """Return a row's layer, made where it is new, and its times in the row's pass."""
+    key = (row.place, row.name)
     if key not in layers:
         both = PassTimes.none(workers), PassTimes.none(workers)
-        layers[key] = LayerProfile(row.place, row.name, *both, np.zeros((workers, workers)))
-    elif not layers[key].name:
-        layers[key] = replace(layers[key], name=row.name)
+        layers[key] = LayerProfile(*key, *both, np.zeros((workers, workers)))
     return layers[key], layers[key].backward if row.direction == BACKWARD else layers[key].forward
 
 
@@ -138,17 +136,29 @@ def _spans(mine: Activities, met: Met, worker: int) -> list[Span]:
     return spans
 
 
+def _waits(mine: Activities, met: Met, worker: int) -> list[Wait]:
+    """Return the times in which a worker waited for another one."""
+    pairs = zip(mine.messages, met.until[worker].tolist(), met.waited_for[worker].tolist(), strict=True)
+    return [Wait(each.start, until, other) for each, until, other in pairs if until > each.start]
+
+
 def _count_messages(
-    worker: int, mine: Activities, met: Met, own: Sequence[tuple[LayerProfile, PassTimes]], steps: int
+    worker: int,
+    mine: Activities,
+    waits: Mapping[int, list[Wait]],
+    own: Sequence[tuple[LayerProfile, PassTimes]],
+    steps: int,
 ) -> None:
     """Count a worker's messages in its steps, and whom it waited for."""
-    waits = iter(zip(met.until[worker].tolist(), met.waited_for[worker].tolist(), strict=True))
+    waited = {wait.start: wait for wait in waits[worker]}
     for each, operation in zip(mine.activities, mine.operations, strict=True):
-        if each.kind != MESSAGE:
+        if each.kind != MESSAGE or not any(start <= each.start < end for start, end in mine.steps):
             continue
-        until, other = (each.start, worker) if operation is None else next(waits)
-        if any(start <= each.start < end for start, end in mine.steps):
-            layer, times = own[each.row]
-            times.messages[worker] += 1 / steps
-            times.bytes[worker] += (0 if operation is None else operation.bytes_sent) / steps
-            layer.waited_for[worker, other] += (until - each.start) * 1e-9 / steps
+        layer, times = own[each.row]
+        times.messages[worker] += 1 / steps
+        if operation is None:
+            continue
+        times.bytes[worker] += operation.bytes_sent / steps
+        if (wait := waited.get(each.start)) is not None:
+            for other, took in causes(waits, wait).items():
+                layer.waited_for[worker, other] += took * 1e-9 / steps
