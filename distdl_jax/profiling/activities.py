@@ -110,11 +110,11 @@ def _program(events: list[Event]) -> dict[str, Instruction]:
 def _described(
     instruction: Instruction, teams: Mapping[int, tuple[int, ...]], nobody: int
 ) -> tuple[Row, int, Operation | None]:
-    scopes = instruction.scopes.rpartition("/")[0]
+    scopes = instruction.scopes.split(";")[0].rpartition("/")[0]  # of several that XLA made one, the first
     row = row_of(scopes)
     if instruction.message is not None:
         return row, MESSAGE, operation(instruction, teams, nobody)
-    return row, PACKING if read_scopes(scopes).moves else ARITHMETIC, None
+    return row, PACKING if read_scopes(scopes).movement else ARITHMETIC, None
 
 
 def row_of(scopes: str) -> Row:
@@ -126,7 +126,7 @@ def row_of(scopes: str) -> Row:
     found = read_scopes(scopes)
     direction = BACKWARD if found.backward else FORWARD
     if found.place:
-        return Row(found.place, next(iter((*found.layers, *found.functions)), ""), direction)
+        return Row(found.place, next(iter((*found.layers, *found.functions)), found.movement), direction)
     layer = next((number for number, name in enumerate(found.layers) if hasattr(nn, name)), len(found.layers))
-    name = "/".join(found.layers[: layer + 1] or found.names[:1])
+    name = "/".join(found.layers[: layer + 1]) or found.movement
     return Row("", name or (LOSS if found.differentiated else UPDATE), direction)

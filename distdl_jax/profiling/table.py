@@ -56,7 +56,7 @@ def _row(title: str, forward: np.ndarray, backward: np.ndarray, times: PassTimes
     means = (number(1e3 * each.mean()) for each in (forward, backward, times.packing, times.transfer))
     took = forward + backward + times.packing + times.transfer + times.waiting
     share = f"{took.mean() / step:.1%}" if step else ""
-    amounts = number(times.messages.max()), number(times.bytes.max() / 1e6)
+    amounts = f"{times.messages.max():.4g}", number(times.bytes.max() / 1e6)
     return [title, *means, waiting, number(1e3 * times.hidden.mean()), *amounts, share]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distdl_jax.profiling.activities import BACKWARD, LOSS, MESSAGE, UPDATE, Activities, Row
+from distdl_jax.profiling.activities import BACKWARD, FORWARD, LOSS, MESSAGE, UPDATE, Activities, Row
 from distdl_jax.profiling.causes import Wait, causes
 from distdl_jax.profiling.meeting import Met, meet
 from distdl_jax.profiling.shares import Span, shares
@@ -91,6 +91,7 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
     waits = {worker: _waits(mine, met, worker) for worker, mine in recorded.items()}
     layers: dict[tuple[str, str], LayerProfile] = {}
     seconds, idle = np.zeros(workers), np.zeros(workers)
+    middles: dict[tuple[str, str], float] = {}
     for worker, mine in sorted(recorded.items()):
         own = [_layer(layers, row, workers) for row in mine.rows]
         found = shares(_spans(mine, met, worker), mine.steps, _KINDS * len(mine.rows))
@@ -102,13 +103,29 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
         _count_messages(worker, mine, waits, own, steps)
         seconds[worker] = sum(end - start for start, end in mine.steps) * 1e-9 / steps
         idle[worker] = found.idle / steps
-    ordered = sorted(layers.values(), key=_order)
+        for key, time in _middles(mine).items():
+            middles[key] = min(time, middles.get(key, time))
+    ordered = sorted(
+        layers.values(), key=lambda layer: (*_order(layer), middles.get((layer.place, layer.name), np.inf))
+    )
     waited_for = sum((layer.waited_for for layer in ordered), np.zeros((workers, workers)))
     return Totals(tuple(ordered), seconds, idle, waited_for)
 
 
+def _middles(mine: Activities) -> dict[tuple[str, str], float]:
+    """Return the middle of the time of each layer's forward pass, from the beginning of the first step."""
+    sums: dict[tuple[str, str], np.ndarray] = {}
+    start, end = mine.steps[0]
+    for each in mine.activities:
+        row = mine.rows[each.row]
+        if row.direction == FORWARD and start <= each.start < end:
+            took = each.end - each.start
+            sums.setdefault((row.place, row.name), np.zeros(2))[:] += (took, took * (each.start - start))
+    return {key: float(weighted / took) for key, (took, weighted) in sums.items() if took}
+
+
 def _order(layer: LayerProfile) -> tuple[object, ...]:
-    """Return what layers are sorted by: places as in the network, then what is outside, the loss and the rest last."""
+    """Return what layers are sorted by, before time: places as in the network, what is outside, the loss, the rest."""
     place = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in layer.place.split(".") if part]
     return not place, place, {LOSS: 1, UPDATE: 2}.get(layer.name, 0)
 

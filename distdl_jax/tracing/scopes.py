@@ -29,7 +29,7 @@ class Scopes(NamedTuple):
     - `place`: of the innermost part of a network, "3.body.0"; "" outside of networks.
     - `names`: of layers, primitives and users' scopes, outermost first.
     - `layers`: those of them that are in that part, and around the movement. `functions`: the jitted functions there.
-    - `moves`: whether it is part of a movement.
+    - `movement`: the name of the movement that it is part of; "" where it is part of none.
     - `backward`: whether it belongs to a derivative's backward pass; `differentiated`: to that or its forward pass.
     """
 
@@ -37,7 +37,7 @@ class Scopes(NamedTuple):
     names: tuple[str, ...]
     layers: tuple[str, ...]
     functions: tuple[str, ...]
-    moves: bool
+    movement: str
     backward: bool
     differentiated: bool
 
@@ -67,21 +67,23 @@ def movement_numbers(scopes: str) -> list[str]:
 
 def read_scopes(scopes: str) -> Scopes:
     """Return what the scopes say, written with "/" between them."""
-    place, moves = "", False
+    place, movement = "", ""
     names, layers, functions = list[str](), list[str](), list[str]()
     for scope in filter(None, scopes.split("/")):
         name, is_function = _own_name(scope)
-        moves = moves or _MOVEMENT.fullmatch(name) is not None
-        if name.startswith("."):
+        if _MOVEMENT.fullmatch(name):
+            movement = movement or "movement"
+        elif name.startswith("."):
             place, layers, functions = place + name, [], []
         elif is_function:
-            functions += [] if moves else [name]
+            functions += [] if movement else [name]
         elif name and not _NUMBER.match(name):
             names.append(name)
-            layers += [] if moves else [name]
+            layers += [] if movement else [name]
+            movement = name if movement == "movement" else movement
     names = list(dict.fromkeys(names))
     backward, differentiated = "transpose(" in scopes, "jvp(" in scopes
-    return Scopes(place[1:], tuple(names), tuple(layers), tuple(functions), moves, backward, differentiated)
+    return Scopes(place[1:], tuple(names), tuple(layers), tuple(functions), movement, backward, differentiated)
 
 
 def _own_name(scope: str) -> tuple[str, bool]:

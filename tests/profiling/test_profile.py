@@ -56,6 +56,7 @@ def test_instructions_are_read_with_what_they_communicate():
         ("jit(step)/jit(flat)/jvp(#10b)/.3/DistributedConv2d/#4/broadcast", Row("3", "DistributedConv2d", FORWARD)),
         ("jit(step)/transpose(jvp(.3))/Residual/.body/.0/jit(relu)", Row("3.body.0", "relu", BACKWARD)),
         ("jit(step)/transpose(jvp(.3))/Residual", Row("3", "Residual", BACKWARD)),
+        ("jit(step)/jvp(#3b)/.12/#2/jit(_movement)/repartition", Row("12", "repartition", FORWARD)),
         ("jit(step)/jvp(encoder)/DistributedLinear/while/body", Row("", "encoder/DistributedLinear", FORWARD)),
         ("jit(step)/#13/all_sum_reduce", Row("", "all_sum_reduce", FORWARD)),
         ("jit(step)/transpose(jvp())", Row("", "loss", BACKWARD)),
