@@ -67,4 +67,4 @@ def _middle(each: Message, began: int, share: float) -> float:
 
 def _slice(worker: int, thread: int, name: str, start: int, took: int, about: dict[str, str]) -> dict[str, Any]:
     where = {"pid": worker, "tid": thread, "ts": start / 1e3, "dur": took / 1e3}
-    return {"ph": "X", "name": name, **where, "args": about}
+    return {"ph": "X", "name": name, **where, **({"args": about} if about else {})}
