@@ -27,7 +27,7 @@ def tint(worker: int) -> str:
 
 def number(x: float) -> str:
     """Return a coordinate with one decimal, and none where it is whole."""
-    return f"{x:.1f}".removesuffix(".0").replace("-0", "0") if abs(x) < 0.05 else f"{x:.1f}".removesuffix(".0")
+    return f"{x + 0.0:.1f}".removesuffix(".0") if abs(x) >= 0.05 else "0"
 
 
 def bytes_text(count: int) -> str:
@@ -89,11 +89,11 @@ def arrow(a: Point, b: Point, about: str = "", bend: float = 0, wide: float = 1.
     return f'<g class="arrow" fill="none"{more}>{shown}{under}{over}</g>'
 
 
-def badge(x: float, y: float, words: object) -> str:
-    """Return a number in a disc of paper, in the middle of a block that other marks are on."""
-    return f'<circle cx="{number(x)}" cy="{number(y)}" r="9.5" fill="{PAPER}" stroke="{INK}"/>' + text(
-        x, y + 4.2, words, 12 if len(str(words)) < 3 else 9
-    )
+def badge(x: float, y: float, words: str) -> str:
+    """Return a number on a disc of paper, in the middle of a block that other marks are on."""
+    width = max(19.0, 9 + width_of(words, 12))
+    disc = rect(x - width / 2, y - 9.5, width, 19, PAPER, INK, more=' rx="9.5"')
+    return disc + text(x, y + 4.2, words, 12)
 
 
 def hatched(x: float, y: float, w: float, h: float, fill: str, about: str = "") -> str:
