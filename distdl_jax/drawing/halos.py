@@ -46,8 +46,9 @@ def draw_halos(blocks: Blocks, strips: Sequence[Strip]) -> Part:
     stacks = Counter((strip.dest, strip.axis, strip.is_low) for strip in on_face)
     thick = max((strip.pixels for strip in on_face), default=0) * max(stacks.values(), default=0)
     is_deep = len(blocks.drawn) > 2
-    gap = 2 * thick + 18 + (22 if is_deep else 0)
-    around_all = thick + (22 if not all(_touch(blocks, strip) for strip in on_face) else 6)
+    far = not all(_touch(blocks, strip) for strip in on_face)
+    gap = 2 * thick + 18 + (22 if is_deep else 0) + (14 if far else 0)
+    around_all = thick + (30 if far else 6)
     laid = lay_out(blocks, gap, around_all, bands=2 * BAND if others else 0, under=_under(blocks, others))
     faces = {worker: face for face in laid.faces for worker in face.block.workers}
     around: dict[int, dict[tuple[int, bool], float]] = {worker: {} for worker in faces}
@@ -69,7 +70,9 @@ def draw_halos(blocks: Blocks, strips: Sequence[Strip]) -> Part:
     for (strip, _), (start, stop, taken) in zip(placed, ends, strict=True):
         body.append(arrow(start, stop, strip.about, more=' data-messages="1"'))
         if taken is None:
-            body.append(text(start[0], start[1] + 3, strip.source, 10, fill=GREY))
+            across, away = strip.axis == blocks.drawn[-1], -8 if strip.is_low else 8
+            x, y = (start[0] + away, start[1]) if across else (start[0], start[1] + away)
+            body.append(text(x, y + 3.5, strip.source, 10, fill=GREY))
     body += _between_slabs(others, faces, around_all)
     picture = Part(laid.width, laid.height, (*body, *laid.captions), laid.anchors)
     legend = ["Hatched: entries of neighbours. Dashed: entries that are sent."]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing.reading import SVG, drawn_bytes, of_class, parsed, planned_bytes
+from drawing.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes
 from layers.test_output_specs import LAYERS, ON
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
@@ -113,6 +113,30 @@ def test_boxes_of_a_repartition_are_hatched_where_they_come_from_elsewhere() -> 
     messages = drawn_bytes(root)
     assert len(of_class(root, "strip")) == len(messages) == len(of_class(root, "arrow"))
     assert sum("stroke-dasharray" in element.attrib for element in root.iter()) == len(messages)
+    faces, boxes = areas(root)
+    columns = {0: (0, 4), 1: (4, 8), 2: (0, 4), 3: (4, 8)}
+    for (source, dest), box in boxes.items():
+        face, (start, stop) = faces[dest], columns[source]
+        assert (box.x - face.x) / face.w == pytest.approx(start / 8, abs=0.02)
+        assert box.w / face.w == pytest.approx((stop - start) / 8, abs=0.02)
+        assert (box.y, box.h) == (face.y, face.h)
+
+
+def test_a_strip_is_on_the_side_of_the_worker_that_sent_it() -> None:
+    """Before the block where the sender is before it along that dimension, and after it else."""
+    P = dj.planning_world(6).grid([2, 3])
+    drawing = nn.HaloExchange(P, ((1, 1), (2, 1))).draw(dj.TensorSpec((8, 9), P))
+    faces, strips = areas(parsed(drawing.svg))
+    assert len(faces) == 6 and len(strips) == 14
+    for (source, dest), strip in strips.items():
+        face = faces[dest]
+        if source // 3 == dest // 3:
+            meets = (strip.x + strip.w, face.x) if source < dest else (strip.x, face.x + face.w)
+            assert strip.h > face.h  # with the corners, which ride along
+        else:
+            meets = (strip.y + strip.h, face.y) if source < dest else (strip.y, face.y + face.h)
+            assert strip.w == face.w
+        assert meets[0] == pytest.approx(meets[1], abs=0.2)
 
 
 @pytest.mark.parametrize("grids", [((64, 64), (4096, 1)), ((20_000, 1), (1, 20_000))], ids=str)
