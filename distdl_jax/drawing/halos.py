@@ -55,7 +55,8 @@ def draw_halos(blocks: Blocks, strips: Sequence[Strip]) -> Part:
     for strip in on_face:
         side = around[strip.dest]
         side[strip.axis, strip.is_low] = side.get((strip.axis, strip.is_low), 0.0) + strip.pixels
-    bands: dict[tuple[int, bool], Strip] = {(strip.dest, strip.is_low): strip for strip in others}
+    depth_dim = blocks.drawn[-3:][0]
+    bands = {(strip.dest, strip.is_low): strip for strip in others if strip.axis == depth_dim}
     body = []
     for face in sorted(laid.faces, key=lambda face: (face.panel, -face.y, face.x)):
         worker = face.block.workers[0]
@@ -192,18 +193,21 @@ def _between_slabs(strips: Sequence[Strip], faces: Mapping[int, Face], around: f
     }
     found = []
     for (one, other), some in sorted(bundles.items()):
-        start, stop = (middles[panel] for panel in (one, other))
-        forth = 1 if other > one else -1
-        same_row = bottoms[one] == bottoms[other]
-        y = min(bottoms[one], bottoms[other]) + around + (36 if forth > 0 else 56) + (0 if same_row else 44)
-        total = sum(strip.nbytes for strip in some)
+        forth, upper = other > one, min(one, other)
+        y, total = bottoms[upper] + around, sum(strip.nbytes for strip in some)
         count = f"{len(some)} message{'s' * (len(some) > 1)}"
-        turn = 1 if stop > start else -1
-        ends = (start + 26 * turn, y), (stop - 26 * turn, y)
+        shown = f"{count}, {bytes_text(total)}"
+        if bottoms[one] == bottoms[other]:
+            y += 36 if forth else 56
+            turn = 26 if middles[other] > middles[one] else -26
+            ends = (middles[one] + turn, y), (middles[other] - turn, y)
+            found.append(text((middles[one] + middles[other]) / 2, y - 5, shown, 10, fill=GREY))
+        else:  # the other one is in the next row
+            x = middles[upper] - (100 if forth else 88)
+            ends = (x, y + (64 if forth else 92)), (x, y + (92 if forth else 64))
+            shown = f"{_workers(of_panel[one])} to {_workers(of_panel[other])}: {shown}"
+            found.append(text(middles[upper] - 80, y + (74 if forth else 88), shown, 10, "start", GREY))
         found.append(arrow(*ends, f"{count}, {total:,} bytes", more=f' data-messages="{len(some)}"'))
-        if not same_row:
-            count = f"{_workers(of_panel[one])} to {_workers(of_panel[other])}: {count}"
-        found.append(text((start + stop) / 2, y - 5, f"{count}, {bytes_text(total)}", 10, fill=GREY))
     return found
 
 

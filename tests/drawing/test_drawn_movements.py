@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawing.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes
+from every_layer import LAYERS as EVERY_LAYER
 from layers.test_output_specs import LAYERS, ON
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
@@ -53,6 +54,42 @@ def test_arrows_are_the_plan_s_messages(case: Case) -> None:
         assert "No message is sent." in drawing.text
 
 
+BY_DIMENSIONS = {1: (8,), 2: (6, 6), 3: (4, 6, 6), 4: (2, 2, 8, 8), 5: (2, 2, 8, 8, 8), 6: (2, 2, 8, 8, 8, 8)}
+SHAPES = {
+    **dict.fromkeys(("SegmentSum", "DistributedGraphConv"), (3, 2)),
+    **dict.fromkeys(("DistributedLinear", "DistributedPointwise", "WeightNorm"), (2, 5)),
+    **dict.fromkeys(("DistributedGRU", "DistributedLSTM", "DistributedMixtureOfExperts"), (2, 2, 3)),
+    **dict.fromkeys(("DistributedConv1d", "DistributedConvTranspose1d", "DistributedConvLSTMCell1d"), (2, 2, 8)),
+    **dict.fromkeys(("DistributedSpectralConv1d", "DistributedFNOBlock"), (2, 2, 8)),
+    **dict.fromkeys(("DistributedPReLU", "DistributedBatchNorm", "DistributedLayerNorm"), (4, 3)),
+    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Pipeline"), (4, 3)),
+    **dict.fromkeys(("DistributedGRUCell", "DistributedLSTMCell"), (4, 3)),
+    "DistributedRMSNorm": (3, 4),
+    "DistributedInstanceNorm": (2, 3, 4),
+    "DistributedSqueezeExcitation": (2, 5, 4),
+    "Unflatten": (2, 12),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_LAYER)
+def test_every_kind_of_layer_is_drawn(name: str) -> None:
+    """With the plan's messages, or a note where the plan doesn't say what moves."""
+    layer = EVERY_LAYER[name](dj.planning_world(4))
+    P_x = layer.input_partition
+    spec = dj.TensorSpec(SHAPES.get(name, BY_DIMENSIONS[P_x.dim]), P_x)
+    drawing = layer.draw(spec)
+    root = parsed(drawing.svg)
+    options = {"halos": dict.fromkeys(P_x.ranks, layer.halo)} if name == "HaloExchange" else {}
+    dtype = np.dtype("int32" if layer.takes_indices else "float32")
+    x = {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(4)}
+    try:
+        want = planned_bytes(operations(layer.plan(x, **options)))
+    except PlanError:
+        assert "does not say what moves" in drawing.text
+        return
+    assert drawn_bytes(root).total() == want.total()
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_has_its_blocks_and_messages(name: str) -> None:
     """All kinds of layers: on every worker the same picture, with the blocks of x and y, and the plan's bytes."""
@@ -80,6 +117,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], 
     "channels that are whole": ((1, 3, 8, 8), (1, 1, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1)), ()),
     "a torus": ((6, 6), (2, 2), ((1, 1), (1, 1)), (True, True)),
     "a volume": ((1, 1, 8, 8, 8), (1, 1, 2, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)), ()),
+    "space and time": ((4, 4, 4, 6), (2, 2, 2, 2), ((1, 1), (1, 1), (1, 1), (1, 1)), ()),
     "64 workers": ((64, 64, 64), (4, 4, 4), ((1, 1), (1, 1), (1, 1)), ()),
     "empty blocks": ((3,), (5,), ((1, 1),), ()),
 }
@@ -99,7 +137,7 @@ def test_strips_are_the_halos_that_arrive(name: str) -> None:
     between_slabs = got.pop((-1, -1), 0)
     assert got.total() + between_slabs == want.total()
     assert all(got[pair] == want[pair] for pair in got)
-    assert bool(between_slabs) == (len(shape) - sum(p == 1 for p in grid) == 3)
+    assert bool(between_slabs) == (sum(p > 1 for p in grid) > 2)
     filled = [block for block in spec.block_shapes.values() if 0 not in block]
     assert len(of_class(root, "block")) == len(filled)
 
@@ -137,6 +175,20 @@ def test_a_strip_is_on_the_side_of_the_worker_that_sent_it() -> None:
             meets = (strip.y + strip.h, face.y) if source < dest else (strip.y, face.y + face.h)
             assert strip.w == face.w
         assert meets[0] == pytest.approx(meets[1], abs=0.2)
+
+
+def test_many_messages_are_squares() -> None:
+    """One for each pair, with the plan's bytes; with very many, shade by shade."""
+    P = dj.planning_world(64)
+    for n in (8, 64):
+        P_x, P_y = P.grid([n, 1]), P.grid([1, n])
+        layer, spec = nn.Repartition(P_x, P_y), dj.TensorSpec((2 * n, 64), P_x)
+        root = parsed(layer.draw(spec).svg)
+        x = {worker: dj.ShapeDtype(spec.shape_on(worker), SINGLE) for worker in range(64)}
+        want = planned_bytes(operations(layer.plan(x)))
+        assert len(want) == n * (n - 1) and not of_class(root, "arrow")
+        paths = "".join(path.get("d") or "" for path in root.iter(f"{SVG}path") if path.get("fill-opacity"))
+        assert drawn_bytes(root) == want if n == 8 else paths.count("z") == len(want)
 
 
 @pytest.mark.parametrize("grids", [((64, 64), (4096, 1)), ((20_000, 1), (1, 20_000))], ids=str)
