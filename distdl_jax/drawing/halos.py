@@ -6,9 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from distdl_jax.drawing.blocks import Blocks, named
+from distdl_jax.drawing.blocks import Blocks
 from distdl_jax.drawing.grids import Face, draw_face, lay_out, sides
-from distdl_jax.drawing.svg import GREY, INK, Part, Point, arrow, below, bytes_text, hatched, rect, text, tint, words
+from distdl_jax.drawing.svg import (
+    GREY,
+    HATCH,
+    INK,
+    Part,
+    Point,
+    arrow,
+    below,
+    bytes_text,
+    hatched,
+    rect,
+    text,
+    tint,
+    words,
+)
 
 
 class Strip(NamedTuple):
@@ -69,12 +83,12 @@ def draw_halos(blocks: Blocks, strips: Sequence[Strip]) -> Part:
     ends = [_ends(blocks, strip, place, faces) for strip, place in placed]
     body += [rect(*taken, "none", INK, more=_DASHED) for _, _, taken in ends if taken is not None]
     for (strip, _), (start, stop, taken) in zip(placed, ends, strict=True):
-        body.append(arrow(start, stop, strip.about, more=' data-messages="1"'))
+        body.append(arrow(start, stop, strip.about, more=' data-messages="1"', bordered=len(placed) <= 64))
         if taken is None:
             across, away = strip.axis == blocks.drawn[-1], -8 if strip.is_low else 8
             x, y = (start[0] + away, start[1]) if across else (start[0], start[1] + away)
             body.append(text(x, y + 3.5, strip.source, 10, fill=GREY))
-    body += _between_slabs(others, faces, around_all)
+    body += _between_slabs(blocks, others, faces, around_all)
     picture = Part(laid.width, laid.height, (*body, *laid.captions), laid.anchors)
     legend = ["Hatched: entries of neighbours. Dashed: entries that are sent."]
     if others:
@@ -169,15 +183,15 @@ def _prism(
     found = []
     if high:
         far = near + depth
-        found += [sides(*box, far, far + BAND, tint(high.source)), sides(*box, far, far + BAND, "url(#dj-hatch)")]
+        found += [sides(*box, far, far + BAND, tint(high.source)), sides(*box, far, far + BAND, HATCH, shaded=False)]
     found.append(sides(*box, near, near + depth, tint(worker)))
     if low:
-        found += [sides(*box, 0, near, tint(low.source)), sides(*box, 0, near, "url(#dj-hatch)")]
+        found += [sides(*box, 0, near, tint(low.source)), sides(*box, 0, near, HATCH, shaded=False)]
     found.append(rect(*box, tint(worker), INK))
     return "".join(found)
 
 
-def _between_slabs(strips: Sequence[Strip], faces: Mapping[int, Face], around: float) -> list[str]:
+def _between_slabs(blocks: Blocks, strips: Sequence[Strip], faces: Mapping[int, Face], around: float) -> list[str]:
     """Return an arrow from each slab to each other one that it sends to, with the number of messages and bytes."""
     bundles: dict[tuple[int, int], list[Strip]] = {}
     for strip in strips:
@@ -191,6 +205,7 @@ def _between_slabs(strips: Sequence[Strip], faces: Mapping[int, Face], around: f
         panel: (min(face.x for face in some) + max(face.x + face.w for face in some)) / 2
         for panel, some in of_panel.items()
     }
+    captions = [blocks.caption(key) for key in blocks.panels]
     found = []
     for (one, other), some in sorted(bundles.items()):
         forth, upper = other > one, min(one, other)
@@ -205,11 +220,7 @@ def _between_slabs(strips: Sequence[Strip], faces: Mapping[int, Face], around: f
         else:  # the other one is in the next row
             x = middles[upper] - (100 if forth else 88)
             ends = (x, y + (64 if forth else 92)), (x, y + (92 if forth else 64))
-            shown = f"{_workers(of_panel[one])} to {_workers(of_panel[other])}: {shown}"
+            shown = f"{captions[one]} to {captions[other]}: {shown}"
             found.append(text(middles[upper] - 80, y + (74 if forth else 88), shown, 10, "start", GREY))
         found.append(arrow(*ends, f"{count}, {total:,} bytes", more=f' data-messages="{len(some)}"'))
     return found
-
-
-def _workers(faces: Sequence[Face]) -> str:
-    return named(sorted(worker for face in faces for worker in face.block.workers))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from distdl_jax.drawing.blocks import Blocks, label, listing
+from distdl_jax.drawing.blocks import Blocks, label, named
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.drawing.grids import draw_blocks, lay_out, titled
 from distdl_jax.drawing.halos import Strip, draw_halos
@@ -125,7 +125,9 @@ class Step:
             found.append(f"and messages of {len(by_size) - 6} other lengths")
         for call in self.calls[:8]:
             root = "" if call.root is None else f" with root {call.root}"
-            found.append(f"{call.kind} of {call.nbytes:,} bytes among {listing(call.team[:16])}{root}")
+            found.append(f"{call.kind} of {call.nbytes:,} bytes among {named(sorted(call.team))}{root}")
+        if len(self.calls) > 8:
+            found.append(f"and {len(self.calls) - 8} more operations of teams")
         return found
 
     @property
@@ -183,7 +185,7 @@ def _picture(step: Step) -> Part:
             count, total = found.get((source, dest), (0, 0))
             found[source, dest] = count + 1, total + size
         workers = sorted({worker for pair in found for worker in pair})
-        return _in_rows([*ends, message_matrix(workers, found)])
+        return _in_rows([*ends, message_matrix(workers, found)] if workers else ends)
     if step.before is not None and step.after is not None:
         if all(len(block.workers) == 1 for blocks in (step.before, step.after) for block in blocks.blocks):
             return _between(step, step.before, step.after)

@@ -202,6 +202,21 @@ def test_thousands_of_workers_are_summed_up(grids: Any) -> None:
     assert f"{size - 64:,} more of the" in drawing.text and "messages with workers that are left out" in drawing.text
 
 
+def test_a_convolution_and_a_product_on_4096_workers_are_drawn() -> None:
+    """Within the same size; operations of large teams name their workers as ranges."""
+    P = dj.planning_world(4096)
+    P_x = P.grid([1, 1, 16, 16, 16])
+    conv = nn.DistributedConv3d(P_x, in_channels=1, out_channels=4, kernel_size=3, padding=1)
+    drawing = conv.draw(dj.TensorSpec((1, 1, 128, 128, 128), P_x))
+    parsed(drawing.svg)
+    assert "bcast of 448 bytes among workers 0-4095 with root 0" in drawing.text
+    P_f = P.grid([1, 64])
+    linear = nn.DistributedLinear(P_f, P_f, P.grid([64, 64]), in_features=640, out_features=640)
+    drawing = linear.draw(dj.TensorSpec((8, 640), P_f))
+    parsed(drawing.svg)
+    assert "and 56 more operations of teams" in drawing.text
+
+
 def test_a_network_names_the_layers_in_which_something_moves() -> None:
     """And leaves out movements beyond a number, with their bytes."""
     P = dj.planning_world(4).grid([1, 1, 2, 2])
