@@ -31,7 +31,7 @@ RUNNABLE = [page for page in PAGES if page.stem != "testing" and blocks(page, "p
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what the code of each page prints on four workers, all its blocks being one program.
 
-    Over MPI in a long run, else on threads, but for README, the page that opens threads itself, and the one that needs MPI.
+    Over MPI in a long run, else on threads, but for README, and pages that open threads or need MPI themselves.
     """
     folder = tmp_path_factory.mktemp("pages")
     over_mpi, on_threads = {}, {}

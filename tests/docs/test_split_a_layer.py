@@ -1,4 +1,4 @@
-"""Every line of docs/how-to/split-a-layer.md makes a layer on the partitions of its row, which gives the sequential one's numbers."""
+"""Each line of docs/how-to/split-a-layer.md makes the layer of its row, which agrees with the sequential one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from blocks import block_of
 from jax import lax
 from jobs import ROOT
-from matrix.partitions import On, on
 from launcher.settings import long_run
+from matrix.partitions import On, on
 from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
@@ -159,8 +159,6 @@ def beside(row: Row) -> Beside:
         P_y = on(1, 2, 1, 1, ranks=(0, 2))
     integers = 10 if row.kind == "Embedding" else 0
     return Beside(f"{row.kind} {row.split}", lengths, row.layer, whole, P_x, P_y, integers=integers)
-
-
 
 
 def of_size(workers: int) -> list[Row]:
