@@ -98,6 +98,7 @@ project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
 if os.environ.get("ONEDNN") != "1":
     del extras["onednn"]
+del extras["docs"]  # `make docs` installs it
 wanted = project["dependencies"] + sum(extras.values(), [])
 if version := os.environ.get("JAX"):
     wanted += [f"jax=={version}", f"jaxlib=={version}"]

@@ -1,0 +1,235 @@
+"""Hooks of MkDocs for the site: navigation by patterns, the API reference, links into the repository, checks.
+
+Whatever is wrong is a warning, on which `mkdocs build --strict` fails.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from fnmatch import fnmatchcase
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import griffe
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+from docstrings import RunTime, defined, parameters, public_names
+from families import FAMILIES, Family
+
+ROOT = Path(__file__).parents[2]
+log = get_plugin_logger("distdl_jax")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Let code spans that are public names link to the reference."""
+    config.markdown_extensions.append(NameLinks())
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the reference, and expand the patterns in the navigation."""
+    package = read_package()
+    for family, names in families().items():
+        files.append(File.generated(config, f"api/{family.file}.md", content=api_page(family, names, package)))
+    pages = [file.src_uri for file in files.documentation_pages()]
+    named = set(re.findall(r"[\w/.-]+\.md", str(config.nav)))
+    config.nav = expanded(config.nav, pages, named)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: Any) -> str:
+    """Lead links to files outside docs/ to the repository, and leave code blocks no more than their language."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def led(link: re.Match[str]) -> str:
+        if not link["target"]:
+            return re.sub("(?<=^```)(\\w+) .*", r"\1", link[0])
+        path, _, anchor = link["target"].partition("#")
+        path = posixpath.normpath(posixpath.join(folder, path))
+        if not path.startswith("../"):
+            return link[0]
+        path = path.removeprefix("../")
+        if not (ROOT / path).exists():
+            log.warning("%s links to %s, which is not there.", page.file.src_uri, link["target"])
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"]({config.extra['repository']}/{kind}/main/{path}{anchor and '#'}{anchor})"
+
+    return re.sub(r"^```.*?^```|`[^`\n]+`|\]\((?!\w+:)(?P<target>[^)\s]+)\)", led, markdown, flags=re.M | re.S)
+
+
+def on_page_content(html: str, page: Page, **kwargs: Any) -> None:
+    """Refuse images without alternative text."""
+    Images(page).feed(html)
+
+
+class Images(HTMLParser):
+    """Looks at the images of a page."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__()
+        self.page = page
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Warn of an image without alternative text."""
+        found = dict(attributes)
+        if tag == "img" and not (found.get("alt") or "").strip():
+            log.warning("%s: the image %s has no alternative text.", self.page.file.src_uri, found.get("src"))
+
+
+def expanded(nav: Any, pages: list[str], named: set[str]) -> Any:
+    """Return a part of the navigation with the pages that its patterns match, but for those named elsewhere.
+
+    A section without pages is left out.
+    """
+    if isinstance(nav, dict):
+        parts = {title: expanded(part, pages, named) for title, part in nav.items()}
+        return {title: part for title, part in parts.items() if part}
+    if isinstance(nav, list):
+        found: list[Any] = []
+        for part in nav:
+            if isinstance(part, str) and "*" in part:
+                matching = [page for page in pages if fnmatchcase(page, part) and page.count("/") == part.count("/")]
+                found += [page for page in matching if page not in named]
+                named.update(matching)
+            elif part := expanded(part, pages, named):
+                found.append(part)
+        return found
+    return nav
+
+
+def read_package() -> griffe.Module:
+    """Return the package as the reference shows it, after a look at its public names."""
+    loader = griffe.GriffeLoader(search_paths=[ROOT], extensions=griffe.load_extensions("dataclasses", RunTime))
+    package = loader.load("distdl_jax")
+    assert isinstance(package, griffe.Module)
+    loader.resolve_aliases(implicit=False, external=False)
+    for name, signature in public_names().items():
+        value = defined(package, name)
+        if not value.docstring:
+            log.warning("%s has no docstring.", name)
+        elif value.is_class:
+            for method in value.members.values():
+                if method.is_function and is_shown(method.name) and not documented(value, method.name):
+                    log.warning("%s.%s has no docstring.", name, method.name)
+        shown = [each.name for each in value.parameters if each.name != "self"] if signature != "()" else []
+        if shown and shown != parameters(signature):
+            log.warning("%s has the parameters %s, not %s.", name, signature, shown)
+    return package
+
+
+def is_shown(method: str) -> bool:
+    """Say whether the reference has a method of that name."""
+    return method[0] != "_" or method == "__call__"
+
+
+def documented(owner: griffe.Class, name: str) -> bool:
+    """Say whether a method has a docstring, or the method of a base class has one for it."""
+    return any(name in each.members and each.members[name].docstring for each in (owner, *owner.mro()))
+
+
+def families() -> dict[Family, list[str]]:
+    """Return the public names of each page, in the order of its patterns."""
+    left, found = list(public_names()), {}
+    for family in FAMILIES:
+        found[family] = [
+            name for pattern in family.patterns.split() for name in list(left) if take(left, name, pattern)
+        ]
+    if left:
+        log.warning("No page of tools/site/families.py has a pattern for %s.", ", ".join(left))
+    return found
+
+
+def take(left: list[str], name: str, pattern: str) -> bool:
+    """Take a name from those that are left if it has the pattern; `*` is no dot."""
+    matches = fnmatchcase(name, pattern) and name.count(".") == pattern.count(".")
+    if matches:
+        left.remove(name)
+    return matches
+
+
+def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
+    """Return a page of the reference in Markdown."""
+    parts, shown = [f"# {family.title}", family.about], dict[str, str]()
+    for name in names:
+        there, path = f"distdl_jax.{name}", defined(package, name).path
+        if path in shown:
+            parts.append(f"## dj.{name} {{#{there}}}\n\nA second name of `dj.{shown[path]}`.")
+            continue
+        shown[path] = name
+        if package[name].is_module:  # it hides the function of its name
+            parts.append(f"[](){{#{there}}}")
+            there = path
+        options = f"    options:\n      heading: dj.{name}\n      toc_label: {name.rpartition('.')[2]}"
+        parts.append(f"::: {there}\n{options}")
+    return "\n\n".join([*parts, *inherited(names, package)]) + "\n"
+
+
+def inherited(names: list[str], package: griffe.Module) -> list[str]:
+    """Return a section on the methods that the classes of a page have from classes that are not public."""
+    classes = [cls for cls in (defined(package, name) for name in names) if cls.is_class]
+    found: dict[str, tuple[str, set[str]]] = {}
+    for cls in classes:
+        for base in cls.mro():
+            for name, method in base.members.items():
+                public = name[0] != "_" or name == "__call__"
+                if public and method.docstring and not method.is_attribute and name not in cls.members:
+                    text = method.docstring.value.split("\n\n")[0].replace("\n", " ")
+                    takes = [each.name for each in method.parameters if each.name != "self"]
+                    found.setdefault(f"{name}({', '.join(takes)})", (text, set()))[1].add(cls.name)
+    if not found:
+        return []
+    rows = [
+        f"| `{call}` | {text} {'' if len(having) == len(classes) else '*' + ', '.join(sorted(having)) + '*'} |"
+        for call, (text, having) in sorted(found.items())
+    ]
+    about = "Methods from base classes. Names in italics: the classes that have it, where not all on this page do."
+    return ["## Inherited methods", about, "\n".join(["| method | |", "|---|---|", *rows])]
+
+
+class NameLinks(Extension):
+    """Code spans that are public names as links to the reference."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Look at code spans once all else has been parsed; `<F x, y>` is text, and no HTML."""
+        md.inlinePatterns.deregister("html")
+        md.treeprocessors.register(NameLinker(md), "public_names", 0)
+
+
+class NameLinker(Treeprocessor):
+    """Puts references around code spans."""
+
+    def __init__(self, md: Markdown) -> None:
+        super().__init__(md)
+        names = list(public_names())
+        self.targets = {f"{start}{name}": name for name in names for start in ("dj.", "distdl_jax.")}
+        for name in names:
+            module, _, last = name.rpartition(".")
+            if module or last[0].isupper():
+                self.targets[name] = name
+            if last[0].isupper():
+                self.targets.setdefault(last, name)
+
+    def run(self, root: Element) -> None:
+        """Put a reference around each code span that is a name, but not in links, headings and code blocks."""
+        for parent in list(root):
+            if parent.tag in ("a", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "autoref"):
+                continue
+            if parent.tag == "code" and (name := self.targets.get("".join(parent.itertext()))):
+                code = Element("code")
+                code.text, parent.text = parent.text, None
+                parent.tag = "autoref"
+                parent.set("identifier", f"distdl_jax.{name}")
+                parent.append(code)
+            else:
+                self.run(parent)
