@@ -49,6 +49,9 @@ class RunTime(griffe.Extension):
             if value.is_class:
                 for extra in {each.name for each in value.parameters} - {"self", *parameters(signature)}:
                     del value.parameters[extra]  # a field of a base class that is a constant here
+                for each in value.parameters:
+                    if str(each.annotation).startswith("InitVar["):
+                        each.annotation = each.annotation.slice
 
 
 def defined(package: griffe.Module, name: str) -> Any:

@@ -34,12 +34,6 @@ FAMILIES = (
         "progress close",
     ),
     Family(
-        "errors",
-        "Errors",
-        "All errors of the library derive from `DistDLError`. Guide: [faults](../faults.md).",
-        "DistDLError *Error",
-    ),
-    Family(
         "primitives",
         "Primitives",
         "Movements of data between partitions: the functions take the partitions with each call, and the layers of "
@@ -49,25 +43,6 @@ FAMILIES = (
         "functional.reduce_scatter functional.all_to_all functional.roll functional.take nn.Broadcast nn.SumReduce "
         "nn.AllSumReduce nn.AllReduce nn.Repartition nn.HaloExchange nn.AllGather nn.ReduceScatter nn.AllToAll "
         "nn.Roll nn.Take nn.SegmentSum nn.Transpose nn.DistributedTranspose",
-    ),
-    Family(
-        "spectral",
-        "Fourier transforms and spectral layers",
-        "Transforms along split dimensions, and layers in the frequency domain. Guide: [layers](../layers.md).",
-        "functional.*fft* nn.DistributedSpectralConv* nn.DistributedFNOBlock",
-    ),
-    Family(
-        "graphs",
-        "Graphs and meshes",
-        "Nodes and edges over workers. Guide: [layers](../layers.md).",
-        "graphs.* nn.DistributedGraph* functional.segment_*",
-    ),
-    Family(
-        "functions",
-        "Functions of split tensors",
-        "Reductions, scans, windows and samples along split dimensions. "
-        "Guide: [functions of split tensors](../layers.md#functions-of-split-tensors).",
-        "functional.*",
     ),
     Family(
         "linear",
@@ -125,6 +100,25 @@ FAMILIES = (
         "nn.DistributedMixtureOfExperts",
     ),
     Family(
+        "spectral",
+        "Fourier transforms and spectral layers",
+        "Transforms along split dimensions, and layers in the frequency domain. Guide: [layers](../layers.md).",
+        "functional.*fft* nn.DistributedSpectralConv* nn.DistributedFNOBlock",
+    ),
+    Family(
+        "graphs",
+        "Graphs and meshes",
+        "Nodes and edges over workers. Guide: [layers](../layers.md).",
+        "graphs.* nn.DistributedGraph* functional.segment_*",
+    ),
+    Family(
+        "functions",
+        "Functions of split tensors",
+        "Reductions, scans, windows and samples along split dimensions. "
+        "Guide: [functions of split tensors](../layers.md#functions-of-split-tensors).",
+        "functional.*",
+    ),
+    Family(
         "losses",
         "Losses and metrics",
         "Losses over split samples, space and classes. Guide: [layers](../layers.md).",
@@ -174,5 +168,11 @@ FAMILIES = (
         "Times and memory of a step before it runs, and partitions that are fast. Guides: [cost](../cost.md), "
         "[advise](../advise.md), [machines](../machines.md).",
         "cost advise Machine machine.*",
+    ),
+    Family(
+        "errors",
+        "Errors",
+        "All errors of the library derive from `DistDLError`. Guide: [faults](../faults.md).",
+        "DistDLError *Error",
     ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from pathlib import Path
@@ -39,8 +40,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the reference, and expand the patterns in the navigation."""
-    package = read_package()
-    for family, names in families().items():
+    package, found = read_package(), families()
+    files.append(File.generated(config, "api/index.md", content=overview(found, package)))
+    for family, names in found.items():
         files.append(File.generated(config, f"api/{family.file}.md", content=api_page(family, names, package)))
     pages = [file.src_uri for file in files.documentation_pages()]
     named = set(re.findall(r"[\w/.-]+\.md", str(config.nav)))
@@ -115,27 +117,27 @@ def read_package() -> griffe.Module:
     assert isinstance(package, griffe.Module)
     loader.resolve_aliases(implicit=False, external=False)
     for name, signature in public_names().items():
-        value = defined(package, name)
-        if not value.docstring:
-            log.warning("%s has no docstring.", name)
-        elif value.is_class:
-            for method in value.members.values():
-                if method.is_function and is_shown(method.name) and not documented(value, method.name):
-                    log.warning("%s.%s has no docstring.", name, method.name)
-        shown = [each.name for each in value.parameters if each.name != "self"] if signature != "()" else []
-        if shown and shown != parameters(signature):
-            log.warning("%s has the parameters %s, not %s.", name, signature, shown)
+        for problem in problems(defined(package, name), signature):
+            log.warning("dj.%s %s.", name, problem)
     return package
+
+
+def problems(value: Any, signature: str) -> Iterator[str]:
+    """Say what a public name lacks: docstrings, its own or a method's, and the parameters that are recorded."""
+    if not value.docstring:
+        yield "has no docstring"
+    for method in value.members.values() if value.is_class else ():
+        lines = [each.members[method.name] for each in (value, *value.mro()) if method.name in each.members]
+        if method.is_function and is_shown(method.name) and not any(each.docstring for each in lines):
+            yield f"has a method without a docstring: {method.name}"
+    shown = [each.name for each in value.parameters if each.name != "self"]
+    if shown and signature != "()" and shown != parameters(signature):
+        yield f"has the parameters {', '.join(shown)} in its source, and {signature} on record"
 
 
 def is_shown(method: str) -> bool:
     """Say whether the reference has a method of that name."""
     return method[0] != "_" or method == "__call__"
-
-
-def documented(owner: griffe.Class, name: str) -> bool:
-    """Say whether a method has a docstring, or the method of a base class has one for it."""
-    return any(name in each.members and each.members[name].docstring for each in (owner, *owner.mro()))
 
 
 def families() -> dict[Family, list[str]]:
@@ -158,6 +160,19 @@ def take(left: list[str], name: str, pattern: str) -> bool:
     return matches
 
 
+def overview(found: dict[Family, list[str]], package: griffe.Module) -> str:
+    """Return the first page of the reference: all names, and the first sentence on each."""
+    parts = ["# API reference", "All public names, with `import distdl_jax as dj`."]
+    for family, names in found.items():
+        texts = [defined(package, name).docstring.value.split("\n\n")[0].replace("\n", " ") for name in names]
+        rows = [
+            f"| `dj.{name}` | {re.split('[.:] ', text)[0].strip('.')} |"
+            for name, text in zip(names, texts, strict=True)
+        ]
+        parts += [f"## [{family.title}]({family.file}.md)", "\n".join(["| name | |", "|---|---|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
 def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
     """Return a page of the reference in Markdown."""
     parts, shown = [f"# {family.title}", family.about], dict[str, str]()
@@ -178,22 +193,22 @@ def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
 def inherited(names: list[str], package: griffe.Module) -> list[str]:
     """Return a section on the methods that the classes of a page have from classes that are not public."""
     classes = [cls for cls in (defined(package, name) for name in names) if cls.is_class]
-    found: dict[str, tuple[str, set[str]]] = {}
+    found: dict[str, tuple[str, list[str]]] = {}
     for cls in classes:
-        for base in cls.mro():
-            for name, method in base.members.items():
-                public = name[0] != "_" or name == "__call__"
-                if public and method.docstring and not method.is_attribute and name not in cls.members:
-                    text = method.docstring.value.split("\n\n")[0].replace("\n", " ")
-                    takes = [each.name for each in method.parameters if each.name != "self"]
-                    found.setdefault(f"{name}({', '.join(takes)})", (text, set()))[1].add(cls.name)
+        members = [member for each in (cls, *cls.mro()) for member in each.members.values()]
+        nearest = {member.name: member for member in reversed(members) if is_shown(member.name)}
+        for method in nearest.values():
+            if method.is_function and method.docstring and method.parent != cls:
+                text = method.docstring.value.split("\n\n")[0].replace("\n", " ")
+                takes = [each.name for each in method.parameters if each.name != "self"]
+                found.setdefault(f"{method.name}({', '.join(takes)})", (text, []))[1].append(cls.name)
     if not found:
         return []
     rows = [
-        f"| `{call}` | {text} {'' if len(having) == len(classes) else '*' + ', '.join(sorted(having)) + '*'} |"
+        f"| `{call}` | {text} {'' if len(having) == len(classes) else '*' + ', '.join(having) + '*'} |"
         for call, (text, having) in sorted(found.items())
     ]
-    about = "Methods from base classes. Names in italics: the classes that have it, where not all on this page do."
+    about = "Methods that the classes have from their bases. In italics: which classes, where it is not all of them."
     return ["## Inherited methods", about, "\n".join(["| method | |", "|---|---|", *rows])]
 
 
