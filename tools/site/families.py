@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """One page of the reference; `about` is Markdown, with links relative to docs/api."""
+    """One page of the reference; `about` is Markdown with links relative to docs/api, `boost` its weight in the search."""
 
     file: str
     title: str
     about: str
     patterns: str
+    boost: float = 2
 
 
 FAMILIES = (
@@ -23,7 +24,7 @@ FAMILIES = (
         "Teams of workers on grids, and tensors in blocks over them. Guides: [partitions](../partitions.md), "
         "[primitives](../primitives.md#partitions), [the contract](../contract.md).",
         "Partition CartesianPartition TensorSpec ShapeDtype zero_volume_tensor planning_world gather scatter init "
-        "init_block specs_like map_blocks random.*",
+        "init_block specs_like map_blocks Drawing random.*",
     ),
     Family(
         "programs",
@@ -67,6 +68,7 @@ FAMILIES = (
         "Convolutions by algorithm",
         "DistDL's names for the three cases of [the convolutions](convolutions.md). They accept one algorithm each.",
         "nn.DistributedFeatureConv?d nn.DistributedChannelConv?d nn.DistributedGeneralConv?d",
+        boost=0.5,
     ),
     Family(
         "pooling",

@@ -33,7 +33,8 @@ log = get_plugin_logger("distdl_jax")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let code spans that are public names link to the reference."""
+    """Let code spans that are public names link to the reference, and pages to where they are edited."""
+    config.edit_uri_template = f"{config.extra['repository']}/edit/main/docs/{{path}}"
     config.markdown_extensions.append(NameLinks())
     return config
 
@@ -175,7 +176,8 @@ def overview(found: dict[Family, list[str]], package: griffe.Module) -> str:
 
 def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
     """Return a page of the reference in Markdown."""
-    parts, shown = [f"# {family.title}", family.about], dict[str, str]()
+    parts = [f"---\nsearch:\n  boost: {family.boost}\n---", f"# {family.title}", family.about]
+    shown: dict[str, str] = {}
     for name in names:
         there, path = f"distdl_jax.{name}", defined(package, name).path
         if path in shown:
