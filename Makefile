@@ -90,7 +90,7 @@ format: $(READY) ## Put the code into the house style
 
 # The site's programs are an extra, which goes into the environment when they are asked for.
 $(VENV)/docs: $(READY)
-	DISTDL_JAX_SKIP_MPI_CHECK=1 $(PY) -m pip --disable-pip-version-check install --quiet \
+	@DISTDL_JAX_SKIP_MPI_CHECK=1 $(PY) -m pip --disable-pip-version-check install --quiet \
 		--no-build-isolation --editable '.[docs]' && touch $@
 
 # Without a notice on the future of MkDocs at each build.

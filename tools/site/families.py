@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 
 class Family(NamedTuple):
-    """One page of the reference; `about` is Markdown with links relative to docs/api, `boost` its weight in the search."""
+    """One page of the reference; `about` is Markdown, with links relative to docs/api."""
 
     file: str
     title: str
     about: str
     patterns: str
-    boost: float = 2
+    boost: float = 2  # weight in the search
 
 
 FAMILIES = (
