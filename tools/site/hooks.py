@@ -165,13 +165,15 @@ def overview(found: dict[Family, list[str]], package: griffe.Module) -> str:
     """Return the first page of the reference: all names, and the first sentence on each."""
     parts = ["# API reference", "All public names, with `import distdl_jax as dj`."]
     for family, names in found.items():
-        texts = [defined(package, name).docstring.value.split("\n\n")[0].replace("\n", " ") for name in names]
-        rows = [
-            f"| `dj.{name}` | {re.split('[.:] ', text)[0].strip('.')} |"
-            for name, text in zip(names, texts, strict=True)
-        ]
+        rows = [f"| `dj.{name}` | {summary(defined(package, name))} |" for name in names]
         parts += [f"## [{family.title}]({family.file}.md)", "\n".join(["| name | |", "|---|---|", *rows])]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(value: griffe.Object) -> str:
+    """Return the first sentence of a docstring."""
+    text = value.docstring.value if value.docstring else ""
+    return re.split(r"[.:](?:\s|$)", text.split("\n\n")[0].replace("\n", " "))[0]
 
 
 def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
