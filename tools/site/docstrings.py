@@ -46,6 +46,9 @@ class RunTime(griffe.Extension):
                 made = griffe.inspect(value.parent.path).members[value.name]
                 made.parent = value.parent
                 value.parent.members[value.name] = made
+                public = pkg[name.rpartition(".")[0]]
+                if public.members[value.name].is_alias:  # of the value as it was
+                    public.members[value.name] = griffe.Alias(value.name, made, parent=public)
             if value.is_class:
                 for extra in {each.name for each in value.parameters} - {"self", *parameters(signature)}:
                     del value.parameters[extra]  # a field of a base class that is a constant here

@@ -189,6 +189,8 @@ def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
         if package[name].is_module:  # it hides the function of its name
             parts.append(f"[](){{#{there}}}")
             there = path
+        elif not package[name].docstring:
+            log.warning("dj.%s is shown without a docstring.", name)
         options = f"    options:\n      heading: dj.{name}\n      toc_label: {name.rpartition('.')[2]}"
         parts.append(f"::: {there}\n{options}")
     return "\n\n".join([*parts, *inherited(names, package)]) + "\n"
