@@ -83,3 +83,15 @@ def test_patterns_leave_out_what_is_named() -> None:
     pages = ["a.md", "b.md", "how-to/c.md"]
     nav = [{"One": ["a.md", "how-to/*.md"]}, {"None": ["none/*.md"]}, {"More": ["*.md"]}]
     assert hooks.expanded(nav, pages, {"a.md"}) == [{"One": ["a.md", "how-to/c.md"]}, {"More": ["b.md"]}]
+
+
+def test_a_notebook_is_a_page_with_its_outputs() -> None:
+    figure = {"data": {"image/png": "AAAA\n", "text/plain": "<Figure>"}, "output_type": "display_data"}
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Text."]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": [{"name": "stdout", "text": ["1\n"]}, figure]},
+    ]
+    page = hooks.as_markdown(json.dumps({"cells": cells}), "https://example.org/a.ipynb")
+    assert page.startswith("# Title\nText.\n\nThis page is [a notebook](https://example.org/a.ipynb)")
+    assert "```python\nprint(1)\n```\n\n```text\n1\n```\n\n" in page
+    assert 'src="data:image/png;base64,AAAA" alt="' in page and "Figure" not in page

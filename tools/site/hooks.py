@@ -27,6 +27,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 from docstrings import RunTime, defined, parameters, public_names
 from families import FAMILIES, Family
+from notebooks import as_markdown
 
 ROOT = Path(__file__).parents[2]
 log = get_plugin_logger("distdl_jax")
@@ -40,11 +41,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the reference, and expand the patterns in the navigation."""
+    """Add the pages of the reference and of notebooks, and expand the patterns in the navigation."""
     package, found = read_package(), families()
     files.append(File.generated(config, "api/index.md", content=overview(found, package)))
     for family, names in found.items():
         files.append(File.generated(config, f"api/{family.file}.md", content=api_page(family, names, package)))
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        address = f"{config.extra['repository']}/blob/main/docs/{file.src_uri}"
+        page = file.src_uri.removesuffix("ipynb") + "md"
+        files.append(File.generated(config, page, content=as_markdown(file.content_string, address)))
     pages = [file.src_uri for file in files.documentation_pages()]
     named = set(re.findall(r"[\w/.-]+\.md", str(config.nav)))
     config.nav = expanded(config.nav, pages, named)
@@ -59,6 +64,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: 
         if not link["target"]:
             return re.sub("(?<=^```)(\\w+) .*", r"\1", link[0])
         path, _, anchor = link["target"].partition("#")
+        if path.endswith(".ipynb"):
+            return link[0].replace(".ipynb", ".md")
         path = posixpath.normpath(posixpath.join(folder, path))
         if not path.startswith("../"):
             return link[0]
