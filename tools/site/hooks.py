@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: 
     """Lead links to files outside docs/ to the repository, and leave code blocks no more than their language."""
     folder = posixpath.dirname(page.file.src_uri)
 
-    def led(link: re.Match[str]) -> str:
+    def replaced(link: re.Match[str]) -> str:
         if not link["target"]:
             return re.sub("(?<=^```)(\\w+) .*", r"\1", link[0])
         path, _, anchor = link["target"].partition("#")
@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: 
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"]({config.extra['repository']}/{kind}/main/{path}{anchor and '#'}{anchor})"
 
-    return re.sub(r"^```.*?^```|`[^`\n]+`|\]\((?!\w+:)(?P<target>[^)\s]+)\)", led, markdown, flags=re.M | re.S)
+    return re.sub(r"^```.*?^```|`[^`\n]+`|\]\((?!\w+:)(?P<target>[^)\s]+)\)", replaced, markdown, flags=re.M | re.S)
 
 
 def on_page_content(html: str, page: Page, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ def on_page_content(html: str, page: Page, **kwargs: Any) -> None:
 
 
 class Images(HTMLParser):
-    """Looks at the images of a page."""
+    """Parser of a page that checks its images."""
 
     def __init__(self, page: Page) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
 
 
 def inherited(names: list[str], package: griffe.Module) -> list[str]:
-    """Return a section on the methods that the classes of a page have from classes that are not public."""
+    """Return a section on the methods that the classes of a page have from base classes."""
     classes = [cls for cls in (defined(package, name) for name in names) if cls.is_class]
     found: dict[str, tuple[str, list[str]]] = {}
     for cls in classes:
@@ -235,7 +235,7 @@ class NameLinks(Extension):
 
 
 class NameLinker(Treeprocessor):
-    """Puts references around code spans."""
+    """Tree processor that puts references around code spans."""
 
     def __init__(self, md: Markdown) -> None:
         super().__init__(md)
