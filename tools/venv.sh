@@ -95,7 +95,7 @@ requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' alone
 import os, re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = project["optional-dependencies"]
+extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "docs"}  # for `make docs`
 if os.environ.get("ONEDNN") != "1":
     del extras["onednn"]
 wanted = project["dependencies"] + sum(extras.values(), [])
