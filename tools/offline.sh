@@ -63,6 +63,7 @@ build() {
         'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
     "$python" -m pip install --no-index --no-deps --ignore-installed "$kit"/wheels/*.whl
     cuda=${CUDA_ROOT:-$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")}
+    # shellcheck disable=SC2012 # two known names
     static=$(ls "$cuda"/lib64/libcudart_static.a "$cuda"/lib/libcudart_static.a 2>/dev/null | head -n 1)
     mkdir -p "$venv/cuda/lib" # mpi4jax links to -lcudart; the static one is found when it runs, wherever CUDA lies
     ln -sfn "$cuda/include" "$venv/cuda/include"
@@ -87,7 +88,7 @@ run() {
     tests="$python -m pytest -p no:cacheprovider -m gpu tests/gpu tests/watchdog/test_faults.py"
     # shellcheck disable=SC2086 # words of commands
     {
-        step build 150 sh "$here/tools/offline.sh" build || { tail -n 5 "$results/build.log" && exit 1; }
+        step build 200 sh "$here/tools/offline.sh" build || { tail -n 5 "$results/build.log" && exit 1; }
         step facts 20 sh "$here/tools/offline.sh" facts || true
         step has_gpu 40 sh "$here/tools/offline.sh" has_gpu || { tail -n 1 "$results/has_gpu.log" && exit 1; }
         step doctor 40 $on_two doctor || true
