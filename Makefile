@@ -4,7 +4,9 @@
 # choice has its own environment: changing back and forth compiles nothing twice, and can't mix two MPIs.
 MPI ?= mpich
 VENV_mpich := .venv
-VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))
+# cuda13 or cuda12: for NVIDIA GPUs (docs/gpu.md), in an environment of its own.
+GPU ?=
+VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))$(addprefix -,$(GPU))
 
 # The interpreter of the environment, which is made anew where it has another one; empty: that which it has, or the
 # first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14. Several side by side: PYTHON=... VENV=.venv-3.13
@@ -54,10 +56,10 @@ endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
 $(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/kernels/cpu/onednn/convolution.cc)
-	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
+	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' GPU='$(GPU)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
 
 .PHONY: venv
-venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN's convolutions
+venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN; GPU=cuda13: for GPUs
 
 .PHONY: demo
 demo: $(READY) ## Train LeNet-5 on WORKERS (4) MPI workers, and on one, and compare them

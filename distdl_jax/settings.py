@@ -125,6 +125,14 @@ SETTINGS: dict[str, Setting] = {
         purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
         "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
     ),
+    "gpus": Setting(
+        name="DISTDL_JAX_GPUS",
+        default="own",
+        accepts="own, share or given",
+        parse=_one_of("own", "share", "given"),
+        purpose="How `python -m distdl_jax` gives GPUs to workers: one each, and an error where there are too few; one "
+        "for several, which share its memory; or as CUDA_VISIBLE_DEVICES says.",
+    ),
 }
 """Every setting, by its attribute of `Settings`."""
 
@@ -139,6 +147,7 @@ class Settings:
     tuning: str = "on"
     tuning_file: Path | None = None
     onednn: str = "on"
+    gpus: str = "own"
 
     def describe(self, name: str) -> str:
         """Return a setting's value, as one would set it."""
