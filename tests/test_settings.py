@@ -25,6 +25,7 @@ VALUES = {
     ),
     "debug": SWITCH,
     "fast_convolutions": SWITCH,
+    "progress": SWITCH,
     "onednn": ({word: word for word in ("on", "always", "off")}, ["1", "yes", "On"]),
     "tuning": ({word: word for word in ("on", "read", "off")}, ["1", "yes", "On"]),
     "tuning_file": ({path: Path(path) for path in ("/tmp/kept.json", "/a b")}, ["kept.json", "~/kept.json", "."]),
