@@ -20,7 +20,7 @@ PY := $(VENV)/bin/python
 JAX ?=
 
 # What may be tracked at the root.
-AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CONTRIBUTING\.md|pyproject\.toml|\.gitignore
+AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CODE_OF_CONDUCT\.md|CONTRIBUTING\.md|pyproject\.toml|\.gitignore|\.pre-commit-config\.yaml
 
 # An environment holds absolute paths: its stamp is good for this directory only.
 STAMP := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)

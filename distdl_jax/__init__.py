@@ -124,7 +124,7 @@ __all__ = [
     "value_and_grad",
     "zero_volume_tensor",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
