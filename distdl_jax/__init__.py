@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distdl_jax.primitives.all_reduce import all_reduce
     from distdl_jax.primitives.replicated import replicated
     from distdl_jax.profiling.profile import profile
+    from distdl_jax.progress_line import progress
     from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.torch_weights import from_torch
@@ -71,6 +72,7 @@ _MODULES = {
     "primitives.all_reduce": ("all_reduce",),
     "primitives.replicated": ("replicated",),
     "profiling.profile": ("profile",),
+    "progress_line": ("progress",),
     "replica_check": ("check_replicated",),
     "tensors": ("TensorSpec", "zero_volume_tensor"),
     "torch_weights": ("from_torch",),
@@ -115,6 +117,7 @@ __all__ = [
     "optim",
     "planning_world",
     "profile",
+    "progress",
     "random",
     "replicated",
     "scatter",
@@ -124,7 +127,7 @@ __all__ = [
     "value_and_grad",
     "zero_volume_tensor",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

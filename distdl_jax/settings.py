@@ -133,6 +133,14 @@ SETTINGS: dict[str, Setting] = {
         purpose="How `python -m distdl_jax` gives GPUs to workers: one each, and an error where there are too few; one "
         "for several, which share its memory; or as CUDA_VISIBLE_DEVICES says.",
     ),
+    "progress": Setting(
+        name="DISTDL_JAX_PROGRESS",
+        default="1",
+        accepts="0 or 1",
+        parse=_switch,
+        purpose="With 0 nothing shows how far long work is: checkpoints, measurements, loops in `dj.progress`.",
+        alike=False,
+    ),
 }
 """Every setting, by its attribute of `Settings`."""
 
@@ -148,6 +156,7 @@ class Settings:
     tuning_file: Path | None = None
     onednn: str = "on"
     gpus: str = "own"
+    progress: bool = True
 
     def describe(self, name: str) -> str:
         """Return a setting's value, as one would set it."""
@@ -198,6 +207,11 @@ def own_reading() -> Reading:
 def current_settings() -> Settings:
     """Return the settings of this process."""
     return own_reading().settings
+
+
+def shows_progress() -> bool:
+    """Return whether `dj.progress` may show something; it may be called before a world is opened."""
+    return read_settings(os.environ).settings.progress
 
 
 def check_settings(everyone: Sequence[Reading]) -> None:

@@ -235,7 +235,7 @@ def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespac
     """
     solver = WaveSolver(P.grid(P.shape[2:]), options.volume, options.dtype)
     data = []
-    for seed in seeds:
+    for seed in dj.progress(seeds, label="waves", unit="medium"):
         velocity = solver.medium(seed)
         times = tuple(FIRST + i * APART for i in range(3))
         before, u, later = solver.snapshots(velocity, solver.pulses(seed), times)

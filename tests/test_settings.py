@@ -25,6 +25,7 @@ VALUES = {
     ),
     "debug": SWITCH,
     "fast_convolutions": SWITCH,
+    "progress": SWITCH,
     "onednn": ({word: word for word in ("on", "always", "off")}, ["1", "yes", "On"]),
     "gpus": ({word: word for word in ("own", "share", "given")}, ["0", "all", "Share"]),
     "tuning": ({word: word for word in ("on", "read", "off")}, ["1", "yes", "On"]),
