@@ -118,10 +118,12 @@ def gpu_in_use() -> str:
 
 
 def gpu_problem(everyone: Sequence[WorkerGpu], gpu_use: str) -> str:
-    """Return a sentence where workers can't compute on their GPUs as they are; "" where they can.
+    """Return a sentence where workers can't compute on their GPUs as they are; "" where they can, as one alone can.
 
     `everyone` has each worker's, by rank; `gpu` is "" of one that computes on a CPU.
     """
+    if len(everyone) == 1:
+        return ""  # no messages
     users: dict[tuple[str, str], list[int]] = {}
     for worker, mine in enumerate(everyone):
         if mine.gpu:

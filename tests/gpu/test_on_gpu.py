@@ -25,7 +25,7 @@ params = conv.init(jax.random.key(0), jnp.float32)
 step = dj.jit(dj.value_and_grad(lambda params, x: (conv(params, x) ** 2).sum()))
 print("finite", bool(jnp.isfinite(step(params, jnp.ones((2, 2, 4, 8), "float32"))[0])), flush=True)
 try:
-    dj.jit(lambda x: dj.functional.halo_exchange(x, P.grid([2]), ((1 + P.rank, 1),)))(jnp.ones(4, "float32"))
+    dj.jit(lambda x: dj.functional.all_sum_reduce(x, P.grid([2]), axes_keep=()))(jnp.ones(4 + P.rank, "float32"))
 except dj.PlanError:
     print("refused", flush=True)
 """

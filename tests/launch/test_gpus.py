@@ -82,11 +82,12 @@ OTHER = RIGHT._replace(gpu="GPU-b")
         ([RIGHT, RIGHT], "Workers 0, 1 on node0 have one GPU"),
         ([OTHER, RIGHT._replace(bridge=False)], "Worker 1 computes on a GPU, but mpi4jax was compiled without CUDA"),
         ([OTHER, RIGHT._replace(use_cuda_mpi="1")], "MPI4JAX_USE_CUDA_MPI is 1 on worker 1"),
-        ([OTHER._replace(xla_flags="")], XLA_FLAG),
+        ([OTHER._replace(xla_flags=""), RIGHT], XLA_FLAG),
         ([RIGHT, OTHER], ""),
         ([RIGHT, RIGHT._replace(host="node1")], ""),
         ([RIGHT._replace(gpu="", bridge=False, xla_flags="")] * 2, ""),
-        ([RIGHT._replace(use_cuda_mpi="1", cuda_aware=None)], ""),
+        ([OTHER, RIGHT._replace(use_cuda_mpi="1", cuda_aware=None)], ""),
+        ([RIGHT._replace(bridge=False, xla_flags="")], ""),
     ],
 )
 def test_what_can_not_run_is_refused(everyone, says):
