@@ -38,7 +38,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for page in RUNNABLE:
         program = folder / f"{page.stem}.py"
         program.write_text("\n\n".join(blocks(page, "python")))
-        if long_run() or page.stem in ("README", "simulate", "mpi4jax-deadlock"):
+        if long_run() or page.stem in ("README", "simulate", "profile", "mpi4jax-deadlock"):
             over_mpi[page.stem] = [program]
         else:
             on_threads[page.stem] = ["-m", "distdl_jax", "--simulate", 4, program]
