@@ -166,10 +166,10 @@ FAMILIES = (
     ),
     Family(
         "cost",
-        "Cost, advice and machines",
-        "Times and memory of a step before it runs, and partitions that are fast. Guides: [cost](../cost.md), "
-        "[advise](../advise.md), [machines](../machines.md).",
-        "cost advise Machine machine.*",
+        "Cost, advice, machines and profiles",
+        "Times and memory of a step before it runs, partitions that are fast, and where a step's time went. Guides: "
+        "[cost](../cost.md), [advise](../advise.md), [machines](../machines.md), [profile](../profile.md).",
+        "cost advise Machine machine.* profile",
     ),
     Family(
         "errors",
