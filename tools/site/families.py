@@ -48,19 +48,20 @@ FAMILIES = (
     Family(
         "linear",
         "Linear layers",
-        "Affine maps with split features. Guide: [layers](../layers.md).",
+        "Affine maps with split features. Guide: [layers](../layers/products.md).",
         "nn.DistributedLinear nn.DistributedPointwise",
     ),
     Family(
         "convolutions",
         "Convolutions",
-        "Convolutions over 1 to 4 dimensions with channels, space and batch split. Guide: [layers](../layers.md).",
+        "Convolutions over 1 to 4 dimensions with channels, space and batch split. "
+        "Guide: [layers](../layers/products.md).",
         "nn.DistributedConv?d",
     ),
     Family(
         "transposed-convolutions",
         "Transposed convolutions",
-        "Transposed convolutions over 1 to 4 dimensions. Guide: [layers](../layers.md).",
+        "Transposed convolutions over 1 to 4 dimensions. Guide: [layers](../layers/products.md).",
         "nn.DistributedConvTranspose?d",
     ),
     Family(
@@ -73,64 +74,66 @@ FAMILIES = (
     Family(
         "pooling",
         "Pooling",
-        "Means and maxima over windows, and over whole tensors. Guide: [layers](../layers.md).",
+        "Means and maxima over windows, and over whole tensors. Guide: [layers](../layers/products.md).",
         "nn.DistributedMaxPool?d nn.DistributedAvgPool?d nn.*Pool",
     ),
     Family(
         "norms",
         "Normalisations",
-        "Statistics over split dimensions, and layers with normalised weights. Guide: [layers](../layers.md).",
+        "Statistics over split dimensions, and layers with normalised weights. Guide: [layers](../layers/norms.md).",
         "nn.Distributed*Norm nn.*Norm",
     ),
     Family(
         "shapes",
         "Shapes, resampling and activations",
-        "Layers that change shapes, resample, drop or rescale values. Guide: [layers](../layers.md).",
+        "Layers that change shapes, resample, drop or rescale values. Guide: [layers](../layers/shapes.md).",
         "nn.Reshape nn.Flatten nn.Unflatten nn.Concatenate nn.DistributedPad nn.DistributedCrop "
         "nn.DistributedUpsample nn.Dropout nn.DistributedPReLU nn.DistributedSqueezeExcitation",
     ),
     Family(
         "sequences",
         "Attention, sequences and recurrent layers",
-        "Attention with split heads or a split sequence, embeddings, GRUs and LSTMs. Guide: [layers](../layers.md).",
+        "Attention with split heads or a split sequence, embeddings, GRUs and LSTMs. "
+        "Guides: [attention](../layers/attention.md), [recurrent layers](../layers/recurrent.md).",
         "nn.DistributedMultiHeadAttention nn.DistributedEmbedding nn.*GRU* nn.*LSTM*",
     ),
     Family(
         "experts",
         "Mixtures of experts",
-        "Networks for each token, on several workers. Guide: [layers](../layers.md).",
+        "Networks for each token, on several workers. Guide: [layers](../layers/experts.md).",
         "nn.DistributedMixtureOfExperts",
     ),
     Family(
         "spectral",
         "Fourier transforms and spectral layers",
-        "Transforms along split dimensions, and layers in the frequency domain. Guide: [layers](../layers.md).",
+        "Transforms along split dimensions, and layers of frequencies. Guide: [layers](../layers/spectral.md).",
         "functional.*fft* nn.DistributedSpectralConv* nn.DistributedFNOBlock",
     ),
     Family(
         "graphs",
         "Graphs and meshes",
-        "Nodes and edges over workers. Guide: [layers](../layers.md).",
+        "Nodes and edges over workers. Guide: [layers](../layers/graphs.md).",
         "graphs.* nn.DistributedGraph* functional.segment_*",
     ),
     Family(
         "functions",
         "Functions of split tensors",
         "Reductions, scans, windows and samples along split dimensions. "
-        "Guide: [functions of split tensors](../layers.md#functions-of-split-tensors).",
+        "Guide: [functions of split tensors](../layers/functions.md).",
         "functional.*",
     ),
     Family(
         "losses",
         "Losses and metrics",
-        "Losses over split samples, space and classes. Guide: [layers](../layers.md).",
+        "Losses over split samples, space and classes. Guide: [layers](../layers/losses.md).",
         "nn.Distributed*Loss nn.DistributedAccuracy",
     ),
     Family(
         "networks",
         "Networks",
         "The contract of a layer, and layers that are made of layers. "
-        "Guides: [layers](../layers.md), [layers of your own](../own-layers.md).",
+        "Guides: [around layers](../layers/around.md), [pipelines](../layers/pipelines.md), "
+        "[layers of your own](../own-layers.md).",
         "nn.Layer nn.Sequential nn.Residual nn.Pipeline nn.Remat nn.Precision",
     ),
     Family(
