@@ -91,8 +91,8 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
     - `args`, `kwargs`: what it would be called with; of arrays, only shapes and dtypes matter.
 
     **Returns:** a `Report`, the same on all workers: printed, it lists each worker's operations, messages and bytes;
-    `report.ok` says whether the programs complete together, `report.problem` what doesn't fit; `report.picture()`
-    draws who sends what to whom.
+    `report.ok` says whether the programs complete together, `report.problem` what doesn't fit; `report.draw()`
+    draws the messages in order, `report.picture()` who sends how much to whom.
 
     **Raises:** `InvalidTypeError` where `fun` is no function; `SetupError` where it communicates in several worlds; and
     what `fun` raises while it is traced.

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterable, Sequence
+from itertools import product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from distdl_jax.drawing.blocks import Block, Blocks, first_cells, named_outside
+from distdl_jax.drawing.drawing import Drawing
+from distdl_jax.drawing.grids import draw_tensor
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import index_of
+from distdl_jax.plans.decomposition import index_of, rank_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.transports.open_world import open_world
@@ -235,6 +239,34 @@ class Partition(WorkerTeam):
         rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
         as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self.world.rank)
         return self._of_team(as_member), self._of_team(as_root)
+
+    def draw(self) -> Drawing:
+        """Draw the workers, each with its number in the world, in the team's order: on the grid, where there is one.
+
+        Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
+        each dimension.
+
+        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
+
+        >>> import distdl_jax as dj
+        >>> print(dj.planning_world(4).grid([2, 1], [3, 1]).draw())
+        2 x 1 grid of 2 workers
+              0
+           +-----+
+         0 |  3  |
+           +-----+
+         1 |  1  |
+           +-----+
+        Outside: workers 0, 2.
+        """
+        cells = first_cells(self._shape)
+        found = []
+        for cell in product(*map(range, cells)):
+            worker = self._ranks[rank_of(cell, self._shape)]
+            found.append(Block((worker,), tuple((i, i + 1) for i in cell)))
+        outside = named_outside(self._world.size, self._ranks)
+        grid = Blocks("", self._shape, self._shape, tuple(found), 1, self.size, outside, are_cells=True)
+        return draw_tensor(grid)
 
     def _of_team(self, team: Team | None) -> Partition:
         return self.of_workers(self._world, team.participants if team else ())

@@ -28,9 +28,11 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.output_specs import spec_of_blocks
 from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
+from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
@@ -200,6 +202,26 @@ class BaseLayer(Static):
         dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # shapes don't depend on it
         x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
         return spec_of_blocks(repr(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
+
+    def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
+        """Draw the layer, from its plan: who owns what before and after, and which boxes move to whom, with bytes.
+
+        Nothing moves, and every worker gets the same picture. Of more than 64 workers, the first are drawn.
+
+        - `x_spec`: the global shape and the partition of the input.
+        - `dtype`: of the input, for the bytes; an input of indices is of int32.
+
+        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
+
+        **Raises:** `InvalidTypeError` where `x_spec` is no spec; `PlanError` where x does not fit.
+
+        >>> import distdl_jax as dj
+        >>> P = dj.planning_world(2)
+        >>> layer = dj.nn.Repartition(P.grid([2, 1]), P.grid([1, 2]))
+        >>> print(str(layer.draw(dj.TensorSpec((4, 6), layer.P_x))).splitlines()[-1])
+          24 bytes each: 0 → 1, 1 → 0
+        """
+        return draw_layer(self, x_spec, dtype)
 
     @property
     def _expected_partition(self) -> Partition | None:

@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from distdl_jax import functional
+from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import Ends, ParameterFreeLayer
+from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
@@ -33,6 +37,7 @@ from distdl_jax.primitives.take import (
     summed_partition,
     taken_partition,
 )
+from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
 
 
@@ -206,6 +211,15 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
             )
         pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
+
+    def draw(
+        self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32, halos: Mapping[int, Halo] | None = None
+    ) -> Drawing:
+        """Draw the halos, and who sends them to whom, as any layer's `draw`.
+
+        `halos` are the widths of all workers of P_x, by world rank. By default all of them have this worker's.
+        """
+        return draw_layer(self, x_spec, dtype, halos=dict.fromkeys(self.P_x.ranks, self.halo) | dict(halos or {}))
 
 
 @dataclass(frozen=True)
