@@ -142,12 +142,8 @@ def _axes(blocks: Blocks, filled: Sequence[Block], gap: float) -> tuple[Axis, Ax
     ranges = [[block.box[d] for block in filled] or [(0, 1)] for d in drawn[-3:]]
     lengths = [max(stop for _, stop in each) for each in ranges]
     faces = len(blocks.panels)
-    face = (
-        (FACE if blocks.copies == 1 else 0.6 * FACE)
-        if len(filled) > 1 and faces <= 4
-        else FACE * (0.5 if faces <= 16 else 0.3)
-    )
-    scale = face / max(*lengths[-2:], 1)
+    size = 0.3 if faces > 16 else 0.5 if faces > 4 or len(filled) == 1 else 0.6 if blocks.copies > 1 else 1
+    scale = size * FACE / max([*lengths[-2:], 1])
     letters = max((len(label(block.workers)) for block in filled), default=1)
     least = max(22, 8 + 6.4 * letters)
     across = Axis(ranges[-1] if drawn else [(0, 1)], max(60, scale * lengths[-1]) if drawn else 60, least, gap)

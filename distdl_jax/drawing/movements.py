@@ -131,14 +131,14 @@ class Step:
 
 def draw_movements(title: str, tensors: Sequence[Blocks], steps: Sequence[Step], notes: Sequence[str] = ()) -> Drawing:
     """Draw a layer: the tensors before and after, then its movements in order."""
-    told = [step for step in steps if step.arrows or step.left_out]
-    shown, rest = told[:MOST_STEPS], told[MOST_STEPS:]
+    moving = [step for step in steps if step.arrows or step.left_out]
+    shown, rest = moving[:MOST_STEPS], moving[MOST_STEPS:]
     notes = list(notes)
     if rest:
         total = sum(message.nbytes for step in rest for message in step.messages)
         count = sum(len(step.messages) for step in rest)
         notes.append(f"Left out: {len(rest)} more movements, of {count:,} messages and {total:,} bytes.")
-    if not told:
+    if not moving:
         notes.append("No message is sent.")
     parts = [words(wrapped(title), 15, INK, ' font-weight="bold"')]
     drawn = [blocks for blocks in tensors if not any(blocks in (step.before, step.after) for step in shown)]

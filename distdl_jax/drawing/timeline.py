@@ -97,7 +97,7 @@ def _picture(lanes: dict[int, int], events: Sequence[Event], waiting: Sequence[W
     for worker in lanes:
         body.append(line((x(worker), 22), (x(worker), bottom), FAINT, ' stroke-width="1.5"'))
         body.append(rect(x(worker) - 12, 0, 24, 22, tint(worker)) + text(x(worker), 15.5, worker, 12))
-    told: dict[int, str] = {}
+    labels: dict[int, str] = {}
     for event, row in zip(events, rows, strict=True):
         y = top + ROW * (row + 0.5)
         ends = sorted(x(worker) for worker in event.team)
@@ -113,11 +113,11 @@ def _picture(lanes: dict[int, int], events: Sequence[Event], waiting: Sequence[W
             middle = (x(event.team[0]) + x(event.team[1])) / 2 if event.kind == "message" else (ends[0] + ends[1]) / 2
             body.append(rect(middle - width_of(size, 10) / 2 - 2, y - 13.5, width_of(size, 10) + 4, 11, PAPER, ""))
             body.append(text(middle, y - 5, size, 10, fill=GREY))
-        if event.what and event.what not in told.get(row, ""):
-            told[row] = f"{told[row]}; {event.what}" if row in told else event.what
+        if event.what and event.what not in labels.get(row, ""):
+            labels[row] = f"{labels[row]}; {event.what}" if row in labels else event.what
     right = pitch * len(lanes) + 8
     shown = ""
-    for row, what in sorted(told.items()):
+    for row, what in sorted(labels.items()):
         if what != shown:
             body.append(text(right, top + ROW * (row + 0.5) + 3.5, what, 11, "start", GREY))
         shown = what
@@ -127,7 +127,7 @@ def _picture(lanes: dict[int, int], events: Sequence[Event], waiting: Sequence[W
             f'<circle cx="{at:.1f}" cy="{y:.1f}" r="8" fill="{PAPER}" stroke="{STRONG}" stroke-width="2">'
             f"<title>{each.what}</title></circle>" + text(at, y + 4.5, "?", 13, fill=STRONG)
         )
-    width = right + max((width_of(what, 11) for what in told.values()), default=0)
+    width = right + max((width_of(what, 11) for what in labels.values()), default=0)
     lines = [f"? worker {each.worker} waits: {each.what}" for each in waiting[:12]]
     return below([Part(width, bottom, tuple(body)), *([words(lines, 11, STRONG)] if lines else [])], 10)
 

@@ -32,16 +32,19 @@ from distdl_jax.tensors import TensorSpec, check_spec, drawn_blocks
 MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""
 
+MOST_OPERATIONS = 10_000
+"""How many operations of one movement are looked at: where each of many workers sends to all others, it takes long."""
+
 
 def input_blocks(spec: TensorSpec, dtype: np.dtype) -> ShapeDtypes:
     """Return the shapes and dtypes of all workers' blocks and placeholders."""
     P, size = spec.partition, spec.partition.world.size
-    held = derived(lambda worker: ShapeDtype(spec.shape_on(worker), dtype), spec.block_shapes)
+    blocks = derived(lambda worker: ShapeDtype(spec.shape_on(worker), dtype), spec.block_shapes)
     if P.size == size:
-        return held
+        return blocks
     own = set(P.ranks)
     others = (worker for worker in range(size) if worker not in own)
-    return on_grids(held, {worker: ShapeDtype(spec.shape_on(worker), dtype) for worker in others})
+    return on_grids(blocks, {worker: ShapeDtype(spec.shape_on(worker), dtype) for worker in others})
 
 
 def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any) -> Drawing:
@@ -50,13 +53,11 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
     x = input_blocks(x_spec, np.dtype(np.int32 if layer.takes_indices else dtype))
     plan = layer.plan(x, **options)
     notes: list[str] = []
-    before, after = drawn_blocks(x_spec, "x"), None
-    tensors = [before]
     specs = jax.tree.leaves_with_path(layer.param_specs(), is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
-    for path, spec in specs[:MOST_PARAMETERS]:
-        tensors.append(drawn_blocks(spec, jax.tree_util.keystr(path, simple=True)))
+    parameters = [drawn_blocks(spec, jax.tree_util.keystr(path, simple=True)) for path, spec in specs[:MOST_PARAMETERS]]
     if len(specs) > MOST_PARAMETERS:
         notes.append(f"Left out: the blocks of {len(specs) - MOST_PARAMETERS} more parameters.")
+    after = None
     try:
         # A halo exchange leaves blocks that overlap.
         if not isinstance(plan, HaloExchangePlan):
@@ -64,17 +65,38 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
             after = drawn_blocks(spec_of_blocks(repr(layer), plan.after(x), P_y, layer._copied), "y")
     except PlanError:
         notes.append("The output is no tensor of balanced blocks, so it is not drawn as a whole.")
+    return draw_plan(type(layer).__name__, plan, drawn_blocks(x_spec, "x"), parameters, after, notes)
+
+
+def draw_plan(
+    name: str,
+    plan: Plan,
+    before: Blocks | None = None,
+    parameters: Sequence[Blocks] = (),
+    after: Blocks | None = None,
+    notes: Sequence[str] = (),
+) -> Drawing:
+    """Draw what moves in a plan, between the tensor before and after, as far as they are known."""
     try:
         actions = (Moves(plan.movement),) if isinstance(plan, HaloExchangePlan) else plan.actions
     except PlanError:
         actions = ()
-        notes.append(f"{type(plan).__name__} does not say what moves.")
-    shown = {worker for blocks in (before, after) if blocks for block in blocks.blocks for worker in block.workers}
-    shown.update(islice((worker for worker in plan.workers if worker not in shown), max(0, MOST - len(shown))))
-    steps = _joined(step for action in actions for step in _steps(action, sorted(shown), before))
-    if len(steps) == 1 and not steps[0].strips and after is not None:
+        notes = [*notes, f"{type(plan).__name__} does not say what moves."]
+    ends = [blocks for blocks in (before, after) if blocks is not None]
+    workers = {worker for blocks in ends for block in blocks.blocks for worker in block.workers}
+    workers.update(islice((worker for worker in plan.workers if worker not in workers), max(0, MOST - len(workers))))
+    steps: list[Step] = []
+    of_x = before  # until something else is made of x
+    for action in actions:
+        steps += _steps(action, sorted(workers), of_x)
+        if not (isinstance(action, Moves) and (isinstance(action.movement, RangesPlan) or action.of == PARAMS)):
+            of_x = None
+    steps = _joined(steps)
+    is_one_movement = len(actions) == 1 and isinstance(actions[0], Moves) and not parameters
+    if is_one_movement and before is not None and after is not None and not steps[0].strips:
         steps = [_between(steps[0], plan, before, after)]
-    return draw_movements(type(layer).__name__, tensors if after is None else [*tensors, after], steps, notes)
+    tensors = [blocks for blocks in (before, *parameters, after) if blocks is not None]
+    return draw_movements(name, tensors, steps, notes)
 
 
 def _joined(steps: Iterable[Step]) -> list[Step]:
@@ -88,7 +110,7 @@ def _joined(steps: Iterable[Step]) -> list[Step]:
     return found
 
 
-def _steps(action: Action, workers: Sequence[int], before: Blocks) -> Iterator[Step]:
+def _steps(action: Action, workers: Sequence[int], before: Blocks | None) -> Iterator[Step]:
     """Yield the movements of an action."""
     place = f"{action.place} " * bool(action.place)
     match action:
@@ -116,14 +138,22 @@ def _name(action: Moves) -> str:
     return f"{name} of parameters" if action.of == PARAMS else str(name)
 
 
-def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks) -> Step:
+def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks | None) -> Step:
     taking_part = set(movement.workers)
     workers = [worker for worker in workers if worker in taking_part]
-    step = _communication(name, {worker: movement.operations(worker) for worker in workers}, workers)
+    does: dict[int, Sequence[Operation]] = {}
+    for worker in workers:
+        does[worker] = movement.operations(worker)
+        if sum(map(len, does.values())) > MOST_OPERATIONS:
+            name = f"{name}, of the first {len(does)} worker{'s' * (len(does) > 1)}"
+            break
+    step = _communication(name, does, workers)
     shapes = {worker: (movement.inputs[worker].shape, movement.output(worker).shape) for worker in workers}
     step = replace(step, shapes=shapes)
+    if before is None or not isinstance(movement, RangesPlan) or any(block.is_empty for block in before.blocks):
+        return step
     owners = {worker for block in before.blocks for worker in block.workers}
-    if isinstance(movement, RangesPlan) and movement.halos.owned.shape == before.grid and owners >= set(workers):
+    if movement.halos.owned.shape == before.grid and owners >= set(workers):
         strips = tuple(strip for worker in workers for strip in _strips(movement, worker, owners))
         return replace(step, strips=strips, before=before if strips else None)
     return step

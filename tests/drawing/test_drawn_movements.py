@@ -1,0 +1,138 @@
+"""Pictures of movements and layers say what their plans say: blocks, messages and bytes."""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from drawing.reading import drawn_bytes, of_class, parsed, planned_bytes
+from layers.test_output_specs import LAYERS, ON
+from matrix.case import Case
+from matrix.cases import PRIMITIVES, shape_dtypes
+from playing import planned
+
+import distdl_jax as dj
+from distdl_jax import nn
+from distdl_jax.costs.step_program import forward_events
+from distdl_jax.errors import PlanError
+from distdl_jax.layer.pictures import draw_plan
+from distdl_jax.primitives.halo_exchange import HaloExchangePlan
+from distdl_jax.primitives.plan import Moves, Plan
+from distdl_jax.programs.ir import Operation
+
+SINGLE = np.dtype(np.float32)
+
+
+def operations(plan: Plan) -> dict[int, list[Operation]]:
+    """Return what workers communicate forward, by the events that costs are counted from."""
+    actions = (Moves(plan.movement),) if isinstance(plan, HaloExchangePlan) else plan.actions
+    found: dict[int, list[Operation]] = {}
+    for worker in plan.workers:
+        events = (event.does for action in actions for event in forward_events(action, worker))
+        found[worker] = [does for does in events if isinstance(does, Operation)]
+    return found
+
+
+def team_arrows(found: dict[int, list[Operation]]) -> int:
+    """Return how many operations there are in which a worker hands something to its team."""
+    return sum(not operation.is_message for some in found.values() for operation in some)
+
+
+@pytest.mark.parametrize("case", [case for case in PRIMITIVES if case.world <= 8], ids=str)
+def test_arrows_are_the_plan_s_messages(case: Case) -> None:
+    """Every operator of the matrix, of blocks of any shape: a picture with an arrow, or a square, for each message."""
+    plan = planned(case.world, lambda P: case.plan(P, shape_dtypes(case)))
+    drawing = draw_plan(case.kind, plan)
+    root = parsed(drawing.svg)
+    try:
+        found = operations(plan)
+    except PlanError:
+        assert "does not say what moves" in drawing.text
+        return
+    assert drawn_bytes(root) == planned_bytes(found)
+    for source, dest in planned_bytes(found):
+        assert f"{source} → {dest}" in drawing.text
+    if not planned_bytes(found) and not team_arrows(found):
+        assert "No message is sent." in drawing.text
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_has_its_blocks_and_messages(name: str) -> None:
+    """All kinds of layers: on every worker the same picture, with the blocks of x and y, and the plan's bytes."""
+    pictures = []
+    for rank in range(4):
+        P = dj.planning_world(4, rank)
+        layer, shape, _, _, _ = LAYERS[name](P)
+        spec = dj.TensorSpec(shape, ON[name].partition(P) if name in ON else layer.P_x)
+        pictures.append(layer.draw(spec))
+    assert all(each == pictures[0] for each in pictures)
+    root = parsed(pictures[0].svg)
+    x = {worker: dj.ShapeDtype(spec.shape_on(worker), SINGLE) for worker in range(4)}
+    assert drawn_bytes(root) == planned_bytes(operations(layer.plan(x)))
+    blocks = [
+        block for each in (spec, layer.output_spec(spec)) for block in each.block_shapes.values() if 0 not in block
+    ]
+    assert len(of_class(root, "block")) >= len(blocks)
+
+
+GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...], tuple[bool, ...]]] = {
+    "a strip": ((12,), (3,), ((1, 2),), ()),
+    "a ring": ((12,), (4,), ((1, 1),), (True,)),
+    "further than the neighbour": ((8,), (4,), ((3, 3),), ()),
+    "a plane": ((8, 9), (2, 3), ((1, 1), (2, 1)), ()),
+    "channels that are whole": ((1, 3, 8, 8), (1, 1, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1)), ()),
+    "a torus": ((6, 6), (2, 2), ((1, 1), (1, 1)), (True, True)),
+    "a volume": ((1, 1, 8, 8, 8), (1, 1, 2, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)), ()),
+    "64 workers": ((64, 64, 64), (4, 4, 4), ((1, 1), (1, 1), (1, 1)), ()),
+    "empty blocks": ((3,), (5,), ((1, 1),), ()),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_strips_are_the_halos_that_arrive(name: str) -> None:
+    """Each strip is of the worker whose entries it holds; all of them have the bytes of the plan."""
+    shape, grid, halo, periodic = GRIDS[name]
+    size = prod(grid)
+    P = dj.planning_world(size).grid(grid)
+    layer, spec = nn.HaloExchange(P, halo, periodic), dj.TensorSpec(shape, P)
+    root = parsed(layer.draw(spec).svg)
+    x = {worker: dj.ShapeDtype(spec.shape_on(worker), SINGLE) for worker in range(size)}
+    want = planned_bytes(operations(layer.plan(x, halos=dict.fromkeys(P.ranks, halo))))
+    got = drawn_bytes(root)
+    between_slabs = got.pop((-1, -1), 0)
+    assert got.total() + between_slabs == want.total()
+    assert all(got[pair] == want[pair] for pair in got)
+    assert bool(between_slabs) == (len(shape) - sum(p == 1 for p in grid) == 3)
+    filled = [block for block in spec.block_shapes.values() if 0 not in block]
+    assert len(of_class(root, "block")) == len(filled)
+
+
+def test_boxes_of_a_repartition_are_hatched_where_they_come_from_elsewhere() -> None:
+    """One for each message; dashed where they leave."""
+    P = dj.planning_world(4)
+    layer = nn.Repartition(P.grid([2, 2]), P.grid([4, 1]))
+    drawing = layer.draw(dj.TensorSpec((8, 8), layer.P_x))
+    root = parsed(drawing.svg)
+    messages = drawn_bytes(root)
+    assert len(of_class(root, "strip")) == len(messages) == len(of_class(root, "arrow"))
+    assert sum("stroke-dasharray" in element.attrib for element in root.iter()) == len(messages)
+
+
+@pytest.mark.parametrize("grids", [((64, 64), (4096, 1)), ((20_000, 1), (1, 20_000))], ids=str)
+def test_thousands_of_workers_are_summed_up(grids: Any) -> None:
+    """The first 64 are drawn, and what is left out is said; also where each worker sends to all others."""
+    size = prod(grids[0])
+    P = dj.planning_world(size)
+    P_x, P_y = (P.grid(grid) for grid in grids)
+    drawing = nn.Repartition(P_x, P_y).draw(dj.TensorSpec((size, size), P_x))
+    parsed(drawing.svg)
+    assert f"{size - 64:,} more of the" in drawing.text and "messages with workers that are left out" in drawing.text
+
+
+def test_a_network_names_the_layers_in_which_something_moves() -> None:
+    """And leaves out movements beyond a number, with their bytes."""
+    P = dj.planning_world(4).grid([1, 1, 2, 2])
+    conv = nn.DistributedConv2d(P, in_channels=2, out_channels=2, kernel_size=3, padding=1)
+    drawing = nn.Sequential(*[conv] * 12).draw(dj.TensorSpec((1, 2, 8, 8), P))
+    parsed(drawing.svg)
+    assert "0 halos" in drawing.text and "Left out: " in drawing.text
