@@ -28,6 +28,7 @@ from distdl_jax.costs.step_program import step_actions
 from distdl_jax.costs.table import table
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.traced import completed
+from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.machine.machine import Machine, load
@@ -156,12 +157,12 @@ class Cost:
         """Return all numbers as JSON, in the form that docs/cost.md describes."""
         return to_json(self.layers, self.workers, self.once, self.seconds)
 
-    def draw(self) -> str:
-        """Return a picture of the times as SVG: a bar for each layer; refuse a cost without a machine."""
+    def draw(self) -> Drawing:
+        """Return a picture of the times, a bar for each layer, and the table as its text; refuse one without times."""
         if self.seconds is None or self.once is None:
             raise InvalidArgumentError("`machine` (=None) of `dj.cost` must be one for a picture of times.")
         bars = [(layer.title, layer.times) for layer in self.layers if layer.times is not None]
-        return draw([*bars, ("call, sum of the loss", self.once)], f"A step: {self.seconds}")
+        return Drawing(draw([*bars, ("call, sum of the loss", self.once)], f"A step: {self.seconds}"), self.table())
 
 
 def cost(

@@ -94,14 +94,16 @@ class Layout:
         return {worker: face.middle for face in reversed(self.faces) for worker in face.block.workers}
 
 
-def lay_out(blocks: Blocks, gap: float = 0, around: float = 0, bands: float = 0, under: float = 0) -> Layout:
+def lay_out(
+    blocks: Blocks, gap: float = 0, around: float = 0, bands: float = 0, under: float = 0, size: float = 0
+) -> Layout:
     """Lay out the blocks of a tensor: `gap` pixels between them, `around` them all, and `under` each row of faces.
 
-    `bands` are pixels of further depth.
+    `bands` are pixels of further depth; `size` is the length of a face's longer side, by default a good one.
     """
     filled = [block for panel in blocks.panels.values() for block in panel]
     is_deep = len(blocks.drawn) > 2
-    down, across, depth = _axes(blocks, filled, gap or (7 if is_deep else 3))
+    down, across, depth = _axes(blocks, filled, gap or (7 if is_deep else 3), size)
     right, up = (abs(side) * (depth + bands) for side in TILT)
     rows, columns = (blocks.drawn[place] if len(blocks.drawn) >= -place else None for place in (-2, -1))
     lines = across.lines(A_LINE if rows is None else len(across.sizes))
@@ -136,20 +138,21 @@ def lay_out(blocks: Blocks, gap: float = 0, around: float = 0, bands: float = 0,
     return Layout(tuple(faces), depth, tuple(captions), width, y + one[1] + 18 * captioned + under)
 
 
-def _axes(blocks: Blocks, filled: Sequence[Block], gap: float) -> tuple[Axis, Axis, float]:
+def _axes(blocks: Blocks, filled: Sequence[Block], gap: float, size: float) -> tuple[Axis, Axis, float]:
     """Return the rows and the columns of a face, and the depth of a slab."""
     drawn = blocks.drawn
     ranges = [[block.box[d] for block in filled] or [(0, 1)] for d in drawn[-3:]]
     lengths = [max(stop for _, stop in each) for each in ranges]
     faces = len(blocks.panels)
-    size = 0.3 if faces > 16 else 0.5 if faces > 4 or len(filled) == 1 else 0.6 if blocks.copies > 1 else 1
-    scale = size * FACE / max([*lengths[-2:], 1])
+    part = 0.3 if faces > 16 else 0.5 if faces > 4 or len(filled) == 1 else 0.6 if blocks.copies > 1 else 1
+    scale = (size or part * FACE) / max([*lengths[-2:], 1])
     letters = max((len(label(block.workers)) for block in filled), default=1)
     least = max(22, 8 + 6.4 * letters)
-    across = Axis(ranges[-1] if drawn else [(0, 1)], max(60, scale * lengths[-1]) if drawn else 60, least, gap)
+    narrow, low = (24, 24) if size else (60, 48)
+    across = Axis(ranges[-1] if drawn else [(0, 1)], max(narrow, scale * lengths[-1]) if drawn else 60, least, gap)
     if len(drawn) < 2:
         return Axis([(0, 1)], STRIP, STRIP, gap), across, 0.0
-    down = Axis(ranges[-2], max(48, scale * lengths[-2]), 20, gap)
+    down = Axis(ranges[-2], max(low, scale * lengths[-2]), 20, gap)
     if len(drawn) < 3:
         return down, across, 0.0
     deepest = max(stop - start for start, stop in ranges[0])
@@ -200,9 +203,9 @@ def sides(x: float, y: float, w: float, h: float, near: float, far: float, fill:
     )
 
 
-def draw_blocks(blocks: Blocks, layout: Layout | None = None) -> Part:
-    """Return the picture of a tensor, without its title."""
-    layout = layout or lay_out(blocks)
+def draw_blocks(blocks: Blocks, size: float = 0) -> Part:
+    """Return the picture of a tensor, without its title; `size` as of `lay_out`."""
+    layout = lay_out(blocks, size=size)
     # What is in front comes last: blocks to the right, and above, hide the depth of those before.
     ordered = sorted(layout.faces, key=lambda face: (face.panel, -face.y, face.x))
     body = [draw_face(blocks, face, layout.depth) for face in ordered]

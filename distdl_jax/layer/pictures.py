@@ -78,25 +78,34 @@ def draw_plan(
 ) -> Drawing:
     """Draw what moves in a plan, between the tensor before and after, as far as they are known."""
     try:
-        actions = (Moves(plan.movement),) if isinstance(plan, HaloExchangePlan) else plan.actions
+        actions = plan_actions(plan)
     except PlanError:
         actions = ()
         notes = [*notes, f"{type(plan).__name__} does not say what moves."]
     ends = [blocks for blocks in (before, after) if blocks is not None]
     workers = {worker for blocks in ends for block in blocks.blocks for worker in block.workers}
     workers.update(islice((worker for worker in plan.workers if worker not in workers), max(0, MOST - len(workers))))
-    steps: list[Step] = []
-    of_x = before  # until something else is made of x
-    for action in actions:
-        steps += _steps(action, sorted(workers), of_x)
-        if not (isinstance(action, Moves) and (isinstance(action.movement, RangesPlan) or action.of == PARAMS)):
-            of_x = None
-    steps = _joined(steps)
+    steps = steps_of(actions, sorted(workers), before)
     is_one_movement = len(actions) == 1 and isinstance(actions[0], Moves) and not parameters
     if is_one_movement and before is not None and after is not None and not steps[0].strips:
         steps = [_between(steps[0], plan, before, after)]
     tensors = [blocks for blocks in (before, *parameters, after) if blocks is not None]
     return draw_movements(name, tensors, steps, notes)
+
+
+def plan_actions(plan: Plan) -> tuple[Action, ...]:
+    """Return the actions of a plan, or raise `PlanError` where it does not say so."""
+    return (Moves(plan.movement),) if isinstance(plan, HaloExchangePlan) else plan.actions
+
+
+def steps_of(actions: Sequence[Action], workers: Sequence[int], before: Blocks | None) -> list[Step]:
+    """Return the movements of actions on some workers; with strips where they are halos of the tensor `before`."""
+    found: list[Step] = []
+    for action in actions:
+        found += _steps(action, workers, before)
+        if not (isinstance(action, Moves) and (isinstance(action.movement, RangesPlan) or action.of == PARAMS)):
+            before = None  # something else is made of it
+    return _joined(found)
 
 
 def _joined(steps: Iterable[Step]) -> list[Step]:

@@ -227,7 +227,7 @@ def test_the_table_has_a_row_for_each_layer() -> None:
 def test_the_picture_has_bars_as_long_as_the_times() -> None:
     """Of one scale, side by side."""
     cost = linear_cost(2, 3001, machine())
-    drawn = ElementTree.fromstring(cost.draw())
+    drawn = ElementTree.fromstring(cost.draw().svg)
     bars = {
         title.text.rsplit(" ", 2)[0]: float(rect.get("width"))
         for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")
