@@ -7,12 +7,13 @@ It prints JSON: for each notebook a list, with a text for each code cell.
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -37,11 +38,15 @@ def front_end() -> Iterator[list[Shown]]:
         return shown[-1]
 
     ipython, module = ModuleType("IPython"), ModuleType("IPython.display")
-    names = {"get_ipython": lambda: SimpleNamespace(kernel=None), "version_info": (9, 0)}
-    vars(ipython).update(names, display=module)
+    vars(ipython).update(get_ipython=mock.Mock, version_info=(9, 0), display=module)
     vars(module)["display"] = display
-    with mock.patch.dict(sys.modules, {"IPython": ipython, "IPython.display": module}):
+    standing_for = {"IPython": ipython, "IPython.display": module}
+    sys.modules.update(standing_for)
+    try:
         yield shown
+    finally:
+        for name in standing_for:
+            del sys.modules[name]
 
 
 def run(notebook: Path) -> list[str]:
@@ -49,12 +54,14 @@ def run(notebook: Path) -> list[str]:
     names: dict[str, Any] = {"__name__": "__main__"}
     found = []
     for i, cell in enumerate(code_cells(notebook)):
-        body = ast.parse("".join(cell["source"])).body
-        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+        source = "".join(cell["source"])
+        body = ast.parse(source).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) and not source.endswith(";") else None
+        name = f"{notebook.stem}, code cell {i}"
         with front_end() as shown, redirect_stdout(StringIO()) as printed:
-            exec(compile(ast.Module(body, []), f"{notebook.name}, code cell {i}", "exec"), names)
+            exec(compile(ast.Module(body, []), name, "exec"), names)
             if last is not None:
-                value = eval(compile(ast.Expression(last.value), f"{notebook.name}, code cell {i}", "eval"), names)
+                value = eval(compile(ast.Expression(last.value), name, "eval"), names)
                 shown += [Shown(value)] if value is not None else []
         texts = [printed.getvalue(), *(repr(each.value) for each in shown)]
         found.append("\n".join(text.rstrip() for text in texts if text.strip()))
@@ -66,8 +73,9 @@ def stored(notebook: Path) -> list[str]:
     found = []
     for cell in code_cells(notebook):
         outputs = [each for each in cell["outputs"] if "image/png" not in each.get("data", {})]
-        texts = ["".join(each.get("text") or each["data"]["text/plain"]) for each in outputs]
-        found.append("\n".join(text.rstrip() for text in texts))
+        printed = "".join("".join(each["text"]) for each in outputs if each["output_type"] == "stream")
+        texts = [printed, *("".join(each["data"]["text/plain"]) for each in outputs if "data" in each)]
+        found.append("\n".join(text.rstrip() for text in texts if text.strip()))
     return found
 
 
@@ -77,4 +85,5 @@ def code_cells(notebook: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    os.environ["MPLBACKEND"] = "Agg"
     print(json.dumps([run(Path(name)) for name in sys.argv[1:]]))

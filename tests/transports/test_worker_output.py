@@ -32,8 +32,8 @@ def test_in_a_notebook_each_worker_has_a_column(capsys):
     (table,) = (each.value for each in shown)
     assert repr(table) == "worker 0\n<0> of 0\n<1> of 0\n<2> of 0\nworker 2\n<0> of 2\n<1> of 2\n<2> of 2"
     html = table._repr_html_()
-    assert html.count("<th ") == html.count("<pre>") == 2
-    assert "<pre>&lt;0&gt; of 2\n&lt;1&gt; of 2\n&lt;2&gt; of 2</pre>" in html
+    assert html.count("<th ") == html.count("<pre ") == 2
+    assert ">&lt;0&gt; of 2\n&lt;1&gt; of 2\n&lt;2&gt; of 2</pre>" in html
 
 
 def test_the_table_grows_while_the_workers_run_and_is_whole_when_they_fail(monkeypatch):

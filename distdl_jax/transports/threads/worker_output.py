@@ -16,6 +16,7 @@ MOST = 100_000
 """Characters up to which the table is shown anew while the workers run: a front end gets all of it each time."""
 
 CELL = "vertical-align: top; text-align: left; padding: 2px 10px"
+TEXT = "margin: 0; background: none; font-family: monospace"
 
 
 class Columns:
@@ -56,7 +57,10 @@ class Table:
 
     def _repr_html_(self) -> str:
         heads = (f'<th style="{CELL}; background: {tint(w)}; color: black">worker {w}</th>' for w in self._texts)
-        cells = (f'<td style="{CELL}"><pre>{escape(text.rstrip())}</pre></td>' for text in self._texts.values())
+        cells = (
+            f'<td style="{CELL}"><pre style="{TEXT}">{escape(text.rstrip())}</pre></td>'
+            for text in self._texts.values()
+        )
         rows = f"<tr>{''.join(heads)}</tr><tr>{''.join(cells)}</tr>"
         return f'<div style="overflow-x: auto"><table>{rows}</table></div>'
 
