@@ -4,7 +4,9 @@
 # choice has its own environment: changing back and forth compiles nothing twice, and can't mix two MPIs.
 MPI ?= mpich
 VENV_mpich := .venv
-VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))
+# cuda13 or cuda12: for NVIDIA GPUs (docs/gpu.md), in an environment of its own.
+GPU ?=
+VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))$(addprefix -,$(GPU))
 
 # The interpreter of the environment, which is made anew where it has another one; empty: that which it has, or the
 # first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14. Several side by side: PYTHON=... VENV=.venv-3.13
@@ -20,7 +22,7 @@ PY := $(VENV)/bin/python
 JAX ?=
 
 # What may be tracked at the root.
-AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CONTRIBUTING\.md|pyproject\.toml|\.gitignore
+AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CONTRIBUTING\.md|mkdocs\.yml|pyproject\.toml|\.gitignore|CODE_OF_CONDUCT\.md|\.pre-commit-config\.yaml
 
 # An environment holds absolute paths: its stamp is good for this directory only.
 STAMP := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
@@ -54,10 +56,10 @@ endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
 $(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/kernels/cpu/onednn/convolution.cc)
-	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
+	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' GPU='$(GPU)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
 
 .PHONY: venv
-venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN's convolutions
+venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN; GPU=cuda13: for GPUs
 
 .PHONY: demo
 demo: $(READY) ## Train LeNet-5 on WORKERS (4) MPI workers, and on one, and compare them
@@ -88,6 +90,22 @@ format: $(READY) ## Put the code into the house style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# The site's programs are an extra, which goes into the environment when they are asked for.
+$(VENV)/docs: $(READY)
+	@DISTDL_JAX_SKIP_MPI_CHECK=1 $(PY) -m pip --disable-pip-version-check install --quiet \
+		--no-build-isolation --editable '.[docs]' && touch $@
+
+# Without a notice on the future of MkDocs at each build.
+MKDOCS = env NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(PY) -m mkdocs
+
+.PHONY: docs
+docs: $(VENV)/docs ## Build the documentation site in site/; whatever is wrong in it is an error
+	$(MKDOCS) build --strict $(ARGS)
+
+.PHONY: docs-serve
+docs-serve: $(VENV)/docs ## Show the site at http://127.0.0.1:8000, built anew at each change
+	$(MKDOCS) serve $(ARGS)
+
 .PHONY: bench
 bench: $(READY) ## Run every benchmark on 2 and on 4 workers
 	@set -e; for file in benchmarks/*.py; do for workers in 2 4; do \
@@ -110,5 +128,5 @@ bench-peers: $(READY) $(PEERS)/bin/torchrun ## Time the steps of whole networks 
 
 .PHONY: clean
 clean: ## Remove the environments and all that was built or cached
-	rm -rf .venv .venv-* build dist *.egg-info out .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* build dist site *.egg-info out .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

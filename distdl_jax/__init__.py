@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.primitives.all_reduce import all_reduce
     from distdl_jax.primitives.replicated import replicated
+    from distdl_jax.profiling.profile import profile
+    from distdl_jax.progress_line import progress
     from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.torch_weights import from_torch
@@ -69,6 +71,8 @@ _MODULES = {
     "plans.shape_dtype": ("ShapeDtype",),
     "primitives.all_reduce": ("all_reduce",),
     "primitives.replicated": ("replicated",),
+    "profiling.profile": ("profile",),
+    "progress_line": ("progress",),
     "replica_check": ("check_replicated",),
     "tensors": ("TensorSpec", "zero_volume_tensor"),
     "torch_weights": ("from_torch",),
@@ -112,6 +116,8 @@ __all__ = [
     "nn",
     "optim",
     "planning_world",
+    "profile",
+    "progress",
     "random",
     "replicated",
     "scatter",
@@ -121,7 +127,7 @@ __all__ = [
     "value_and_grad",
     "zero_volume_tensor",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -125,6 +125,22 @@ SETTINGS: dict[str, Setting] = {
         purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
         "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
     ),
+    "gpus": Setting(
+        name="DISTDL_JAX_GPUS",
+        default="own",
+        accepts="own, share or given",
+        parse=_one_of("own", "share", "given"),
+        purpose="How `python -m distdl_jax` gives GPUs to workers: one each, and an error where there are too few; one "
+        "for several, which share its memory; or as CUDA_VISIBLE_DEVICES says.",
+    ),
+    "progress": Setting(
+        name="DISTDL_JAX_PROGRESS",
+        default="1",
+        accepts="0 or 1",
+        parse=_switch,
+        purpose="With 0 nothing shows how far long work is: checkpoints, measurements, loops in `dj.progress`.",
+        alike=False,
+    ),
 }
 """Every setting, by its attribute of `Settings`."""
 
@@ -139,6 +155,8 @@ class Settings:
     tuning: str = "on"
     tuning_file: Path | None = None
     onednn: str = "on"
+    gpus: str = "own"
+    progress: bool = True
 
     def describe(self, name: str) -> str:
         """Return a setting's value, as one would set it."""
@@ -189,6 +207,11 @@ def own_reading() -> Reading:
 def current_settings() -> Settings:
     """Return the settings of this process."""
     return own_reading().settings
+
+
+def shows_progress() -> bool:
+    """Return whether `dj.progress` may show something; it may be called before a world is opened."""
+    return read_settings(os.environ).settings.progress
 
 
 def check_settings(everyone: Sequence[Reading]) -> None:

@@ -143,12 +143,12 @@ class TensorSpec:
         >>> import distdl_jax as dj
         >>> print(dj.TensorSpec((5, 4), dj.planning_world(6).grid([2, 2])).draw())
         5 x 4 on 4 workers, dimensions 0 and 1 split
-              0:2   2:4
-            +-----+-----+
-        0:3 |  0  |  1  |
-            +-----+-----+
-        3:5 |  2  |  3  |
-            +-----+-----+
+               0:2   2:4
+             +-----+-----+
+         0:3 |  0  |  1  |
+             +-----+-----+
+         3:5 |  2  |  3  |
+             +-----+-----+
         Without a block: workers 4, 5.
         """
         return draw_tensor(drawn_blocks(self))

@@ -127,16 +127,18 @@ class Transformer:
         x = self._by_rows(self.embed, params["embed"], characters)
         after = []
         for i, its in enumerate(params["blocks"]):
-            y = self.norm(its["norm_1"], x)
-            if caches is None:
-                y = self.attention(its["attention"], y)
-            else:
-                y, cache = self.attention(its["attention"], y, cache=caches[i])
-                after.append(cache)
-            x = x + y
-            y = jax.nn.gelu(self._by_rows(self.up, its["up"], self.norm(its["norm_2"], x)))
-            x = x + self._by_rows(self.down, its["down"], y)
-        return self._by_rows(self.output, params["embed"], self.norm(params["norm"], x)), after
+            with jax.named_scope(f"block_{i}"):  # rows of their own in dj.profile
+                y = self.norm(its["norm_1"], x)
+                if caches is None:
+                    y = self.attention(its["attention"], y)
+                else:
+                    y, cache = self.attention(its["attention"], y, cache=caches[i])
+                    after.append(cache)
+                x = x + y
+                y = jax.nn.gelu(self._by_rows(self.up, its["up"], self.norm(its["norm_2"], x)))
+                x = x + self._by_rows(self.down, its["down"], y)
+        with jax.named_scope("output"):
+            return self._by_rows(self.output, params["embed"], self.norm(params["norm"], x)), after
 
     def _by_rows(self, layer: Callable, params: Params, x: Any) -> Any:
         """Apply a layer that takes the sequence in front, where that is split."""

@@ -121,7 +121,12 @@ class UNet3d:
 
     def __call__(self, params: Params, x: jax.Array) -> jax.Array:
         """Return this worker's block of the output."""
-        return u_net(lambda its, i, x: self.convolutions[i](its, x), self.pool, self.join, params, x)
+
+        def apply(its: Params, i: int, x: jax.Array) -> jax.Array:
+            with jax.named_scope(f"conv_{i}"):  # a row of its own in dj.profile
+                return self.convolutions[i](its, x)
+
+        return u_net(apply, self.pool, self.join, params, x)
 
 
 def sequential_u_net(params: Params, x: jax.Array) -> jax.Array:
@@ -230,7 +235,7 @@ def make_data(P: dj.CartesianPartition, seeds: range, options: argparse.Namespac
     """
     solver = WaveSolver(P.grid(P.shape[2:]), options.volume, options.dtype)
     data = []
-    for seed in seeds:
+    for seed in dj.progress(seeds, label="waves", unit="medium"):
         velocity = solver.medium(seed)
         times = tuple(FIRST + i * APART for i in range(3))
         before, u, later = solver.snapshots(velocity, solver.pulses(seed), times)

@@ -18,7 +18,7 @@ def draw(tensors: list[jax.Array], out: Path, here: bool) -> None:
     if not here:
         return
     slices = [np.asarray(tensor)[0, 0, :, tensor.shape[3] // 2] for tensor in tensors]
-    names = ("pressure", "what it will be beyond the straight line", "what the network says")
+    names = ("pressure", "target: change beyond linear extrapolation", "prediction")
     try:
         import matplotlib
     except ImportError:

@@ -33,6 +33,7 @@ def with_flags(flags: str, *more: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "primitives: part of the selection that is also run under a second MPI")
+    config.addinivalue_line("markers", "gpu: part of the selection that runs on a GPU with DISTDL_JAX_TEST_GPU=1")
     if config.option.in_world:
         return  # see below
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background; tests send it to their programs

@@ -6,7 +6,7 @@ from typing import Any
 from distdl_jax.doctor.facts import Devices, Facts, Folder, Host, Launch, Mpi, Software, Threads
 from distdl_jax.settings import read_settings
 
-PACKAGES = {"distdl_jax": "0.1.0", "jax": "0.12.0", "jaxlib": "0.12.0", "mpi4jax": "0.9.1", "mpi4py": "4.1.2"}
+PACKAGES = {"distdl_jax": "0.2.0", "jax": "0.12.0", "jaxlib": "0.12.0", "mpi4jax": "0.9.1", "mpi4py": "4.1.2"}
 
 HOST = Host(
     name="node0",

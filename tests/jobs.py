@@ -15,6 +15,8 @@ from typing import Any
 from launcher import forkserver, mpiexec
 from launcher.settings import long_run
 
+from distdl_jax.launch.gpus import XLA_FLAG
+
 ROOT = Path(__file__).parents[1]
 
 # Tests compile much and run little: LLVM need not be given a program in many parts, and XLA's newer code generator,
@@ -25,7 +27,15 @@ IN_ONE_PART = ["--xla_cpu_parallel_codegen_split_count=1"]
 if version("jaxlib").startswith("0.10."):
     IN_ONE_PART.append("--xla_cpu_use_fusion_emitters=false")
 FAST_TO_COMPILE = ["--xla_backend_optimization_level=0", *IN_ONE_PART]
-if long_run():
+# Where programs compute on one GPU that all their workers share; `pytest -m gpu` has what is to run so.
+ON_GPU = os.environ.get("DISTDL_JAX_TEST_GPU") == "1"
+GPU_SETTINGS = {
+    "JAX_PLATFORMS": "cuda",
+    "DISTDL_JAX_GPUS": "share",
+    "MPI4JAX_USE_CUDA_MPI": "0",
+    "XLA_CLIENT_MEM_FRACTION": "0.2",
+}
+if long_run() or ON_GPU:
     IN_ONE_PART.clear()
     FAST_TO_COMPILE.clear()
 
@@ -99,10 +109,12 @@ def _environment(flags: Sequence[str]) -> dict[str, str]:
     """Return the environment of a user's program, with these flags for XLA."""
     environment = mpiexec.clean(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
-    environment["JAX_PLATFORMS"] = "cpu"
+    environment |= GPU_SETTINGS if ON_GPU else {"JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
     given = environment.pop("XLA_FLAGS", "").split()
     other = [flag for flag in given if flag not in FAST_TO_COMPILE]
+    if ON_GPU:
+        other.append(XLA_FLAG)
     if flags:
         other += ["--xla_cpu_multi_thread_eigen=false", *flags]
     return environment | ({"XLA_FLAGS": " ".join(other)} if other else {})

@@ -25,7 +25,9 @@ VALUES = {
     ),
     "debug": SWITCH,
     "fast_convolutions": SWITCH,
+    "progress": SWITCH,
     "onednn": ({word: word for word in ("on", "always", "off")}, ["1", "yes", "On"]),
+    "gpus": ({word: word for word in ("own", "share", "given")}, ["0", "all", "Share"]),
     "tuning": ({word: word for word in ("on", "read", "off")}, ["1", "yes", "On"]),
     "tuning_file": ({path: Path(path) for path in ("/tmp/kept.json", "/a b")}, ["kept.json", "~/kept.json", "."]),
 }
@@ -111,7 +113,7 @@ def test_no_other_file_reads_the_environment():
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
-    readers += ("transports/threads/workers.py",)
+    readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
     readers += ("doctor/collect_host.py", "doctor/collect_software.py")
     readers += ("kernels/cpu/timing.py", "kernels/cpu/tuning_cache.py")
     readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")

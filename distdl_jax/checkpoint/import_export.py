@@ -21,6 +21,7 @@ from distdl_jax.formats.arrays import ArrayInFile, arrays_in, some
 from distdl_jax.formats.hyperslabs import Pause, runs
 from distdl_jax.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.progress_line import bytes_shown, progress
 from distdl_jax.spec_trees import like_specs, specs_by_path
 from distdl_jax.tensors import TensorSpec
 
@@ -67,10 +68,15 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
 
     @contextmanager
     def opened(pause: Pause = lambda: None) -> Iterator[UnfinishedFile]:
-        with written_in(unfinished), naming(unfinished):
+        size = sum(each.nbytes for each in own)
+        with (
+            written_in(unfinished),
+            naming(unfinished),
+            bytes_shown(world, f"export to {to}, written by worker 0", size) as shown,
+        ):
             descriptor = target.open(unfinished)
             try:
-                file = UnfinishedFile(target, descriptor, pause)
+                file = UnfinishedFile(target, descriptor, pause, shown)
                 yield file
                 file.sync()
             finally:
@@ -141,7 +147,7 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     def read(pause: Pause) -> None:
         arrays = arrays_in(file)
         found = {name: _found(file, arrays, name, spec) for name, spec in wanted if spec is not None}
-        for name, spec in wanted:
+        for name, spec in progress(wanted, label=f"import from {file}", unit="tensor"):
             leaves.append(None if spec is None else _block(found[name], name, spec, pause))
 
     together(world, f"the import from {file}", read)

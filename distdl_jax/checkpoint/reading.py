@@ -22,10 +22,12 @@ from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
 from distdl_jax.formats.hyperslabs import Pause, fill, open_to_read, read_exactly
 from distdl_jax.formats.safetensors import dtype_named
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
+from distdl_jax.progress_line import Progress, bytes_shown
 from distdl_jax.spec_trees import like_specs, match, specs_by_path
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import checked_integer
+from distdl_jax.world import World
 
 _OPEN_FILES = 32
 
@@ -81,7 +83,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
 
     def read(pause: Pause) -> None:
         with _read_from(folder):
-            leaves.extend(_read(folder, needs, pause))
+            leaves.extend(_read(world, folder, needs, pause))
 
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
@@ -241,17 +243,19 @@ def _key_data(path: str, form: Form) -> tuple[int, ...]:
     return tuple(data.shape)
 
 
-def _read(folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[Array | None]:
+def _read(world: World, folder: str, needs: Sequence[_Need | None], pause: Pause) -> Iterator[Array | None]:
     """Yield this worker's block of every leaf."""
-    with Files(folder) as files:
-        for need in needs:
+    boxes = [None if need is None else stored_box(need.spec.box, need.leaf.form) for need in needs]
+    pairs = [(need.leaf.form.dtype, box) for need, box in zip(needs, boxes, strict=True) if need and box is not None]
+    size = sum(dtype_named(dtype).itemsize * volume(box) for dtype, box in pairs)
+    with Files(folder) as files, bytes_shown(world, f"{os.path.basename(folder)}, read by worker 0", size) as shown:
+        for need, box in zip(needs, boxes, strict=True):
             if need is None:
                 yield None
                 continue
-            form = need.leaf.form
-            box = stored_box(need.spec.box, form)
-            make = partial(empty_block, form, box, len(need.spec.global_shape), need.placeholder)
-            yield as_leaf(need.name, form, make() if box is None else read_leaf(files, need.leaf, box, make, pause))
+            make = partial(empty_block, need.leaf.form, box, len(need.spec.global_shape), need.placeholder)
+            block = make() if box is None else read_leaf(files, need.leaf, box, make, pause, shown)
+            yield as_leaf(need.name, need.leaf.form, block)
 
 
 class Files:
@@ -356,10 +360,17 @@ def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointE
     )
 
 
-def read_leaf(files: Files, leaf: Leaf, wanted: Box, make: Callable[[], np.ndarray[Any, Any]], pause: Pause) -> Any:
+def read_leaf(
+    files: Files,
+    leaf: Leaf,
+    wanted: Box,
+    make: Callable[[], np.ndarray[Any, Any]],
+    pause: Pause,
+    shown: Progress[Any],
+) -> Any:
     """Return the block `wanted` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
 
-    At most a slab and a chunk are in memory besides. `pause` is called between two reads.
+    At most a slab and a chunk are in memory besides. `pause` is called between two reads; `shown` shows their bytes.
     """
     itemsize = dtype_named(leaf.form.dtype).itemsize
     needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]
@@ -367,14 +378,19 @@ def read_leaf(files: Files, leaf: Leaf, wanted: Box, make: Callable[[], np.ndarr
         if block.end(itemsize) > files.size(block.file):
             raise _damaged(files, leaf.path, block, "it ends too early")
     into = make()
+    left = 0  # bytes of a block that are to be shown yet; rows that are read whole have more
     for block in needed:
         source = _Chunks(files, leaf.path, block, volume(block.box) * itemsize)
 
         def read(start: int, view: memoryview, source: _Chunks = source) -> None:
+            nonlocal left
             pause()
             source.read(start, view)
+            shown.advance(min(left, len(view)))
+            left -= min(left, len(view))
 
         shared = intersect(block.box, wanted)
+        left = volume(shared) * itemsize
         fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
     return into
 

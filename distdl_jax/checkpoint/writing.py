@@ -49,6 +49,7 @@ from distdl_jax.formats.hyperslabs import Pause
 from distdl_jax.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.progress_line import Progress, bytes_shown
 from distdl_jax.spec_trees import specs_by_path
 from distdl_jax.validation import checked_integer
 from distdl_jax.world import World
@@ -70,10 +71,10 @@ class Plan(NamedTuple):
 
 
 class UnfinishedFile:
-    """A file that is being written, by its descriptor."""
+    """A file that is being written, by its descriptor; `shown` shows how far."""
 
-    def __init__(self, target: Disk, descriptor: int, pause: Pause) -> None:
-        self._disk, self._descriptor, self._pause = target, descriptor, pause
+    def __init__(self, target: Disk, descriptor: int, pause: Pause, shown: Progress[Any]) -> None:
+        self._disk, self._descriptor, self._pause, self._shown = target, descriptor, pause, shown
         self._unsynced = 0
 
     def write(self, data: memoryview, offset: int, chunk: int | None = None) -> list[int]:
@@ -86,6 +87,7 @@ class UnfinishedFile:
             self._unsynced += len(piece)
             if self._unsynced >= UNSYNCED:
                 self.sync()
+            self._shown.advance(len(piece))
             self._pause()
         return sums
 
@@ -205,16 +207,17 @@ class Writing:
         descriptor = self.disk.create(os.path.join(self._folder, name))
         try:
             self.disk.reserve(descriptor, size)
-            file = UnfinishedFile(self.disk, descriptor, pause)
-            file.write(memoryview(head), 0)
-            sums_at = tensors[CHECKSUMS].offset
-            for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
-                sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
-                file.write(sums, sums_at)
-                block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
-                blocks.append({"leaf": own.leaf, **block_to_json(block)})
-                sums_at += 4 * count
-            file.sync()
+            with bytes_shown(self._world, f"checkpoint of step {self.step}, written by worker 0", size) as shown:
+                file = UnfinishedFile(self.disk, descriptor, pause, shown)
+                file.write(memoryview(head), 0)
+                sums_at = tensors[CHECKSUMS].offset
+                for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
+                    sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
+                    file.write(sums, sums_at)
+                    block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
+                    blocks.append({"leaf": own.leaf, **block_to_json(block)})
+                    sums_at += 4 * count
+                file.sync()
         finally:
             self.disk.close(descriptor)
         return {"file": name, "bytes": size, "blocks": blocks}

@@ -28,7 +28,7 @@ def table(layers: Sequence[LayerCost], total: LayerCost, once: Times | None, sec
     if once is not None:
         rows.append(["call, sum of the loss", *[""] * len(AMOUNTS), *_times(once, step)])
     rows.append([total.title, *_amounts(total.amounts), *_times(total.times, step)])
-    lines = _aligned(rows)
+    lines = aligned(rows)
     lines.insert(1, "-" * max(map(len, lines)))
     lines.insert(-1, lines[1])
     if seconds is not None:
@@ -38,13 +38,13 @@ def table(layers: Sequence[LayerCost], total: LayerCost, once: Times | None, sec
 
 def _amounts(amounts: Amounts) -> list[str]:
     messages = amounts.messages + amounts.collectives_forward + amounts.collectives_backward
-    return [_number(amounts.flops.max() / 1e6), str(messages.max()), _number(amounts.bytes.max() / 1e6)]
+    return [number(amounts.flops.max() / 1e6), str(messages.max()), number(amounts.bytes.max() / 1e6)]
 
 
 def _times(times: Times | None, step: float) -> list[str]:
     if times is None:
         return []
-    waiting = " ".join(_number(1e3 * of(times.waiting)) for of in (np.min, np.mean, np.max))
+    waiting = " ".join(number(1e3 * of(times.waiting)) for of in (np.min, np.mean, np.max))
     means = (times.forward, times.backward, times.update, times.transfer)
     others = (times.exposed, times.hideable)
     share = f"{times.total.mean() / step:.1%}" if step else ""
@@ -52,19 +52,19 @@ def _times(times: Times | None, step: float) -> list[str]:
 
 
 def _milliseconds(seconds: np.ndarray) -> str:
-    return _number(1e3 * seconds.mean())
+    return number(1e3 * seconds.mean())
 
 
-def _number(number: float) -> str:
+def number(value: float) -> str:
     """Return a number to three digits, without an exponent."""
-    if number == 0:
+    if value == 0:
         return "0"
-    if number < 0.0005:
+    if value < 0.0005:
         return "0.000"
-    return f"{number:.3f}" if number < 1 else f"{number:.2f}" if number < 100 else f"{number:.0f}"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines, the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -55,7 +55,9 @@ def completed(layer: Any, plan: Plan, x: ShapeDtypes, world: World, dtype: np.dt
     if isinstance(layer, Wrapper):
         inner = completed(layer.layer, plan, x, world, dtype)
         return TracedPlan(plan.outputs, layer, x, world, dtype, inner)
-    if isinstance(layer, Layer) and type(plan).actions is Plan.actions:
+    # A layer of a user's own may take another network's plan for the shapes of its output, not for what it does.
+    borrowed = isinstance(plan, SequentialPlan | ResidualPlan) and not isinstance(layer, Sequential | Residual)
+    if isinstance(layer, Layer) and (borrowed or type(plan).actions is Plan.actions):
         return TracedPlan(plan.outputs, layer, x, world, dtype)
     return plan
 

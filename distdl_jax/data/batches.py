@@ -79,6 +79,7 @@ def batches(
     reader = _reader(source, spec, batch_size, halo)
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
     place = _place(state)
+    left = None
     if isinstance(reader, RowReader):
         order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, drop_last)
         if not order.batches:
@@ -86,11 +87,13 @@ def batches(
                 f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."
             )
         read = _of_rows(reader, order, place, epochs)
+        if epochs is not None:
+            left = max(0, (epochs - place.epoch) * order.batches - place.batch)
     elif batch_size is not None or key is not None:
         raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
     else:
         read = _as_they_come(reader, place, epochs)
-    return Batches(read, place, checked_integer("prefetch", prefetch, 0))
+    return Batches(read, place, checked_integer("prefetch", prefetch, 0), left)
 
 
 class Batches:
@@ -107,8 +110,9 @@ class Batches:
     ([[0, 1], [2, 3]], {'epoch': 0, 'batch': 1})
     """
 
-    def __init__(self, read: _Read, place: Place, prefetch: int) -> None:
+    def __init__(self, read: _Read, place: Place, prefetch: int, left: int | None = None) -> None:
         self._place = place
+        self._left = left
         self._read = read
         self._ahead = _Ahead(self._read, prefetch) if prefetch else None
 
@@ -125,8 +129,14 @@ class Batches:
     def __iter__(self) -> Batches:
         return self
 
+    def __length_hint__(self) -> int:
+        """Return how many batches are left, for `dj.progress`; `NotImplemented` where that is not known."""
+        return NotImplemented if self._left is None else self._left
+
     def __next__(self) -> Any:
         batch, self._place = next(self._read) if self._ahead is None else self._ahead.next()
+        if self._left is not None:
+            self._left -= 1
         return jax.tree.map(jax.device_put, batch)
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 
 from distdl_jax.doctor.facts import Devices, Mpi, Software, Threads
 from distdl_jax.launch import supervised
+from distdl_jax.launch.gpus import cuda_plugin, gpu_in_use
 from distdl_jax.launch.packages import PACKAGES, installed_version, minimum_versions
 from distdl_jax.settings import current_settings
 
@@ -36,7 +36,7 @@ def start_mpi() -> Mpi:
     except (ImportError, RuntimeError) as error:
         bridge_error = _sentence(error)
     try:
-        from distdl_jax.transports.mpi.launch_checks import loaded_mpi_libraries, mpi_library, thread_level
+        from distdl_jax.transports.mpi.launch_checks import cuda_aware, loaded_mpi_libraries, mpi_library, thread_level
     except ImportError as error:  # no JAX
         return Mpi(size=MPI.COMM_WORLD.Get_size(), bridge_error=bridge_error or _sentence(error))
     loaded = loaded_mpi_libraries()
@@ -46,16 +46,8 @@ def start_mpi() -> Mpi:
         size=MPI.COMM_WORLD.Get_size(),
         thread_level=thread_level(),
         bridge_error=bridge_error,
-        cuda_aware=_cuda_aware(loaded),
+        cuda_aware=cuda_aware(loaded),
     )
-
-
-def _cuda_aware(libraries: tuple[str, ...]) -> bool | None:
-    """Return what the extension of MPICH and Open MPI says of it; None for other libraries."""
-    for library in libraries:
-        with suppress(OSError, AttributeError):
-            return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
-    return None
 
 
 def software() -> Software:
@@ -108,7 +100,6 @@ def devices() -> Devices:
     """Return the facts about JAX's devices and the host's GPUs; after `software`."""
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible, platforms = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("JAX_PLATFORMS", "")
-    plugin = next((name for name in ("jax-cuda13-plugin", "jax-cuda12-plugin") if installed_version(name)), None)
     kind, count, bridge = "cpu", 1, False
     with suppress(ImportError, RuntimeError):
         import jax
@@ -117,7 +108,8 @@ def devices() -> Devices:
         from distdl_jax.transports.mpi.compat import import_mpi4jax
 
         bridge = bool(import_mpi4jax().has_cuda_support())
-    return Devices(kind, count, gpus, visible, plugin, bridge, os.environ.get("MPI4JAX_USE_CUDA_MPI"), platforms)
+    gpu, use_cuda_mpi = gpu_in_use() if kind == "gpu" else "", os.environ.get("MPI4JAX_USE_CUDA_MPI")
+    return Devices(kind, count, gpus, visible, cuda_plugin(), bridge, use_cuda_mpi, platforms, gpu)
 
 
 def threads() -> Threads:

@@ -25,7 +25,7 @@ def _device(facts: Facts) -> Iterator[Finding]:
         found = f"This process has {devices.count} JAX devices, but a worker is one process with one device."
         cure = "Leave --xla_force_host_platform_device_count out of XLA_FLAGS."
         if _on_gpu(facts):
-            cure = "Give each worker its GPU: CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK, srun --gpus-per-task=1."
+            cure = "python -m distdl_jax gives each worker its GPU (DISTDL_JAX_GPUS); or srun --gpus-per-task=1."
         yield Finding("error", "devices", found, cure)
     elif devices.platform == "cpu" and devices.gpus and devices.platforms != "cpu" and devices.visible != "":
         found = f"JAX computes on the CPU, but the host has {devices.gpus} NVIDIA GPU{'s' * (devices.gpus > 1)}."
@@ -48,8 +48,7 @@ def _messages_of_gpus(facts: Facts) -> Iterator[Finding]:
         return
     elif not devices.bridge:
         found = "JAX computes on a GPU, but mpi4jax was compiled without CUDA."
-        cure = "CUDA_ROOT=... python -m pip install --no-cache-dir --no-build-isolation --no-binary=mpi4jax mpi4jax"
-        yield Finding("error", "gpu messages", found, f"{cure} (docs/install.md)")
+        yield Finding("error", "gpu messages", found, "make venv GPU=cuda13, or as docs/gpu.md says.")
     elif devices.use_cuda_mpi == "1":
         yield Finding("ok", "gpu messages", "MPI reads the GPU's memory.")
     else:
@@ -58,13 +57,14 @@ def _messages_of_gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def _one_gpu_for_many(everyone: Sequence[Facts], workers: Sequence[int]) -> Iterator[Finding]:
-    users: dict[str | None, list[int]] = {}
+    users: dict[str, list[int]] = {}
     for worker, facts in zip(workers, everyone, strict=True):
         if _on_gpu(facts):
-            users.setdefault(facts.devices.visible, []).append(worker)
-    for visible, sharing in users.items():
+            name = "not set" if facts.devices.visible is None else facts.devices.visible
+            users.setdefault(facts.devices.gpu or f"CUDA_VISIBLE_DEVICES is {name}", []).append(worker)
+    shared = everyone[0].settings.settings.gpus == "share"
+    for gpu, sharing in users.items():
         if len(sharing) > 1:
-            name = "not set" if visible is None else visible
-            found = f"{worker_names(sharing).capitalize()} on {HOST} share one GPU (CUDA_VISIBLE_DEVICES is {name})."
-            cure = "Give each its own: CUDA_VISIBLE_DEVICES by the worker's number on its host, srun --gpus-per-task=1."
-            yield Finding("warning", "devices", found, cure)
+            found = f"{worker_names(sharing).capitalize()} on {HOST} share one GPU ({gpu})."
+            cure = "python -m distdl_jax gives each worker its own; with DISTDL_JAX_GPUS=share they share the memory."
+            yield Finding("ok" if shared else "error", "devices", found, "" if shared else cure)

@@ -136,7 +136,7 @@ class Devices:
     - `platform`, `count`: JAX's default device, and how many this process has.
     - `gpus`: NVIDIA GPUs of the host; `visible`: CUDA_VISIBLE_DEVICES; `plugin`: JAX's package for CUDA.
     - `bridge`: whether mpi4jax has its CUDA bridge; `use_cuda_mpi`: MPI4JAX_USE_CUDA_MPI.
-    - `platforms`: JAX_PLATFORMS.
+    - `platforms`: JAX_PLATFORMS. - `gpu`: the name of the GPU that CUDA shows this process first.
     """
 
     platform: str = "cpu"
@@ -147,6 +147,7 @@ class Devices:
     bridge: bool = False
     use_cuda_mpi: str | None = None
     platforms: str = ""
+    gpu: str = ""
 
 
 @dataclass(frozen=True)

@@ -193,14 +193,16 @@ def draw_face(blocks: Blocks, face: Face, depth: float) -> str:
     return f'<g class="block">{sides(x, y, w, h, 0, depth, fill) if depth else ""}{front}</g>'
 
 
-def sides(x: float, y: float, w: float, h: float, near: float, far: float, fill: str, more: str = "") -> str:
+def sides(x: float, y: float, w: float, h: float, near: float, far: float, fill: str, shaded: bool = True) -> str:
     """Return the top and the right side, from one depth to another, of what has its front at (x, y)."""
     (right, up), (farther, higher) = ((TILT[0] * depth, TILT[1] * depth) for depth in (near, far))
     top = [(x + right, y + up), (x + farther, y + higher), (x + w + farther, y + higher), (x + w + right, y + up)]
     side = [top[3], top[2], (x + w + farther, y + h + higher), (x + w + right, y + h + up)]
-    return "".join(polygon(corners, fill, more=more) for corners in (top, side)) + (
-        polygon(top, PAPER, "none", more=' fill-opacity=".4"') + polygon(side, INK, "none", more=' fill-opacity=".14"')
-    )
+    found = polygon(top, fill) + polygon(side, fill)
+    if shaded:
+        found += polygon(top, PAPER, "none", more=' fill-opacity=".4"')
+        found += polygon(side, INK, "none", more=' fill-opacity=".14"')
+    return found
 
 
 def draw_blocks(blocks: Blocks, size: float = 0) -> Part:

@@ -6,9 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from distdl_jax.drawing.blocks import Blocks, named
+from distdl_jax.drawing.blocks import Blocks
 from distdl_jax.drawing.grids import Face, draw_face, lay_out, sides
-from distdl_jax.drawing.svg import GREY, INK, Part, Point, arrow, below, bytes_text, hatched, rect, text, tint, words
+from distdl_jax.drawing.svg import (
+    GREY,
+    HATCH,
+    INK,
+    Part,
+    Point,
+    arrow,
+    below,
+    bytes_text,
+    hatched,
+    rect,
+    text,
+    tint,
+    words,
+)
 
 
 class Strip(NamedTuple):
@@ -46,15 +60,17 @@ def draw_halos(blocks: Blocks, strips: Sequence[Strip]) -> Part:
     stacks = Counter((strip.dest, strip.axis, strip.is_low) for strip in on_face)
     thick = max((strip.pixels for strip in on_face), default=0) * max(stacks.values(), default=0)
     is_deep = len(blocks.drawn) > 2
-    gap = 2 * thick + 18 + (22 if is_deep else 0)
-    around_all = thick + (22 if not all(_touch(blocks, strip) for strip in on_face) else 6)
+    far = not all(_touch(blocks, strip) for strip in on_face)
+    gap = 2 * thick + 18 + (22 if is_deep else 0) + (14 if far else 0)
+    around_all = thick + (30 if far else 6)
     laid = lay_out(blocks, gap, around_all, bands=2 * BAND if others else 0, under=_under(blocks, others))
     faces = {worker: face for face in laid.faces for worker in face.block.workers}
     around: dict[int, dict[tuple[int, bool], float]] = {worker: {} for worker in faces}
     for strip in on_face:
         side = around[strip.dest]
         side[strip.axis, strip.is_low] = side.get((strip.axis, strip.is_low), 0.0) + strip.pixels
-    bands: dict[tuple[int, bool], Strip] = {(strip.dest, strip.is_low): strip for strip in others}
+    depth_dim = blocks.drawn[-3:][0]
+    bands = {(strip.dest, strip.is_low): strip for strip in others if strip.axis == depth_dim}
     body = []
     for face in sorted(laid.faces, key=lambda face: (face.panel, -face.y, face.x)):
         worker = face.block.workers[0]
@@ -67,10 +83,12 @@ def draw_halos(blocks: Blocks, strips: Sequence[Strip]) -> Part:
     ends = [_ends(blocks, strip, place, faces) for strip, place in placed]
     body += [rect(*taken, "none", INK, more=_DASHED) for _, _, taken in ends if taken is not None]
     for (strip, _), (start, stop, taken) in zip(placed, ends, strict=True):
-        body.append(arrow(start, stop, strip.about, more=' data-messages="1"'))
+        body.append(arrow(start, stop, strip.about, more=' data-messages="1"', bordered=len(placed) <= 64))
         if taken is None:
-            body.append(text(start[0], start[1] + 3, strip.source, 10, fill=GREY))
-    body += _between_slabs(others, faces, around_all)
+            across, away = strip.axis == blocks.drawn[-1], -8 if strip.is_low else 8
+            x, y = (start[0] + away, start[1]) if across else (start[0], start[1] + away)
+            body.append(text(x, y + 3.5, strip.source, 10, fill=GREY))
+    body += _between_slabs(blocks, others, faces, around_all)
     picture = Part(laid.width, laid.height, (*body, *laid.captions), laid.anchors)
     legend = ["Hatched: entries of neighbours. Dashed: entries that are sent."]
     if others:
@@ -165,15 +183,15 @@ def _prism(
     found = []
     if high:
         far = near + depth
-        found += [sides(*box, far, far + BAND, tint(high.source)), sides(*box, far, far + BAND, "url(#dj-hatch)")]
+        found += [sides(*box, far, far + BAND, tint(high.source)), sides(*box, far, far + BAND, HATCH, shaded=False)]
     found.append(sides(*box, near, near + depth, tint(worker)))
     if low:
-        found += [sides(*box, 0, near, tint(low.source)), sides(*box, 0, near, "url(#dj-hatch)")]
+        found += [sides(*box, 0, near, tint(low.source)), sides(*box, 0, near, HATCH, shaded=False)]
     found.append(rect(*box, tint(worker), INK))
     return "".join(found)
 
 
-def _between_slabs(strips: Sequence[Strip], faces: Mapping[int, Face], around: float) -> list[str]:
+def _between_slabs(blocks: Blocks, strips: Sequence[Strip], faces: Mapping[int, Face], around: float) -> list[str]:
     """Return an arrow from each slab to each other one that it sends to, with the number of messages and bytes."""
     bundles: dict[tuple[int, int], list[Strip]] = {}
     for strip in strips:
@@ -187,22 +205,22 @@ def _between_slabs(strips: Sequence[Strip], faces: Mapping[int, Face], around: f
         panel: (min(face.x for face in some) + max(face.x + face.w for face in some)) / 2
         for panel, some in of_panel.items()
     }
+    captions = [blocks.caption(key) for key in blocks.panels]
     found = []
     for (one, other), some in sorted(bundles.items()):
-        start, stop = (middles[panel] for panel in (one, other))
-        forth = 1 if other > one else -1
-        same_row = bottoms[one] == bottoms[other]
-        y = min(bottoms[one], bottoms[other]) + around + (36 if forth > 0 else 56) + (0 if same_row else 44)
-        total = sum(strip.nbytes for strip in some)
+        forth, upper = other > one, min(one, other)
+        y, total = bottoms[upper] + around, sum(strip.nbytes for strip in some)
         count = f"{len(some)} message{'s' * (len(some) > 1)}"
-        turn = 1 if stop > start else -1
-        ends = (start + 26 * turn, y), (stop - 26 * turn, y)
+        shown = f"{count}, {bytes_text(total)}"
+        if bottoms[one] == bottoms[other]:
+            y += 36 if forth else 56
+            turn = 26 if middles[other] > middles[one] else -26
+            ends = (middles[one] + turn, y), (middles[other] - turn, y)
+            found.append(text((middles[one] + middles[other]) / 2, y - 5, shown, 10, fill=GREY))
+        else:  # the other one is in the next row
+            x = middles[upper] - (100 if forth else 88)
+            ends = (x, y + (64 if forth else 92)), (x, y + (92 if forth else 64))
+            shown = f"{captions[one]} to {captions[other]}: {shown}"
+            found.append(text(middles[upper] - 80, y + (74 if forth else 88), shown, 10, "start", GREY))
         found.append(arrow(*ends, f"{count}, {total:,} bytes", more=f' data-messages="{len(some)}"'))
-        if not same_row:
-            count = f"{_workers(of_panel[one])} to {_workers(of_panel[other])}: {count}"
-        found.append(text((start + stop) / 2, y - 5, f"{count}, {bytes_text(total)}", 10, fill=GREY))
     return found
-
-
-def _workers(faces: Sequence[Face]) -> str:
-    return named(sorted(worker for face in faces for worker in face.block.workers))

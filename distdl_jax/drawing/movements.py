@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from distdl_jax.drawing.blocks import Blocks, listing
+from distdl_jax.drawing.blocks import Blocks, label, named
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.drawing.grids import draw_blocks, lay_out, titled
 from distdl_jax.drawing.halos import Strip, draw_halos
@@ -41,6 +41,7 @@ MOST_STEPS = 16
 """How many movements of one layer are drawn."""
 
 MOST_PIECES = 400
+"""How many boxes that move are drawn."""
 
 
 class Message(NamedTuple):
@@ -49,6 +50,10 @@ class Message(NamedTuple):
     source: int
     dest: int
     nbytes: int
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.source, self.dest
 
     @property
     def about(self) -> str:
@@ -120,7 +125,9 @@ class Step:
             found.append(f"and messages of {len(by_size) - 6} other lengths")
         for call in self.calls[:8]:
             root = "" if call.root is None else f" with root {call.root}"
-            found.append(f"{call.kind} of {call.nbytes:,} bytes among {listing(call.team[:16])}{root}")
+            found.append(f"{call.kind} of {call.nbytes:,} bytes among {named(sorted(call.team))}{root}")
+        if len(self.calls) > 8:
+            found.append(f"and {len(self.calls) - 8} more operations of teams")
         return found
 
     @property
@@ -178,9 +185,11 @@ def _picture(step: Step) -> Part:
             count, total = found.get((source, dest), (0, 0))
             found[source, dest] = count + 1, total + size
         workers = sorted({worker for pair in found for worker in pair})
-        return _in_rows([*ends, message_matrix(workers, found)])
+        return _in_rows([*ends, message_matrix(workers, found)] if workers else ends)
     if step.before is not None and step.after is not None:
-        return _between(step, step.before, step.after)
+        if all(len(block.workers) == 1 for blocks in (step.before, step.after) for block in blocks.blocks):
+            return _between(step, step.before, step.after)
+        return below([_in_rows(ends), _lanes(step)])
     return below([*ends, _lanes(step)])
 
 
@@ -199,13 +208,16 @@ def _between(step: Step, before: Blocks, after: Blocks) -> Part:
     here = {worker: _moved(at, places[0]) for worker, at in first[0].anchors.items()}
     there = {worker: _moved(at, places[1]) for worker, at in second[0].anchors.items()}
     middle = width + gap / 2 - 8, 26.0, height
-    if first[1]:
-        body += _piece_arrows(step, first[1], second[1], places)
-    else:
-        body += _arrows(step, here, there, middle, apart=12)
+    of_boxes = [message for message in step.messages if message.pair in first[1] and message.pair in second[1]]
+    body += _piece_arrows(of_boxes, first[1], second[1], places)
+    others = tuple(message for message in step.messages if message not in of_boxes)
+    body += _arrows(replace(step, messages=others), here, there, middle, apart=12)
     # Numbers on top of the arrows that go over them.
-    shown = {(number_at, worker) for ends in (here, there) for worker, number_at in ends.items()}
-    body += [badge(*number_at, worker) for number_at, worker in sorted(shown)]
+    owners: dict[Point, list[int]] = {}
+    for ends in (here, there):
+        for worker, at in ends.items():
+            owners.setdefault(at, []).append(worker)
+    body += [badge(*at, label(workers)) for at, workers in sorted(owners.items())]
     return Part(
         width + gap + max(two.width, titles[1].width), height + 34 + max(note.height for note in notes), tuple(body)
     )
@@ -253,19 +265,21 @@ def _with_pieces(blocks: Blocks, pieces: Sequence[Piece], *, arriving: bool) -> 
 
 
 def _piece_arrows(
-    step: Step, leaving: Mapping[Pair, Area], arriving: Mapping[Pair, Area], places: tuple[Point, Point]
+    of_boxes: Sequence[Message],
+    leaving: Mapping[Pair, Area],
+    arriving: Mapping[Pair, Area],
+    places: tuple[Point, Point],
 ) -> list[str]:
     """Return arrows from box to box; those from one block don't run on one line."""
     found = []
     some: dict[int, list[Message]] = {}
-    for message in step.messages:
+    for message in of_boxes:
         some.setdefault(message.source, []).append(message)
     for messages in some.values():
         for i, message in enumerate(messages, 1):
-            pair = message[:2]
             ends = []
             for areas, (left, top) in zip((leaving, arriving), places, strict=True):
-                x, y, w, h = areas[pair]
+                x, y, w, h = areas[message.pair]
                 ends.append((left + x + w / 2, top + y + h * i / (len(messages) + 1)))
             dot = f'<circle cx="{ends[0][0]:.1f}" cy="{ends[0][1]:.1f}" r="2.5" fill="{INK}"/>'
             found.append(dot + arrow(ends[0], ends[1], message.about))
@@ -286,7 +300,7 @@ def _arrows(
     - `middle`: where, between left and right, the operations of teams are: x, and the first and the last y.
     - `apart`: how far from a block's middle arrows begin and end.
     """
-    found = []
+    found: list[str] = []
     for message in step.messages:
         source, dest = message.source, message.dest
         start, stop = here.get(source, there.get(source)), there.get(dest, here.get(dest))
@@ -296,6 +310,8 @@ def _arrows(
         length = max(((stop[0] - start[0]) ** 2 + (stop[1] - start[1]) ** 2) ** 0.5, 1)
         step_x, step_y = apart * (stop[0] - start[0]) / length, apart * (stop[1] - start[1]) / length
         bend = (34 if (stop[1] > start[1]) == (source in here) else -34) if on_one_side else 0
+        if apart and not bend and _passes(start, stop, {*here.values(), *there.values()} - {start, stop}):
+            bend = 36 if len(found) % 2 else -36
         ends = (start[0] + step_x, start[1] + step_y), (stop[0] - step_x, stop[1] - step_y)
         found.append(arrow(*ends, message.about, bend))
     x, top, height = middle
@@ -310,6 +326,15 @@ def _arrows(
                 found.append(arrow(at, (there[worker][0] - apart, there[worker][1]), about))
         found.append(f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="5" fill="{INK}"><title>{about}</title></circle>')
     return found
+
+
+def _passes(start: Point, stop: Point, others: Set[Point]) -> bool:
+    """Say whether a straight arrow would go over the number of a block that it has nothing to do with."""
+    (x1, y1), (x2, y2) = start, stop
+    length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1)
+    along = [((x - x1) * (x2 - x1) + (y - y1) * (y2 - y1)) / length for x, y in others]
+    across = [abs((x - x1) * (y2 - y1) - (y - y1) * (x2 - x1)) / length for x, y in others]
+    return any(0 < at < length and off < 12 for at, off in zip(along, across, strict=True))
 
 
 def _lanes(step: Step) -> Part:

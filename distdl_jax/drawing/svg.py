@@ -14,6 +14,8 @@ PAPER, INK, GREY, FAINT, STRONG = "#ffffff", "#1b1f24", "#57606a", "#b6bdc6", "#
 TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
 """Fills that people with any colour vision tell apart (after Okabe and Ito, lightened)."""
 
+HATCH = "url(#dj-hatch)"
+
 LETTER = 0.56
 """The width of a letter, as a part of its size."""
 
@@ -27,7 +29,7 @@ def tint(worker: int) -> str:
 
 def number(x: float) -> str:
     """Return a coordinate with one decimal, and none where it is whole."""
-    return f"{x:.1f}".removesuffix(".0").replace("-0", "0") if abs(x) < 0.05 else f"{x:.1f}".removesuffix(".0")
+    return f"{x + 0.0:.1f}".removesuffix(".0") if abs(x) >= 0.05 else "0"
 
 
 def bytes_text(count: int) -> str:
@@ -76,30 +78,30 @@ def text(
     return f'<text {where}{side} fill="{fill}"{more}>{escape(str(words))}</text>'
 
 
-def arrow(a: Point, b: Point, about: str = "", bend: float = 0, wide: float = 1.4, more: str = "") -> str:
-    """Return an arrow from a to b, with a halo of paper around it; `bend`: how far its middle is off, to the left."""
+def arrow(a: Point, b: Point, about: str = "", bend: float = 0, more: str = "", bordered: bool = True) -> str:
+    """Return an arrow from a to b, `bordered` by paper; `bend`: how far its middle is off, to the left."""
     (x1, y1), (x2, y2) = a, b
     length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-6)
     middle = (x1 + x2) / 2 + bend * (y2 - y1) / length, (y1 + y2) / 2 - bend * (x2 - x1) / length
     curve = f"Q{number(middle[0])} {number(middle[1])} " if bend else "L"
     path = f"M{number(x1)} {number(y1)}{curve}{number(x2)} {number(y2)}"
-    under = f'<path d="{path}" stroke="{PAPER}" stroke-width="{number(wide + 2.4)}"/>'
-    over = f'<path d="{path}" stroke="{INK}" stroke-width="{number(wide)}" marker-end="url(#dj-head)"/>'
+    under = f'<path d="{path}" stroke="{PAPER}" stroke-width="3.8"/>' if bordered else ""
+    over = f'<path d="{path}" stroke="{INK}" stroke-width="1.4" marker-end="url(#dj-head)"/>'
     shown = f"<title>{escape(about)}</title>" if about else ""
     return f'<g class="arrow" fill="none"{more}>{shown}{under}{over}</g>'
 
 
-def badge(x: float, y: float, words: object) -> str:
-    """Return a number in a disc of paper, in the middle of a block that other marks are on."""
-    return f'<circle cx="{number(x)}" cy="{number(y)}" r="9.5" fill="{PAPER}" stroke="{INK}"/>' + text(
-        x, y + 4.2, words, 12 if len(str(words)) < 3 else 9
-    )
+def badge(x: float, y: float, words: str) -> str:
+    """Return a number on a disc of paper, in the middle of a block that other marks are on."""
+    width = max(19.0, 9 + width_of(words, 12))
+    disc = rect(x - width / 2, y - 9.5, width, 19, PAPER, INK, more=' rx="9.5"')
+    return disc + text(x, y + 4.2, words, 12)
 
 
 def hatched(x: float, y: float, w: float, h: float, fill: str, about: str = "") -> str:
     """Return a rectangle that is hatched: what another worker sent."""
     under = rect(x, y, w, h, fill, stroke="")
-    return f'<g class="strip">{under}{rect(x, y, w, h, "url(#dj-hatch)", INK, about)}</g>'
+    return f'<g class="strip">{under}{rect(x, y, w, h, HATCH, INK, about)}</g>'
 
 
 def _closed(tag: str, start: str, about: str) -> str:

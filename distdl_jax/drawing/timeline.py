@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from distdl_jax.drawing.blocks import MOST, listing
+from distdl_jax.drawing.blocks import MOST, named
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.drawing.svg import (
     FAINT,
@@ -50,7 +50,7 @@ class Event(NamedTuple):
         if self.kind == "message":
             source, dest = self.team
             return f"{source} \N{RIGHTWARDS ARROW} {dest}  {self.nbytes:,} bytes{what}"
-        return f"{self.kind} of {listing(self.team[:16])}  {self.nbytes:,} bytes{what}"
+        return f"{self.kind} of {named(sorted(self.team))}  {self.nbytes:,} bytes{what}"
 
 
 class Waits(NamedTuple):

@@ -21,6 +21,8 @@ _LOCAL_SIZES = (
     "SLURM_STEP_TASKS_PER_NODE",  # "4(x2),3": on the first host; the others have as many, or one less
 )
 
+_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
 
 def job_size(names: tuple[str, ...] = _SIZES) -> int:
     """Return how many processes were started together; 1 where no launcher says so."""
@@ -35,6 +37,11 @@ def job_rank() -> int | None:
 def local_size() -> int:
     """Return how many of them run on this host; 1 where no launcher says so."""
     return _number(_LOCAL_SIZES) or 1
+
+
+def local_rank() -> int | None:
+    """Return this process's number among those on this host; None where no launcher says so, 0 without a launcher."""
+    return _number(_LOCAL_RANKS) if job_size() > 1 else 0
 
 
 def _number(names: tuple[str, ...]) -> int | None:

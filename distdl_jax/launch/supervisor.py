@@ -10,13 +10,15 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from distdl_jax.launch.launcher import abort_job, job_size, local_size, report_normal_end, worker_text
+from distdl_jax.launch.gpus import choose_gpu, computes_on_gpu, visible_gpus
+from distdl_jax.launch.launcher import abort_job, job_size, local_rank, local_size, report_normal_end, worker_text
 from distdl_jax.launch.supervised import CHANNEL, ENDS, FAILED, IN_WORLD, STARTS_MPI
 from distdl_jax.launch.worker_environment import usable_cores, worker_environment
 from distdl_jax.settings import current_settings
@@ -45,13 +47,29 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
     os.set_blocking(hears, False)
     os.set_inheritable(tells, True)
     workers_here = local_size()
-    environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here))}
+    environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here)), **_gpu()}
     signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored never wakes a process that waits for signals
     # Descriptors of the launcher's (PMI's) go on to the worker.
     worker = subprocess.Popen(command, env={**environment, CHANNEL: str(tells)}, close_fds=False)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     _end_as(worker, _watch(worker, hears, start_limit))
+
+
+def _gpu() -> dict[str, str]:
+    """Return what gives the worker its GPU; end the job where there is none for it."""
+    if not computes_on_gpu(os.environ.get("JAX_PLATFORMS", "")):
+        return {}
+    gpus, use = visible_gpus(os.environ), current_settings().gpus
+    choice = choose_gpu(os.environ, gpus, local_size(), local_rank(), use, socket.gethostname())
+    if choice.problem:
+        if local_rank() == 0:
+            _say(f"{choice.problem}\n")
+        abort_job(1)
+        os._exit(1)
+    if choice.line:
+        _say(f"{choice.line}\n")
+    return choice.added
 
 
 def _watch(worker: subprocess.Popen[bytes], hears: int, start_limit: float | None) -> list[str]:

@@ -32,6 +32,9 @@ from distdl_jax.tensors import TensorSpec, check_spec, drawn_blocks
 MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""
 
+NAMES = {"all_sum": "all_sum_reduce", "extremum": "all_reduce"}
+"""Of movements that are called otherwise than their plans."""
+
 MOST_OPERATIONS = 10_000
 """How many operations of one movement are looked at: where each of many workers sends to all others, it takes long."""
 
@@ -54,7 +57,10 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
     plan = layer.plan(x, **options)
     notes: list[str] = []
     specs = jax.tree.leaves_with_path(layer.param_specs(), is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
-    parameters = [drawn_blocks(spec, jax.tree_util.keystr(path, simple=True)) for path, spec in specs[:MOST_PARAMETERS]]
+    parameters = [
+        drawn_blocks(spec, jax.tree_util.keystr(path, simple=True, separator="."))
+        for path, spec in specs[:MOST_PARAMETERS]
+    ]
     if len(specs) > MOST_PARAMETERS:
         notes.append(f"Left out: the blocks of {len(specs) - MOST_PARAMETERS} more parameters.")
     after = None
@@ -144,7 +150,8 @@ def _name(action: Moves) -> str:
         name = "all_gather" if movement.gathers else "reduce_scatter"
     elif not name:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(movement).__name__.strip("_").removesuffix("Plan")).lower()
-    return f"{name} of parameters" if action.of == PARAMS else str(name)
+        name = NAMES.get(name, name)
+    return f"{name} of parameters" if action.of == PARAMS and name != "parameters" else str(name)
 
 
 def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks | None) -> Step:

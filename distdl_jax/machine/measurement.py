@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +19,7 @@ from distdl_jax.machine.places import Places, host_memory, own_place
 from distdl_jax.machine.samples import Rounds, Subject, combined
 from distdl_jax.machine.timed_loops import Job, rest, take_rounds, until_all_come
 from distdl_jax.partition import Partition
+from distdl_jax.progress_line import progress
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import checked_boolean
 from distdl_jax.world import World
@@ -36,15 +34,13 @@ QUICK_ROUNDS, QUICK_ENOUGH = 1, 0.001
 
 _FEW = compute.CONVOLUTIONS[2:3]
 
-Show = Callable[[str], None]
-
 
 def measure(*, quick: bool = False) -> Machine:
     """Measure the machine that this job runs on: messages, collective operations, arithmetic, memory.
 
     Collective: all workers of the job call it, and nothing else should run on their cores. It takes about a minute;
-    worker 0 writes to stderr how far it is. Start as many workers on each host as the jobs will have that are to be
-    foreseen, bound alike: a worker computes slower, and messages take longer, where more of them share a host. Levels
+    worker 0 shows how far it is. Start as many workers on each host as the jobs will have that are to be foreseen,
+    bound alike: a worker computes slower, and messages take longer, where more of them share a host. Levels
     that are not among the workers stay guesses: measure on two hosts or more for messages between hosts.
 
     **Arguments:**
@@ -75,8 +71,8 @@ def measure(*, quick: bool = False) -> Machine:
     places = Places(tuple(comm.allgather(own_place())))
     memory = min(comm.allgather(host_memory()))
     about, today = comm.bcast((_about(), date.today().isoformat()))
-    with _progress(comm.rank == 0) as show, jax.enable_x64(True):
-        samples = combined(comm.allgather(_take(world, comm, places, quick, show)))
+    with jax.enable_x64(True):
+        samples = combined(comm.allgather(_take(world, comm, places, quick)))
     comm.Free()
     hosts = len(places.hosts)
     return Machine(
@@ -89,15 +85,12 @@ def measure(*, quick: bool = False) -> Machine:
     )
 
 
-def _take(world: World, comm: MPI.Intracomm, places: Places, quick: bool, show: Show) -> dict[Subject, Rounds]:
+def _take(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> dict[Subject, Rounds]:
     """Return this worker's seconds of each subject that it takes part in, by round."""
-    jobs = []
-    for job in _jobs(world, comm, places, quick):
-        jobs.append(job)
-        show(f"programs are compiled, {len(jobs)}")
+    jobs = list(progress(_jobs(world, comm, places, quick), label="compiling what is measured", unit="program"))
     until_all_come(comm, rest)
     rounds, enough = (QUICK_ROUNDS, QUICK_ENOUGH) if quick else (ROUNDS, ENOUGH)
-    return take_rounds(jobs, comm, rounds, enough, show)
+    return take_rounds(jobs, comm, rounds, enough)
 
 
 def _jobs(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> Iterator[Job]:
@@ -136,22 +129,3 @@ def _about() -> str:
     from distdl_jax.kernels.cpu.timing import machine
 
     return machine()
-
-
-@contextmanager
-def _progress(shows: bool) -> Iterator[Show]:
-    """Write one line to stderr that says how far the measurement is, and end it."""
-    began, last = time.monotonic(), 0.0
-
-    def show(what: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if shows and now - last > (0.2 if sys.stderr.isatty() else 10):
-            last = now
-            text = f"Measuring the machine, {now - began:.0f} s: {what}"
-            print(f"\r{text:<70}" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
-            print("" if sys.stderr.isatty() else "\n", end="", file=sys.stderr, flush=True)
-
-    yield show
-    if shows and sys.stderr.isatty():
-        print(file=sys.stderr)

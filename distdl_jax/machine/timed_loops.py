@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.machine.samples import MEETINGS, Rounds, Subject
+from distdl_jax.progress_line import progress
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,32 +83,28 @@ def repeated(operation: Callable[..., Array], *arrays: Array) -> Seconds:
     return loop(body, jnp.zeros(y.shape, y.dtype), *arrays)
 
 
-def take_rounds(
-    jobs: Sequence[Job], comm: MPI.Intracomm, rounds: int, enough: float, show: Callable[[str], None]
-) -> dict[Subject, Rounds]:
+def take_rounds(jobs: Sequence[Job], comm: MPI.Intracomm, rounds: int, enough: float) -> dict[Subject, Rounds]:
     """Return this worker's seconds of each subject that it takes part in, by round; all workers have the same jobs.
 
     - `enough`: seconds for which a subject is repeated each time.
     """
-    times = []
-    for number, job in enumerate(jobs):
-        show(f"how often, {number + 1} of {len(jobs)}")
-        times.append(_often_enough(job, comm, enough))
+    times = [_often_enough(job, comm, enough) for job in progress(jobs, label="choosing repetitions", unit="program")]
     found: dict[Subject, Rounds] = {job.subject: [] for job in jobs if job.seconds is not None}
     shuffled = random.Random(0)  # the same order on all workers
-    for number in range(rounds):
-        order = list(zip(jobs, times, strict=True))
-        shuffled.shuffle(order)
-        for place, (job, often) in enumerate(order):
-            show(f"round {number + 1} of {rounds}, {place + 1} of {len(jobs)}")
-            comm.Barrier()
-            meanwhile: Callable[[], object] = rest
-            if job.seconds is not None:
-                found[job.subject].append(_batches(job.seconds, often, job.subject))
-                if not isinstance(job.subject, MEETINGS):
-                    # Who is done computing goes on, so that the others are not measured while it rests.
-                    meanwhile = partial(job.seconds, often)
-            until_all_come(comm, meanwhile)
+    with progress(total=rounds * len(jobs), label="measuring the machine", unit="timing") as shown:
+        for _ in range(rounds):
+            order = list(zip(jobs, times, strict=True))
+            shuffled.shuffle(order)
+            for job, often in order:
+                comm.Barrier()
+                meanwhile: Callable[[], object] = rest
+                if job.seconds is not None:
+                    found[job.subject].append(_batches(job.seconds, often, job.subject))
+                    if not isinstance(job.subject, MEETINGS):
+                        # Who is done computing goes on, so that the others are not measured while it rests.
+                        meanwhile = partial(job.seconds, often)
+                until_all_come(comm, meanwhile)
+                shown.advance()
     return found
 
 

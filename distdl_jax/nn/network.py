@@ -14,10 +14,11 @@ from jax.typing import DTypeLike
 from distdl_jax.layer.layer import BaseLayer, Layer, apply_layer, draws_numbers, keeps_state
 from distdl_jax.layer.parameters import unboxed
 from distdl_jax.partition import Partition
+from distdl_jax.tracing.scopes import place_scope
 from distdl_jax.validation import check_key, checked_boolean
 
 RunPart = Callable[[Any, Any, Array], Array]
-"""From the name of a layer, the layer and its input: its output, with the parameters, state and key of that name."""
+"""From the name of a part, the part and its input: its output, with the parameters, state and key of that name."""
 
 
 class Network(BaseLayer):
@@ -34,7 +35,7 @@ class Network(BaseLayer):
 
     @abstractmethod
     def _forward(self, run: RunPart, x: Array) -> Array:
-        """Return the output; `run` applies a layer."""
+        """Return the output; `run` applies a part."""
 
     @property
     def _computes(self) -> str:
@@ -127,9 +128,12 @@ class Network(BaseLayer):
         key_of = dict(zip(names, keys, strict=False))
         states = {name: None if state is None else state[name] for name in names}
 
-        def run(name: Any, layer: Any, x: Array) -> Array:
-            y, states[name] = apply_layer(layer, params[name], x, states[name], training, key_of[name])
-            return y
+        def run(name: Any, part: Any, x: Array) -> Array:
+            with place_scope(name):
+                if not isinstance(part, Layer):
+                    return part(x)
+                y, states[name] = apply_layer(part, params[name], x, states[name], training, key_of[name])
+                return y
 
         y = self._forward(run, x)
         return y if state is None else (y, self._pack(states.values()))

@@ -139,7 +139,7 @@ class Sequential(Network):
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
                 check_taken(seam, {seam.P_x.world.rank: jnp.shape(x)})
-            x = run(place, layer, x) if isinstance(layer, Layer) else layer(x)
+            x = run(place, layer, x)
         return x
 
     def _check_entries(self, name: str, entries: Any) -> None:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +193,7 @@ class Moments:
 class _MovementOfTeams(MovementPlan):
     """The movement of `moments`, in each of its teams."""
 
+    name: ClassVar[str] = "moments"
     moments: Moments
 
     @property

@@ -22,7 +22,7 @@ from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, order_after_previous
 from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
-from distdl_jax.tracing.program_reader import movement_scope
+from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.validation import check_function, checked_integer, is_real
@@ -60,12 +60,12 @@ class Program:
 
     def __call__(self, consts: Leaves, *args: Any) -> Leaves:
         """Return the leaves of its result."""
-        with movement_scope():
+        with body_scope():
             return self._results(list(jaxpr_as_fun(self._traced.program)(*consts, *jax.tree.leaves(args))))
 
     def as_one(self, world: Any, consts: Leaves, *args: Any) -> Leaves:
         """Return the same, to be differentiated whole, or not at all, on every worker."""
-        with movement_scope():
+        with body_scope():
             leaves = [*consts, *jax.tree.leaves(args)]
             return self._results(evaluate_opaquely(world.transport, self._traced.program, leaves))
 
@@ -182,7 +182,7 @@ def solved(solve: Callable[..., Any], system: Any, *args: Any) -> tuple[Leaves, 
     To `dj.grad` it is one movement: its second result is an anchor.
     """
     *others, leaves = jax.tree.map(lambda x: reverse_only(x) if is_inexact(x) else x, args)
-    with movement_scope():
+    with body_scope():
         first, anchor, rest, info = solve(system, *others, [order_after_previous(leaves[0]), *leaves[1:]])
     note_anchor(anchor)
     return [never_transposed(x) for x in (first, *rest)], Info(*map(lax.stop_gradient, info))

@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 from distdl_jax.compat import at_line_of, bound_again
 from distdl_jax.tracing.context import Anchors, trace_context
 from distdl_jax.tracing.jaxprs import Branches, Call, Scan, equations, evaluate, is_opaque_call, structure
-from distdl_jax.tracing.program_reader import movement_scope
+from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Transport
 
@@ -181,7 +181,7 @@ class Chain:
     def _equation(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
         if not self.concerns([eqn]):
             return bound_again(eqn, args)
-        with movement_scope():  # also of a body, which may be called twice
+        with body_scope():  # also of a body, which may be called twice
             if is_opaque_call(eqn):
                 with at_line_of(eqn):
                     return self.run(eqn.params["call_jaxpr"], args, links)

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count
 from typing import Any
-
-import jax
 
 from distdl_jax.compat import source_frames
 from distdl_jax.programs.ir import Cond, Loop, Operation, PartOf, Place, Program
 from distdl_jax.source_lines import is_library
 from distdl_jax.tracing.jaxprs import Branches, Scan, While, bodies, is_opaque_call, structure
+from distdl_jax.tracing.scopes import movement_numbers, read_scopes
 from distdl_jax.world import Transport
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
-_JAX_SCOPES = ("while", "body", "cond", "checkpoint", "closed_call")
-_TRANSFORMATIONS = ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted")
-_NUMBER = re.compile(r"#(\d+)")
-_numbers = count(1)
-
-
-def movement_scope() -> Any:
-    """Return a name scope with a number of its own, for a movement or for the call of a body that holds some.
-
-    The adjoint has the same scope within JAX's own, so a traced program says which adjoint belongs to which movement.
-    """
-    return jax.named_scope(f"#{next(_numbers)}")
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
@@ -73,7 +58,7 @@ class _Reader:
         the innermost scope: in a derivative that is differentiated again, the adjoints of the first one count as
         movements by their outer scopes, and as adjoints by their inner ones.
         """
-        numbers = _NUMBER.findall(scopes)
+        numbers = movement_numbers(scopes)
         if not numbers:
             return ()
         path, first = tuple(dict.fromkeys(numbers)), scopes.index(f"#{numbers[0]}")
@@ -105,16 +90,9 @@ def _stacks(eqns: tuple[Any, ...]) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def place_of(line: str, stacks: tuple[str, ...]) -> Place:
     """Return where an operation comes from, from the name stacks around it, the outermost first."""
-    names = [name for stack in stacks for name in stack.split("/") if name]
-    layers = [name for name in map(_layer, names) if name]
-    return Place(line, "/".join(dict.fromkeys(layers)), any("transpose(" in name for name in names))
-
-
-def _layer(name: str) -> str:
-    """Return a scope's own name without the transformations around it, as in `transpose(jvp(Linear))`; "" for JAX's."""
-    while name.endswith(")") and name.split("(", 1)[0] in _TRANSFORMATIONS:
-        name = name.split("(", 1)[1][:-1]
-    return "" if _NUMBER.search(name) or name in _JAX_SCOPES else name
+    scopes = read_scopes("/".join(stacks))
+    layers = f"{scopes.place} {'/'.join(scopes.names)}".strip()
+    return Place(line, layers, scopes.backward)
 
 
 def _line(eqns: tuple[Any, ...]) -> str:

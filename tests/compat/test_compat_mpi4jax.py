@@ -78,6 +78,14 @@ def test_a_parameter_is_hashable_and_equal_to_itself() -> None:
 
 
 @pytest.mark.world(2)
+@what_breaks(compat.comm_handle)
+def test_compiled_programs_name_communicators_by_their_handles() -> None:
+    mpi4jax, comm = compat.import_mpi4jax(), MPI.COMM_WORLD.Dup()
+    text = jax.jit(lambda x: mpi4jax.allreduce(x, op=MPI.SUM, comm=comm)).lower(np.ones(3)).compile().as_text()
+    assert f"comm = {compat.comm_handle(comm)} : i64" in text
+
+
+@pytest.mark.world(2)
 @what_breaks(compat.mpi_operation)
 def test_the_equations_of_mpi4jax() -> None:
     mpi4jax, comm = compat.import_mpi4jax(), MPI.COMM_WORLD

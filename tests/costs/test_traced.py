@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -118,3 +119,30 @@ def test_a_traced_layer_has_the_flops_of_its_products() -> None:
     (of_product,) = (action.work(0) for action in plan.actions if isinstance(action, Computes))
     assert of_product.flops <= work.flops <= 2 * of_product.flops
     assert of_product.flops_params <= gradients.flops_params <= 2 * of_product.flops_params
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A layer of a user's own, with the plan of a function that leaves blocks as they are, as in docs/own-layers.md."""
+
+    P: dj.Partition
+
+    def init(self, key: jax.Array, dtype: Any = jnp.float32) -> dict[str, jax.Array]:
+        return {}
+
+    def param_specs(self) -> dict[str, dj.TensorSpec]:
+        return {}
+
+    def plan(self, x: Any, params: Any = None) -> Plan:
+        return nn.Sequential(lambda x: x).plan(x)
+
+    def __call__(self, params: Any, x: jax.Array) -> jax.Array:
+        return dj.functional.all_sum_reduce(x, self.P, axes_reduce=1)
+
+
+def test_a_plan_that_is_another_network_s_says_shapes_only() -> None:
+    """What the layer moves is traced, alone and in a network."""
+    P = dj.planning_world(WORKERS).grid([1, 4])
+    spec = dj.TensorSpec((3, 8), P)
+    for network in (Borrowed(P), nn.Sequential(jnp.tanh, nn.Residual(Borrowed(P)))):
+        assert dj.cost(network, spec, backward=False).bytes.tolist() == [3 * 2 * 4] * WORKERS

@@ -9,7 +9,7 @@ import pytest
 from jobs import ROOT, run_all
 from launcher.settings import long_run
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -31,14 +31,14 @@ RUNNABLE = [page for page in PAGES if page.stem != "testing" and blocks(page, "p
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what the code of each page prints on four workers, all its blocks being one program.
 
-    Over MPI in a long run, else on threads, but for README and the page that opens threads itself.
+    Over MPI in a long run, else on threads, but for README, and pages that open threads or need MPI themselves.
     """
     folder = tmp_path_factory.mktemp("pages")
     over_mpi, on_threads = {}, {}
     for page in RUNNABLE:
         program = folder / f"{page.stem}.py"
         program.write_text("\n\n".join(blocks(page, "python")))
-        if long_run() or page.stem in ("README", "simulate"):
+        if long_run() or page.stem in ("README", "simulate", "profile", "mpi4jax-deadlock"):
             over_mpi[page.stem] = [program]
         else:
             on_threads[page.stem] = ["-m", "distdl_jax", "--simulate", 4, program]

@@ -1,6 +1,7 @@
 """What benchmarks, examples and tools import of the library is there: they run too long to be run here."""
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,3 +33,11 @@ def test_what_is_imported_is_there(path: Path) -> None:
 
 def test_something_is_imported() -> None:
     assert sum(len(list(imported(path))) for path in PROGRAMS) > 50
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = import_module("distdl_jax").__version__
+    citation, changes = ((ROOT / name).read_text() for name in ("CITATION.cff", "CHANGELOG.md"))
+    assert f"\nversion: {version}\n" in citation
+    newest = re.search(r"^## ([0-9.]+)", changes, re.MULTILINE)
+    assert newest is not None and newest[1] == version

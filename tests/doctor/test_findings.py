@@ -244,9 +244,9 @@ BROKEN = {
     ),
     "one GPU for all": (
         job(devices=GPU | {"use_cuda_mpi": "0"}),
-        ("warning", "devices", "Workers 0 to 3 on node0 share one GPU (CUDA_VISIBLE_DEVICES is not set)", ""),
+        ("error", "devices", "Workers 0 to 3 on node0 share one GPU (CUDA_VISIBLE_DEVICES is not set)", "GPUS=share"),
     ),
-    "no CUDA bridge": (job(devices=GPU | {"bridge": False}), ("error", "gpu messages", "without CUDA", "CUDA_ROOT")),
+    "no CUDA bridge": (job(devices=GPU | {"bridge": False}), ("error", "gpu messages", "without CUDA", "GPU=cuda13")),
     "MPI without CUDA": (
         job(devices=GPU | {"use_cuda_mpi": "1"}),
         ("error", "gpu messages", "segmentation fault", "MPI4JAX_USE_CUDA_MPI=0"),

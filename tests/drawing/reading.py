@@ -3,7 +3,15 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Area(NamedTuple):
+    x: float
+    y: float
+    w: float
+    h: float
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 MOVES = re.compile(r"(\d+) to (\d+): (?:[\d,]+ messages, )?([\d,]+) bytes")
@@ -43,6 +51,19 @@ def drawn_bytes(root: ElementTree.Element) -> Counter[tuple[int, int]]:
         elif match := BUNDLE.match(about):
             found[-1, -1] += number(match[2])
     return found
+
+
+def areas(root: ElementTree.Element) -> tuple[dict[int, Area], dict[tuple[int, int], Area]]:
+    """Return where the face of each worker's block is, the last one, and each hatched box, by sender and receiver."""
+    blocks, strips = {}, {}
+    for element in root.iter():
+        at = [float(element.get(name, "nan")) for name in ("x", "y", "width", "height")]
+        about = next((child.text or "" for child in element if child.tag == f"{SVG}title"), "")
+        if element.tag == f"{SVG}rect" and (match := re.match(r"worker (\d+): ", about)):
+            blocks[int(match[1])] = Area(*at)
+        elif element.tag == f"{SVG}rect" and (match := re.match(r"(\d+) to (\d+)", about)):
+            strips[int(match[1]), int(match[2])] = Area(*at)
+    return blocks, strips
 
 
 def number(text: str) -> int:

@@ -33,7 +33,7 @@ def test_a_check_is_drawn_alike_on_all_workers() -> None:
     drawing = report.draw()
     root = parsed(drawing.svg)
     assert len(of_class(root, "arrow")) == 4
-    assert "5 times" in drawing.text and "allreduce of 0, 1, 2 and 3" in drawing.text
+    assert "5 times" in drawing.text and "allreduce of workers 0-3" in drawing.text
     assert P.allgather_data(drawing) == [drawing] * 4
 
 

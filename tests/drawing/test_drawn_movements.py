@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing.reading import drawn_bytes, of_class, parsed, planned_bytes
+from drawing.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes
+from every_layer import LAYERS as EVERY_LAYER
 from layers.test_output_specs import LAYERS, ON
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
@@ -33,11 +34,6 @@ def operations(plan: Plan) -> dict[int, list[Operation]]:
     return found
 
 
-def team_arrows(found: dict[int, list[Operation]]) -> int:
-    """Return how many operations there are in which a worker hands something to its team."""
-    return sum(not operation.is_message for some in found.values() for operation in some)
-
-
 @pytest.mark.parametrize("case", [case for case in PRIMITIVES if case.world <= 8], ids=str)
 def test_arrows_are_the_plan_s_messages(case: Case) -> None:
     """Every operator of the matrix, of blocks of any shape: a picture with an arrow, or a square, for each message."""
@@ -52,8 +48,46 @@ def test_arrows_are_the_plan_s_messages(case: Case) -> None:
     assert drawn_bytes(root) == planned_bytes(found)
     for source, dest in planned_bytes(found):
         assert f"{source} → {dest}" in drawing.text
-    if not planned_bytes(found) and not team_arrows(found):
+    calls = {f"{op.kind}: {op.bytes_sent:,} bytes" for some in found.values() for op in some if not op.is_message}
+    assert calls <= {title.text for title in root.iter(f"{SVG}title")}
+    if not planned_bytes(found) and not calls:
         assert "No message is sent." in drawing.text
+
+
+BY_DIMENSIONS = {1: (8,), 2: (6, 6), 3: (4, 6, 6), 4: (2, 2, 8, 8), 5: (2, 2, 8, 8, 8), 6: (2, 2, 8, 8, 8, 8)}
+SHAPES = {
+    **dict.fromkeys(("SegmentSum", "DistributedGraphConv"), (3, 2)),
+    **dict.fromkeys(("DistributedLinear", "DistributedPointwise", "WeightNorm"), (2, 5)),
+    **dict.fromkeys(("DistributedGRU", "DistributedLSTM", "DistributedMixtureOfExperts"), (2, 2, 3)),
+    **dict.fromkeys(("DistributedConv1d", "DistributedConvTranspose1d", "DistributedConvLSTMCell1d"), (2, 2, 8)),
+    **dict.fromkeys(("DistributedSpectralConv1d", "DistributedFNOBlock"), (2, 2, 8)),
+    **dict.fromkeys(("DistributedPReLU", "DistributedBatchNorm", "DistributedLayerNorm"), (4, 3)),
+    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Pipeline"), (4, 3)),
+    **dict.fromkeys(("DistributedGRUCell", "DistributedLSTMCell"), (4, 3)),
+    "DistributedRMSNorm": (3, 4),
+    "DistributedInstanceNorm": (2, 3, 4),
+    "DistributedSqueezeExcitation": (2, 5, 4),
+    "Unflatten": (2, 12),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_LAYER)
+def test_every_kind_of_layer_is_drawn(name: str) -> None:
+    """With the plan's messages, or a note where the plan doesn't say what moves."""
+    layer = EVERY_LAYER[name](dj.planning_world(4))
+    P_x = layer.input_partition
+    spec = dj.TensorSpec(SHAPES.get(name, BY_DIMENSIONS[P_x.dim]), P_x)
+    drawing = layer.draw(spec)
+    root = parsed(drawing.svg)
+    options = {"halos": dict.fromkeys(P_x.ranks, layer.halo)} if name == "HaloExchange" else {}
+    dtype = np.dtype("int32" if layer.takes_indices else "float32")
+    x = {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(4)}
+    try:
+        want = planned_bytes(operations(layer.plan(x, **options)))
+    except PlanError:
+        assert "does not say what moves" in drawing.text
+        return
+    assert drawn_bytes(root).total() == want.total()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -83,6 +117,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], 
     "channels that are whole": ((1, 3, 8, 8), (1, 1, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1)), ()),
     "a torus": ((6, 6), (2, 2), ((1, 1), (1, 1)), (True, True)),
     "a volume": ((1, 1, 8, 8, 8), (1, 1, 2, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)), ()),
+    "space and time": ((4, 4, 4, 6), (2, 2, 2, 2), ((1, 1), (1, 1), (1, 1), (1, 1)), ()),
     "64 workers": ((64, 64, 64), (4, 4, 4), ((1, 1), (1, 1), (1, 1)), ()),
     "empty blocks": ((3,), (5,), ((1, 1),), ()),
 }
@@ -102,7 +137,7 @@ def test_strips_are_the_halos_that_arrive(name: str) -> None:
     between_slabs = got.pop((-1, -1), 0)
     assert got.total() + between_slabs == want.total()
     assert all(got[pair] == want[pair] for pair in got)
-    assert bool(between_slabs) == (len(shape) - sum(p == 1 for p in grid) == 3)
+    assert bool(between_slabs) == (sum(p > 1 for p in grid) > 2)
     filled = [block for block in spec.block_shapes.values() if 0 not in block]
     assert len(of_class(root, "block")) == len(filled)
 
@@ -116,6 +151,44 @@ def test_boxes_of_a_repartition_are_hatched_where_they_come_from_elsewhere() -> 
     messages = drawn_bytes(root)
     assert len(of_class(root, "strip")) == len(messages) == len(of_class(root, "arrow"))
     assert sum("stroke-dasharray" in element.attrib for element in root.iter()) == len(messages)
+    faces, boxes = areas(root)
+    columns = {0: (0, 4), 1: (4, 8), 2: (0, 4), 3: (4, 8)}
+    for (source, dest), box in boxes.items():
+        face, (start, stop) = faces[dest], columns[source]
+        assert (box.x - face.x) / face.w == pytest.approx(start / 8, abs=0.02)
+        assert box.w / face.w == pytest.approx((stop - start) / 8, abs=0.02)
+        assert (box.y, box.h) == (face.y, face.h)
+
+
+def test_a_strip_is_on_the_side_of_the_worker_that_sent_it() -> None:
+    """Before the block where the sender is before it along that dimension, and after it else."""
+    P = dj.planning_world(6).grid([2, 3])
+    drawing = nn.HaloExchange(P, ((1, 1), (2, 1))).draw(dj.TensorSpec((8, 9), P))
+    faces, strips = areas(parsed(drawing.svg))
+    assert len(faces) == 6 and len(strips) == 14
+    for (source, dest), strip in strips.items():
+        face = faces[dest]
+        if source // 3 == dest // 3:
+            meets = (strip.x + strip.w, face.x) if source < dest else (strip.x, face.x + face.w)
+            assert strip.h > face.h  # with the corners, which ride along
+        else:
+            meets = (strip.y + strip.h, face.y) if source < dest else (strip.y, face.y + face.h)
+            assert strip.w == face.w
+        assert meets[0] == pytest.approx(meets[1], abs=0.2)
+
+
+def test_many_messages_are_squares() -> None:
+    """One for each pair, with the plan's bytes; with very many, shade by shade."""
+    P = dj.planning_world(64)
+    for n in (8, 64):
+        P_x, P_y = P.grid([n, 1]), P.grid([1, n])
+        layer, spec = nn.Repartition(P_x, P_y), dj.TensorSpec((2 * n, 64), P_x)
+        root = parsed(layer.draw(spec).svg)
+        x = {worker: dj.ShapeDtype(spec.shape_on(worker), SINGLE) for worker in range(64)}
+        want = planned_bytes(operations(layer.plan(x)))
+        assert len(want) == n * (n - 1) and not of_class(root, "arrow")
+        paths = "".join(path.get("d") or "" for path in root.iter(f"{SVG}path") if path.get("fill-opacity"))
+        assert drawn_bytes(root) == want if n == 8 else paths.count("z") == len(want)
 
 
 @pytest.mark.parametrize("grids", [((64, 64), (4096, 1)), ((20_000, 1), (1, 20_000))], ids=str)
@@ -127,6 +200,21 @@ def test_thousands_of_workers_are_summed_up(grids: Any) -> None:
     drawing = nn.Repartition(P_x, P_y).draw(dj.TensorSpec((size, size), P_x))
     parsed(drawing.svg)
     assert f"{size - 64:,} more of the" in drawing.text and "messages with workers that are left out" in drawing.text
+
+
+def test_a_convolution_and_a_product_on_4096_workers_are_drawn() -> None:
+    """Within the same size; operations of large teams name their workers as ranges."""
+    P = dj.planning_world(4096)
+    P_x = P.grid([1, 1, 16, 16, 16])
+    conv = nn.DistributedConv3d(P_x, in_channels=1, out_channels=4, kernel_size=3, padding=1)
+    drawing = conv.draw(dj.TensorSpec((1, 1, 128, 128, 128), P_x))
+    parsed(drawing.svg)
+    assert "bcast of 448 bytes among workers 0-4095 with root 0" in drawing.text
+    P_f = P.grid([1, 64])
+    linear = nn.DistributedLinear(P_f, P_f, P.grid([64, 64]), in_features=640, out_features=640)
+    drawing = linear.draw(dj.TensorSpec((8, 640), P_f))
+    parsed(drawing.svg)
+    assert "and 56 more operations of teams" in drawing.text
 
 
 def test_a_network_names_the_layers_in_which_something_moves() -> None:

@@ -23,6 +23,11 @@ from launcher.settings import long_run
 
 FOLDER = Path(__file__).parent / "faults"
 PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.name != "parts.py")
+# Those that are also tried on a GPU, of each kind some.
+ON_A_GPU = (
+    *("call_skipped", "shape_changes_on_one_side", "both_send_first", "constant_placeholder", "system_exit_raised"),
+    *("exception_in_data_loading", "sleeps_forever", "killed", "os_exit_with_an_error", "normal_end"),
+)
 STARTS = 12  # how many times as long as a start, which is measured, a program and its fault may take
 
 
@@ -68,7 +73,12 @@ def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[tuple[in
 
 @pytest.mark.limit(1800)  # the first waits for its program, which has its own limit
 @pytest.mark.parametrize(
-    "path", [path for path in PROGRAMS if long_run() or not header(path, "when")], ids=lambda path: path.stem
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.gpu] * (path.stem in ON_A_GPU))
+        for path in PROGRAMS
+        if long_run() or not header(path, "when")
+    ],
 )
 def test_fault(path: Path, played: dict[str, Future[tuple[int, str]]]) -> None:
     status, output = played[path.stem].result()

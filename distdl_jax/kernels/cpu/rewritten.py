@@ -4,7 +4,7 @@
 loops of three dimensions, of one input channel and of groups that are 5 to 50 times slower than a matrix product. So
 depth becomes channels of a two-dimensional convolution, one channel becomes a sum over the kernel's taps, groups become
 convolutions of their own, strides become channels of the input's gradient; rewritten_2d.py does the rest. Figures:
-docs/benchmarks.md, from benchmarks/local_convolution.py.
+records.json, which benchmarks/local_convolution.py writes.
 
 The price is memory in three dimensions: the planes that become channels are copies of x, as many as the kernel is deep;
 in four, as many as its first two sides have taps.

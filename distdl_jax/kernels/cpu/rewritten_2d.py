@@ -12,7 +12,7 @@ The gradient of the weight is a convolution too, whose kernel is dy (or x) and w
 library is fast if nothing is padded, and if samples, which are the channels, are few: so some stand above each other.
 The newer one is where its kernel fits the processor's cache: so it gets x and dy in pieces.
 
-Figures: docs/benchmarks.md.
+Figures: records.json, which benchmarks/local_convolution.py writes.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Compiled programs hold the handle of the communicator that they use, so none is 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import cache
 
 from mpi4py import MPI
@@ -53,6 +54,11 @@ class Communicators:
             if known == comm:
                 return team
         return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group()))
+
+    @property
+    def all_of_them(self) -> Iterable[tuple[Workers, MPI.Intracomm]]:
+        """Those that have been made, with their teams."""
+        return self._of_team.items()
 
     def __len__(self) -> int:
         """Return how many have been made."""

@@ -76,6 +76,17 @@ def mpi_reduce() -> Primitive:
     return mpi_reduce_p
 
 
+def comm_handle(comm: Any) -> int:
+    """Return the number by which compiled programs name a communicator.
+
+    Private: `mpi4jax._src.utils.to_mpi_handle`. A name for it in mpi4jax's public part would replace it.
+    """
+    import_mpi4jax()
+    from mpi4jax._src.utils import to_mpi_handle
+
+    return int(to_mpi_handle(comm))
+
+
 def as_parameter(mpi_object: Any) -> Any:
     """Return a communicator or an operation of mpi4py in the form that `mpi_bcast` and `mpi_reduce` take.
 

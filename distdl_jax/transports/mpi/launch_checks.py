@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 import re
+import socket
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
+from distdl_jax.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
 from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
+from distdl_jax.transports.mpi.compat import import_mpi4jax
+from distdl_jax.watchdog.log import log
 
 
 def check_launch() -> None:
@@ -39,26 +46,47 @@ def check_launch() -> None:
 
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
+    gpu = _worker_gpu()
     mine = {
         **{package: installed_version(package) or "not installed" for package in PACKAGES},
         "MPI library": mpi_library(),
         "Python": platform.python_version(),
-        "oneDNN": _onednn_version() if own_reading().settings.onednn != "off" else "left out",
+        "oneDNN": "left out" if gpu.gpu or own_reading().settings.onednn == "off" else _onednn_version(),
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
         "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }
-    everyone: list[tuple[dict[str, object], Reading]] = comm.allgather((mine, own_reading()))
-    check_settings([reading for _, reading in everyone])
+    everyone: list[tuple[dict[str, object], Reading, WorkerGpu]] = comm.allgather((mine, own_reading(), gpu))
+    check_settings([reading for _, reading, _ in everyone])
+    gpus = [each for _, _, each in everyone]
+    if problem := gpu_problem(gpus, own_reading().settings.gpus):
+        raise SetupError(problem)
     for what in mine:
-        refuse_differences(what, [facts[what] for facts, _ in everyone])
-    if comm.Get_rank() == 0 and (warning := warning_of_unknown([reading for _, reading in everyone])):
+        refuse_differences(what, [facts[what] for facts, _, _ in everyone])
+    if comm.Get_rank() == 0 and (warning := warning_of_unknown([reading for _, reading, _ in everyone])):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
+    if comm.Get_rank() == 0 and (line := gpu_messages(gpus)):
+        log.info("%s", line)
+
+
+def _worker_gpu() -> WorkerGpu:
+    platforms = jax.config.jax_platforms or ""  # type: ignore[attr-defined, unused-ignore]
+    gpu = gpu_in_use() if computes_on_gpu(platforms) else ""
+    bridge = bool(gpu) and import_mpi4jax().has_cuda_support()
+    aware = cuda_aware(loaded_mpi_libraries()) if gpu else None
+    use_cuda_mpi, flags = (os.environ.get(name, "") for name in ("MPI4JAX_USE_CUDA_MPI", "XLA_FLAGS"))
+    return WorkerGpu(socket.gethostname(), gpu, bridge, aware, use_cuda_mpi, flags)
+
+
+def cuda_aware(libraries: tuple[str, ...]) -> bool | None:
+    """Return whether an MPI library reads a GPU's memory, by MPICH's and Open MPI's extension; None for others."""
+    for library in libraries:
+        with suppress(OSError, AttributeError):
+            return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
+    return None
 
 
 def _onednn_version() -> str:
-    from distdl_jax.kernels.cpu.onednn.shared_library import (
-        version,  # not without need: nothing else is imported on GPUs
-    )
+    from distdl_jax.kernels.cpu.onednn.shared_library import version  # not on GPUs
 
     return version()
 
@@ -67,9 +95,8 @@ def check_devices() -> None:
     """Refuse a process with several JAX devices: ordered operations run on one."""
     if (count := jax.local_device_count()) > 1:
         raise SetupError(
-            f"This process has {count} JAX devices, but a worker is one process with one device. On GPUs give each "
-            "worker its own, for example CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK; on CPU leave out "
-            "--xla_force_host_platform_device_count."
+            f"This process has {count} JAX devices, but a worker is one process with one device. "
+            "`python -m distdl_jax` gives each worker its GPU; on CPU leave out --xla_force_host_platform_device_count."
         )
 
 

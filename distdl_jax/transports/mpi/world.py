@@ -18,6 +18,7 @@ from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line
 from distdl_jax.transports.mpi.communicators import Communicators
+from distdl_jax.transports.mpi.compat import comm_handle
 from distdl_jax.transports.mpi.control import CHANGED, ControlChannel, Mailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
 from distdl_jax.transports.mpi.transport import MPITransport
@@ -85,6 +86,15 @@ def _members(comm: MPI.Intracomm) -> Workers:
 
 opened: list[MPIWorld] = []
 """The worlds of this process, in the order in which they were opened."""
+
+
+def known_teams() -> dict[int, Workers]:
+    """Return the workers of each communicator that data moves over, by its handle: by their ranks in COMM_WORLD."""
+    return {
+        comm_handle(comm): tuple(world.members[rank] for rank in team)
+        for world in opened
+        for team, comm in world.communicators.all_of_them
+    }
 
 
 def close_worlds() -> None:

@@ -1,0 +1,194 @@
+"""Where the time of a training step goes, measured: `profile`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import jax
+import numpy as np
+
+from distdl_jax.costs.cost import Cost
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.profiling.activities import Activities, activities_of
+from distdl_jax.profiling.clocks import clock_offset
+from distdl_jax.profiling.recording import Recording, record
+from distdl_jax.profiling.table import table
+from distdl_jax.profiling.times import LayerProfile, PassTimes, add_up
+from distdl_jax.profiling.trace import write_trace
+from distdl_jax.transports.open_world import open_world
+from distdl_jax.validation import check_function, checked_integer
+
+WARM_UP = 2
+"""How many steps run before: the first one compiles."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a step went: the mean over the steps that were recorded.
+
+    - `layers`: layer by layer, then what is in none: the loss, and the update and the rest.
+    - `seconds`: of a step, on each worker, by world rank.
+    - `idle`: the seconds of a step in which nothing of the compiled program ran: Python, JAX's call, XLA's start.
+    - `waited_for`: a row for each worker, a column for each worker that it waited for: seconds of a step.
+    - `steps`: how many were recorded. `cost`: what was foreseen; None where nothing was given.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    seconds: np.ndarray
+    idle: np.ndarray
+    waited_for: np.ndarray
+    steps: int
+    cost: Cost | None = None
+    _recorded: Mapping[int, Activities] = field(default_factory=dict, repr=False, compare=False)
+
+    def table(self) -> str:
+        """Return a table as text: a row for each layer, and who was waited for."""
+        return table(self.layers, self.seconds, self.idle, self.waited_for, self.cost)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def to_json(self) -> str:
+        """Return all numbers as JSON, in the form that the page on profiles describes."""
+
+        def of(times: PassTimes) -> dict[str, list[float]]:
+            return {each.name: getattr(times, each.name).tolist() for each in fields(times)}
+
+        layers = [
+            {"place": each.place, "name": each.name, "forward": of(each.forward), "backward": of(each.backward)}
+            for each in self.layers
+        ]
+        numbers = {name: getattr(self, name).tolist() for name in ("seconds", "idle", "waited_for")}
+        return json.dumps({"version": 1, "steps": self.steps, **numbers, "layers": layers})
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write all that ran as a file for Perfetto (ui.perfetto.dev) and Chrome's tracing page.
+
+        Worker 0 writes it; the others, which may call it as well, do nothing. Each worker is a process of the trace,
+        with its steps, its arithmetic and its messages in rows of their own. Arrows lead from sends to receives.
+
+        - `path`: of the file, "trace.json".
+        """
+        if self._recorded:
+            write_trace(path, self._recorded)
+
+
+def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | None = None) -> Profile:
+    """Run a training step several times under JAX's profiler, and say where its time goes on all workers.
+
+    Collective: all workers of the job call it, each with its own arguments. It runs two steps first, since the first
+    one compiles, and then `steps` that count. All of them get the same arguments; where the step donates some, it gets
+    copies, which are not timed. What the steps return is dropped.
+
+    A layer of a `Sequential` or another network has a row of its own. Other layers and functions are told apart by
+    `jax.named_scope`, if you put one around them.
+
+    **Arguments:**
+
+    - `step`: what is run, with all its calls of jitted functions: `dj.jit`'s, `jax.jit`'s or a function of Python's.
+    - `args`: its arguments.
+    - `steps`: how many are recorded.
+    - `cost`: what `dj.cost` foresees of the same network, with a machine, to be shown beside it.
+
+    **Returns:** a `Profile`, with the same numbers on all workers.
+
+    **Raises:** `InvalidTypeError` where `step` can't be called or `cost` is no `Cost`; `InvalidArgumentError` where
+    `steps` is below 1 or `cost` has no times; `SetupError` in `dj.simulate`, whose workers share one process.
+
+    >>> import jax, jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> network = dj.nn.Sequential(dj.nn.DistributedLinear(P, P, P, 64, 64), jax.nn.relu)
+    >>> params = network.init(jax.random.key(0))
+    >>> step = dj.jit(dj.value_and_grad(lambda params, x: network(params, x).sum()))
+    >>> profile = dj.profile(step, params, jnp.ones((256, 64)), steps=3)
+    >>> [layer.title for layer in profile.layers][:2]
+    ['0 DistributedLinear', '1 relu']
+    """
+    check_function("step", step)
+    steps = checked_integer("steps", steps, 1)
+    if cost is not None and not isinstance(cost, Cost):
+        raise InvalidTypeError(f"`cost` (={cost!r}) must be what `dj.cost` returns, or None.")
+    if cost is not None and cost.seconds is None:
+        raise InvalidArgumentError("`cost` must have times: give a `machine` to `dj.cost`.")
+    world = open_world()
+    if not world.may_measure:
+        raise SetupError(
+            "`dj.profile` needs workers that are processes of their own; here they are threads of one process. Run it "
+            "under mpiexec, or alone."
+        )
+    from mpi4py import MPI
+
+    from distdl_jax.transports.mpi.world import known_teams
+
+    comm = MPI.COMM_WORLD.Dup()
+    before = clock_offset(comm)
+    recording = _record(step, args, steps, comm)
+    after = clock_offset(comm)
+    comm.Free()
+    mine = activities_of(_on_clock(recording, before, after), known_teams(), MPI.PROC_NULL)
+    recorded: dict[int, Activities] = {}
+
+    def decide(contributions: dict[int, Activities]) -> Profile:
+        recorded.update(contributions)
+        return Profile(*add_up(contributions, steps), steps)
+
+    found: Profile = world.agree(tuple(range(world.size)), "dj.profile", mine, decide)
+    return Profile(found.layers, found.seconds, found.idle, found.waited_for, steps, cost, recorded)
+
+
+def _record(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: Any) -> Recording:
+    """Run the steps, and return what was recorded of those that count."""
+    saved = jax.tree.map(_copy, args)
+    given = args
+    for _ in range(WARM_UP):
+        jax.block_until_ready(step(*given))
+        donated = [_is_gone(leaf) for leaf in jax.tree.leaves(given)]
+        given = _renewed(given, saved)
+    if not any(donated):
+        saved = given
+
+    def run(scope: Callable[[], Any]) -> None:
+        nonlocal given
+        comm.Barrier()
+        for number in range(steps + 1):
+            if number == 0:  # it takes up what workers differ by at the start
+                jax.block_until_ready(step(*given))
+            else:
+                with scope():
+                    jax.block_until_ready(step(*given))
+            given = jax.block_until_ready(_renewed(given, saved))
+        comm.Barrier()
+
+    return record(run)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
+
+
+def _is_gone(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+
+
+def _renewed(given: Any, saved: Any) -> Any:
+    """Return the arguments, with copies in place of those that were donated."""
+    return jax.tree.map(lambda leaf, kept: _copy(kept) if _is_gone(leaf) else leaf, given, saved)
+
+
+def _on_clock(recording: Recording, before: int, after: int) -> Recording:
+    """Return the recording on the clock of worker 0, to which this one's moved evenly from `before` to `after`."""
+    if before == after == 0 or not recording.steps:
+        return recording
+    first, last = recording.steps[0][0], recording.steps[-1][1]
+
+    def there(time: int) -> int:
+        return time + before + round((after - before) * (time - first) / max(last - first, 1))
+
+    return Recording(
+        tuple((there(start), there(end)) for start, end in recording.steps),
+        tuple(event._replace(start=there(event.start), end=there(event.end)) for event in recording.events),
+    )

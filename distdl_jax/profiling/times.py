@@ -1,0 +1,181 @@
+"""The seconds of layers on all workers, from what each worker recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from distdl_jax.profiling.activities import BACKWARD, FORWARD, LOSS, MESSAGE, UPDATE, Activities, Row
+from distdl_jax.profiling.causes import Wait, causes
+from distdl_jax.profiling.meeting import Met, meet
+from distdl_jax.profiling.shares import Span, shares
+
+_TRANSFER, _WAITING = 2, 3
+_KINDS = 4
+
+
+@dataclass
+class PassTimes:
+    """A layer in one pass, forward or backward: arrays of numbers a step, with an entry for each worker.
+
+    - `arithmetic`, `packing`: seconds that the worker computes; that it copies, cuts and joins for messages.
+    - `transfer`: seconds of messages and collective operations once their workers have come, `waiting`: until then;
+      both without those in which the worker computes as well, which are `hidden`.
+    - `messages`, `bytes`: operations, messages and collective ones, and the bytes that the worker hands to them.
+    """
+
+    arithmetic: np.ndarray
+    packing: np.ndarray
+    transfer: np.ndarray
+    waiting: np.ndarray
+    hidden: np.ndarray
+    messages: np.ndarray
+    bytes: np.ndarray
+
+    @classmethod
+    def none(cls, workers: int) -> PassTimes:
+        """Return zeros."""
+        return cls(*(np.zeros(workers) for _ in fields(cls)))
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    @property
+    def total(self) -> np.ndarray:
+        """All seconds of the step that it takes."""
+        return self.arithmetic + self.packing + self.transfer + self.waiting
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What one layer took.
+
+    - `place`, `name`: where it is in the network, "3.body.0", and its class; or the scopes around it.
+    - `forward`, `backward`: its times in each pass.
+    - `waited_for`: a row for each worker, a column for each worker that it waited for there: seconds of a step. Who
+      waits itself is not what the others wait for; the worker that it waits for is.
+    """
+
+    place: str
+    name: str
+    forward: PassTimes
+    backward: PassTimes
+    waited_for: np.ndarray
+
+    @property
+    def title(self) -> str:
+        """Its place and its class: "3.body.0 DistributedConv2d"."""
+        return f"{self.place} {self.name}".strip()
+
+    @property
+    def both(self) -> PassTimes:
+        """Both passes together."""
+        return self.forward + self.backward
+
+
+class Totals(NamedTuple):
+    """Layers, and of each worker the seconds of a step, those in which nothing ran, and whom it waited for."""
+
+    layers: tuple[LayerProfile, ...]
+    seconds: np.ndarray
+    idle: np.ndarray
+    waited_for: np.ndarray
+
+
+def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
+    """Return the times of all layers, from what all workers recorded on one clock."""
+    workers, met = len(recorded), meet({worker: mine.messages for worker, mine in recorded.items()})
+    waits = {worker: _waits(mine, met, worker) for worker, mine in recorded.items()}
+    layers: dict[tuple[str, str], LayerProfile] = {}
+    seconds, idle = np.zeros(workers), np.zeros(workers)
+    middles: dict[tuple[str, str], float] = {}
+    for worker, mine in sorted(recorded.items()):
+        own = [_layer(layers, row, workers) for row in mine.rows]
+        found = shares(_spans(mine, met, worker), mine.steps, _KINDS * len(mine.rows))
+        by_row, hidden = (each.reshape(-1, _KINDS) / steps for each in (found.seconds, found.hidden))
+        for (_, times), numbers, under in zip(own, by_row, hidden, strict=True):
+            for name, number in zip(("arithmetic", "packing", "transfer", "waiting"), numbers, strict=True):
+                getattr(times, name)[worker] += number
+            times.hidden[worker] += under.sum()
+        _count_messages(worker, mine, waits, own, steps)
+        seconds[worker] = sum(end - start for start, end in mine.steps) * 1e-9 / steps
+        idle[worker] = found.idle / steps
+        for key, time in _middles(mine).items():
+            middles[key] = min(time, middles.get(key, time))
+    ordered = sorted(
+        layers.values(), key=lambda layer: (*_order(layer), middles.get((layer.place, layer.name), np.inf))
+    )
+    waited_for = sum((layer.waited_for for layer in ordered), np.zeros((workers, workers)))
+    return Totals(tuple(ordered), seconds, idle, waited_for)
+
+
+def _middles(mine: Activities) -> dict[tuple[str, str], float]:
+    """Return the middle of the time of each layer's forward pass, from the beginning of the first step."""
+    sums: dict[tuple[str, str], np.ndarray] = {}
+    start, end = mine.steps[0]
+    for each in mine.activities:
+        row = mine.rows[each.row]
+        if row.direction == FORWARD and start <= each.start < end:
+            took = each.end - each.start
+            sums.setdefault((row.place, row.name), np.zeros(2))[:] += (took, took * (each.start - start))
+    return {key: float(weighted / took) for key, (took, weighted) in sums.items() if took}
+
+
+def _order(layer: LayerProfile) -> tuple[object, ...]:
+    """Return what layers are sorted by, before time: places as in the network, what is outside, the loss, the rest."""
+    place = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in layer.place.split(".") if part]
+    return not place, place, {LOSS: 1, UPDATE: 2}.get(layer.name, 0)
+
+
+def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) -> tuple[LayerProfile, PassTimes]:
+    """Return a row's layer, made where it is new, and its times in the row's pass."""
+    key = (row.place, row.name)
+    if key not in layers:
+        both = PassTimes.none(workers), PassTimes.none(workers)
+        layers[key] = LayerProfile(*key, *both, np.zeros((workers, workers)))
+    return layers[key], layers[key].backward if row.direction == BACKWARD else layers[key].forward
+
+
+def _spans(mine: Activities, met: Met, worker: int) -> list[Span]:
+    """Return what ran when: a message in two parts."""
+    spans, until = [], iter(met.until[worker].tolist())
+    for each, operation in zip(mine.activities, mine.operations, strict=True):
+        column = _KINDS * each.row
+        if each.kind != MESSAGE:
+            spans.append(Span(each.start, each.end, column + each.kind, False))
+            continue
+        came = each.start if operation is None else next(until)
+        spans.append(Span(each.start, came, column + _WAITING, True))
+        spans.append(Span(came, each.end, column + _TRANSFER, True))
+    return spans
+
+
+def _waits(mine: Activities, met: Met, worker: int) -> list[Wait]:
+    """Return the times in which a worker waited for another one."""
+    pairs = zip(mine.messages, met.until[worker].tolist(), met.waited_for[worker].tolist(), strict=True)
+    return [Wait(each.start, until, other) for each, until, other in pairs if until > each.start]
+
+
+def _count_messages(
+    worker: int,
+    mine: Activities,
+    waits: Mapping[int, list[Wait]],
+    own: Sequence[tuple[LayerProfile, PassTimes]],
+    steps: int,
+) -> None:
+    """Count a worker's messages in its steps, and whom it waited for."""
+    waited = {wait.start: wait for wait in waits[worker]}
+    for each, operation in zip(mine.activities, mine.operations, strict=True):
+        if each.kind != MESSAGE or not any(start <= each.start < end for start, end in mine.steps):
+            continue
+        layer, times = own[each.row]
+        times.messages[worker] += 1 / steps
+        if operation is None:
+            continue
+        times.bytes[worker] += operation.bytes_sent / steps
+        if (wait := waited.get(each.start)) is not None:
+            for other, took in causes(waits, wait).items():
+                layer.waited_for[worker, other] += took * 1e-9 / steps

@@ -1,0 +1,97 @@
+"""The name scopes of traced and compiled programs: which layer, movement and pass an operation belongs to.
+
+JAX writes the scopes around an equation as `transpose(jvp(.3))/DistributedConv2d/#7/windows`. A part of a network has a
+scope with its place, `.3`; a movement one with a number, `#7`, and a body that may hold some `#8b`; layers and
+primitives those with their names.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from typing import Any, NamedTuple
+
+import jax
+
+_JAX_SCOPES = {
+    *("while", "body", "cond", "checkpoint", "rematted_computation", "closed_call", "core_call", "eval_jaxpr"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
+}
+_TRANSFORMATIONS = ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted")
+_NUMBER, _MOVEMENT = re.compile(r"#(\d+)"), re.compile(r"#\d+")
+_BRANCH = re.compile(r"branch_\d+_fun")
+_numbers = count(1)
+
+
+class Scopes(NamedTuple):
+    """What the scopes around an operation say.
+
+    - `place`: of the innermost part of a network, "3.body.0"; "" outside of networks.
+    - `names`: of layers, primitives and users' scopes, outermost first.
+    - `layers`: those of them that are in that part, and around the movement. `functions`: the jitted functions there.
+    - `movement`: the name of the movement that it is part of; "" where it is part of none.
+    - `backward`: whether it belongs to a derivative's backward pass; `differentiated`: to that or its forward pass.
+    """
+
+    place: str
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    functions: tuple[str, ...]
+    movement: str
+    backward: bool
+    differentiated: bool
+
+
+def movement_scope() -> Any:
+    """Return a name scope with a number of its own, for a movement.
+
+    The adjoint has the same scope within JAX's own, so a traced program says which adjoint belongs to which movement.
+    """
+    return jax.named_scope(f"#{next(_numbers)}")
+
+
+def body_scope() -> Any:
+    """Return such a scope for the call of a body that may hold movements, and may be called twice."""
+    return jax.named_scope(f"#{next(_numbers)}b")
+
+
+def place_scope(name: object) -> Any:
+    """Return a name scope for the part of a network that has this name in it."""
+    return jax.named_scope(f".{name}")
+
+
+def movement_numbers(scopes: str) -> list[str]:
+    """Return the numbers of all movements around an operation, outermost first."""
+    return _NUMBER.findall(scopes)
+
+
+def read_scopes(scopes: str) -> Scopes:
+    """Return what the scopes say, written with "/" between them."""
+    place, movement = "", ""
+    names, layers, functions = list[str](), list[str](), list[str]()
+    for scope in filter(None, scopes.split("/")):
+        name, is_function = _own_name(scope)
+        if _MOVEMENT.fullmatch(name):
+            movement = movement or "movement"
+        elif name.startswith("."):
+            place, layers, functions = place + name, [], []
+        elif is_function:
+            functions += [] if movement else [name]
+        elif name and not _NUMBER.match(name):
+            names.append(name)
+            layers += [] if movement else [name]
+            movement = name if movement == "movement" else movement
+    names = list(dict.fromkeys(names))
+    backward, differentiated = "transpose(" in scopes, "jvp(" in scopes
+    return Scopes(place[1:], tuple(names), tuple(layers), tuple(functions), movement, backward, differentiated)
+
+
+def _own_name(scope: str) -> tuple[str, bool]:
+    """Return a scope's own name without the transformations around it, and whether it is a jitted function's.
+
+    As in `transpose(jvp(Linear))`; "" for JAX's scopes.
+    """
+    is_function = False
+    while scope.endswith(")") and (around := scope.split("(", 1)[0]) in _TRANSFORMATIONS:
+        scope, is_function = scope[len(around) + 1 : -1], around == "jit"
+    return ("" if scope in _JAX_SCOPES or _BRANCH.fullmatch(scope) else scope), is_function

@@ -1,0 +1,129 @@
+"""`dj.progress`: the same items everywhere, and what is written of them: on one worker, and only of long work."""
+
+import io
+import os
+import subprocess
+import sys
+import termios
+from operator import length_hint
+
+import numpy as np
+import pytest
+from jobs import ROOT
+
+import distdl_jax as dj
+from distdl_jax import progress_line
+from distdl_jax.progress_line import Progress
+
+BAR = """
+import time
+from distdl_jax import progress, progress_line
+progress_line.BAR_AFTER = 0.0
+for item in progress(range(4), label="training", unit="batch"):
+    time.sleep(0.12)
+"""
+
+
+def captured(monkeypatch):
+    """Return what stderr becomes, for work every step of which is long. No fixture: pytest sets stderr after them."""
+    monkeypatch.setattr(progress_line, "EVERY", 0.0)
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
+    return stderr
+
+
+@pytest.mark.world(2)
+def test_worker_0_alone_writes_under_mpi(monkeypatch):
+    written = captured(monkeypatch)
+    rank = dj.Partition().rank
+    assert list(dj.progress("abc", label="letters")) == ["a", "b", "c"]
+    lines = written.getvalue().splitlines()
+    assert len(lines) == (4 if rank == 0 else 0)
+    assert all(line.startswith(f"letters: {n} of 3 steps, 0 s") for n, line in zip((1, 2, 3, 3), lines, strict=False))
+
+
+def test_worker_0_alone_writes_in_a_simulation(monkeypatch):
+    written = captured(monkeypatch)
+
+    def program():
+        return sum(dj.progress(range(4), label=f"worker {dj.Partition().rank}"))
+
+    assert dj.simulate(3, program) == [6, 6, 6]
+    assert {line[:8] for line in written.getvalue().splitlines()} == {"worker 0"}
+
+
+def test_short_work_writes_nothing(capsys):
+    list(dj.progress(range(3), label="short"))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_line_comes_after_ten_seconds(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
+    for _ in dj.progress(range(8), label="training", unit="epoch"):
+        now[0] += 4
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 3 of 8 epochs, 12 s, 0.25/s, 20 s left",
+        "training: 6 of 8 epochs, 24 s, 0.25/s, 8 s left",
+        "training: 8 of 8 epochs, 32 s, 0.25/s",
+    ]
+
+
+def test_lines_of_bytes_and_of_unknown_totals():
+    shown = Progress((), 4 * 2**30, "checkpoint", "B", False)
+    shown._done = 2**30
+    assert shown._line(64.0) == "checkpoint: 1.0 of 4.0 GiB, 1 min 4 s, 16.0 MiB/s, 3 min 12 s left"
+    shown = Progress((), None, "", "link", False)
+    shown._done = 1
+    assert shown._line(10.0) == "1 link, 10 s, 0.1/s"
+
+
+def test_it_is_turned_off_by_a_setting(monkeypatch):
+    written = captured(monkeypatch)
+    monkeypatch.setenv("DISTDL_JAX_PROGRESS", "0")
+    assert list(dj.progress(range(2))) == [0, 1]
+    assert written.getvalue() == ""
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_closed_stderr_ends_no_work(monkeypatch, closed, capsys):
+    written = captured(monkeypatch)
+    written.close()
+    monkeypatch.setattr(sys, "stderr", written if closed else None)
+    assert list(dj.progress(range(2), label="to stdout?")) == [0, 1]
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_in_a_loop_goes_on(monkeypatch):
+    captured(monkeypatch)
+    with pytest.raises(KeyError):
+        for _ in dj.progress(range(2)):
+            raise KeyError
+
+
+def test_a_bar_on_a_terminal():
+    pytest.importorskip("tqdm")
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (24, 80))
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", BAR], stderr=its, env=environment, check=True, timeout=120)
+    os.close(its)
+    written = os.read(ours, 100000).decode()
+    os.close(ours)
+    assert "training: 100%" in written and "4/4" in written and "\r" in written, written
+
+
+def test_wrong_arguments():
+    with pytest.raises(dj.InvalidArgumentError, match="`total`"):
+        dj.progress(range(2), total=-1)
+    with pytest.raises(dj.InvalidTypeError, match="`label`"):
+        dj.progress(range(2), label=3)
+
+
+def test_batches_know_how_many_are_left():
+    spec = dj.TensorSpec((2,), dj.planning_world(1).grid([1]))
+    batches = dj.data.batches(np.zeros((10, 2)), spec, 4, epochs=2, state={"epoch": 0, "batch": 1})
+    assert length_hint(batches, -1) == 5
+    next(batches)
+    assert length_hint(batches, -1) == 4
+    assert length_hint(dj.data.batches(np.zeros((10, 2)), spec, 4, epochs=None), -1) == -1
