@@ -98,11 +98,8 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_ends_workers_that_wait_and_that_compute(times):
     """Also where the user is impatient, and interrupts a second time."""
-    program = INTERRUPTED
-    if times == 2:  # the second one ends the program's `simulate` before all have ended, but all have been told to
-        program = program.replace('print("left', 'time.sleep(1.0)\n    print("left')
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         time.sleep(0.5)
@@ -116,4 +113,4 @@ def test_an_interrupt_ends_workers_that_wait_and_that_compute(times):
     assert left == "left: []\n"
     assert rest == "again: [[1, 1], [1, 1]]\n"
     assert process.returncode == 0
-    assert seconds < 4 + times  # waits of a busy machine included
+    assert seconds < 4  # waits of a busy machine included

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import os
+import signal
 import sys
 import threading
 from collections import defaultdict
@@ -128,26 +129,19 @@ class Workers:
             self._changed.notify_all()
 
     def _stop(self, reason: str, grace: float) -> None:
-        """End all workers: those that wait at once, the others where they next communicate, or where Python is.
-
-        The latter after `grace` seconds; earlier where the user interrupts once more.
+        """End all workers: those that wait at once, the others where they next communicate, or after `grace` seconds
+        between two lines of Python.
         """
-        self._rendezvous.stop(reason)
         end = monotonic() + grace + PATIENCE
-        try:
-            self._ended_within(grace)
-        finally:
-            self._interrupt()
-        while not self._ended_within(GRACE) and monotonic() < end:
-            self._interrupt()
-
-    def _interrupt(self) -> None:
-        """Raise an error in the workers that still run, between two lines of Python."""
-        with self._changed:
-            for thread in self._running.values():
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(WorkerStopped)
-                )
+        with interrupts_ignored():
+            self._rendezvous.stop(reason)
+            while not self._ended_within(grace) and monotonic() < end:
+                grace = GRACE
+                with self._changed:
+                    for thread in self._running.values():
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(WorkerStopped)
+                        )
 
     def _join(self) -> None:
         """Wait for those that have ended: a thread that is on its last lines when Python ends can end it badly."""
@@ -162,6 +156,20 @@ class Workers:
     def _has_come(self, event: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(event, timeout=seconds)
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Inside, a user who presses Ctrl-C once more leaves nothing half ended."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
