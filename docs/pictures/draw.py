@@ -219,6 +219,10 @@ def gallery_halves() -> Drawing:
     return dj.TensorSpec((1, 1, 28, 28), dj.planning_world(2).grid([1, 1, 1, 2])).draw()
 
 
+def gallery_advice() -> Drawing:
+    return dj.TensorSpec((2, 8, 64, 64, 64), dj.planning_world(8).grid([2, 1, 2, 2, 1])).draw()
+
+
 def gallery_plate() -> Drawing:
     return dj.TensorSpec((24, 24), P.grid([2, 2])).draw()
 
