@@ -106,6 +106,16 @@ docs: $(VENV)/docs ## Build the documentation site in site/; whatever is wrong i
 docs-serve: $(VENV)/docs ## Show the site at http://127.0.0.1:8000, built anew at each change
 	$(MKDOCS) serve $(ARGS)
 
+$(VENV)/notebooks: $(READY)
+	@DISTDL_JAX_SKIP_MPI_CHECK=1 $(PY) -m pip --disable-pip-version-check install --quiet \
+		--no-build-isolation --editable '.[notebooks]' && touch $@
+
+.PHONY: notebooks
+notebooks: $(VENV)/notebooks ## Run the notebooks of docs/notebooks in Jupyter, and save what they show
+	JAX_PLATFORMS=cpu $(PY) -m nbconvert --to notebook --execute --inplace --coalesce-streams \
+		--ExecutePreprocessor.record_timing=False docs/notebooks/*.ipynb
+	$(PY) -m ruff format docs/notebooks
+
 .PHONY: bench
 bench: $(READY) ## Run every benchmark on 2 and on 4 workers
 	@set -e; for file in benchmarks/*.py; do for workers in 2 4; do \

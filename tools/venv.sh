@@ -105,7 +105,8 @@ requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' alone
 import os, re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "docs"}  # for `make docs`
+extras = project["optional-dependencies"]
+del extras["docs"], extras["notebooks"]  # `make docs` and `make notebooks` install them
 if os.environ.get("ONEDNN") != "1":
     del extras["onednn"]
 for gpu in ("cuda12", "cuda13"):

@@ -211,11 +211,37 @@ def _bars() -> Part:
     return below([Part(width, 64 + height, tuple(body)), words(lines, 11)], 6)
 
 
+def gallery_rows() -> Drawing:
+    return dj.TensorSpec((10, 4), P.grid([4, 1])).draw()
+
+
+def gallery_halves() -> Drawing:
+    return dj.TensorSpec((1, 1, 28, 28), dj.planning_world(2).grid([1, 1, 1, 2])).draw()
+
+
+def gallery_advice() -> Drawing:
+    return dj.TensorSpec((2, 8, 64, 64, 64), dj.planning_world(8).grid([2, 1, 2, 2, 1])).draw()
+
+
+def gallery_plate() -> Drawing:
+    return dj.TensorSpec((24, 24), P.grid([2, 2])).draw()
+
+
 PICTURES: dict[str, Callable[[], Drawing]] = {
     each.__name__.replace("_", "-"): each
     for each in (
         *(grid, blocks, volume, repartition, halo_exchange, broadcast, sum_reduce, convolution, messages),
-        *(cut_samples, cut_space, cut_features, cut_weight, teams, overview),
+        *(
+            cut_samples,
+            cut_space,
+            cut_features,
+            cut_weight,
+            teams,
+            overview,
+            gallery_rows,
+            gallery_halves,
+            gallery_plate,
+        ),
     )
 }
 

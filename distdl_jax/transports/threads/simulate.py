@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.transports.threads.current_world import simulated_world
+from distdl_jax.transports.threads.worker_output import shown_by_worker
 from distdl_jax.transports.threads.workers import Workers
 
 R = TypeVar("R")
@@ -23,6 +24,9 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     A mistake that would have workers wait for ever is found where they begin to: all of them raise at once. An
     exception on one worker ends the others. As in the comparison of `dj.jit`, a send waits for its receive: what
     completes over MPI only because small messages are buffered there, raises here.
+
+    In a Jupyter notebook, what workers print stands side by side, a column for each worker. Ctrl-C, or the button that
+    interrupts the kernel, ends all workers.
 
     **Arguments:**
 
@@ -53,8 +57,9 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
         raise InvalidTypeError(f"`n` (={n!r}) must be an integer: the number of workers.") from None
     if size < 1:
         raise InvalidArgumentError(f"`n` (={n!r}) must be 1 or more: the number of workers.")
-    workers = Workers(size)
-    try:
-        return workers.run(program, *args)
-    finally:
-        workers.close()
+    with shown_by_worker() as columns:
+        workers = Workers(size, each_turn=columns.show if columns else None)
+        try:
+            return workers.run(program, *args)
+        finally:
+            workers.close()

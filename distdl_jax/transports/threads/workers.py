@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import os
+import signal
 import sys
 import threading
 from collections import defaultdict
@@ -39,9 +40,11 @@ class Workers:
     """The workers of one world. They run programs, one after the other, until one fails; `close` in the end.
 
     - `stands_for`: a world in whose place they trace programs, with its partitions; such workers need no devices.
+    - `each_turn`: called a few times a second while they run.
     """
 
-    def __init__(self, size: int, stands_for: World | None = None) -> None:
+    def __init__(self, size: int, stands_for: World | None = None, each_turn: Callable[[], None] | None = None) -> None:
+        self._each_turn = each_turn or (lambda: None)
         self._rendezvous = Rendezvous(size)
         self._worlds = [ThreadWorld(rank, self._rendezvous, stands_for) for rank in range(size)]
         self._cores = threads_of_each(size)
@@ -65,15 +68,15 @@ class Workers:
         self._rendezvous.begin()
         try:
             self._start(program, args)
-            with self._changed:
-                # In turns: a signal that another thread takes, or none but Python has heard of, does not end a wait.
-                while not self._changed.wait_for(lambda: not self._running or self._error is not None, TURN):
-                    pass
+            # In turns: a signal that another thread takes, or none but Python has heard of, does not end a wait.
+            while not self._has_come(lambda: not self._running or self._error is not None, TURN):
+                self._each_turn()
         except BaseException:
-            self._stop("the run was interrupted")
+            self._stop("the run was interrupted", TURN)
+            self._join()
             raise
         if self._error is not None:
-            self._stop("another worker has failed")
+            self._stop("another worker has failed", GRACE)
             self._join()
             raise self._error
         self._join()
@@ -125,18 +128,20 @@ class Workers:
                 self._error, self._others_fault = error, error is worker.raised
             self._changed.notify_all()
 
-    def _stop(self, reason: str) -> None:
-        """End all workers: those that wait at once, the others where they next communicate, or where Python is."""
-        self._rendezvous.stop(reason)
-        if self._ended_within(GRACE):
-            return
-        start = monotonic()
-        while not self._ended_within(GRACE) and monotonic() - start < PATIENCE:
-            with self._changed:
-                for thread in self._running.values():
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(WorkerStopped)
-                    )
+    def _stop(self, reason: str, grace: float) -> None:
+        """End all workers: those that wait at once, the others where they next communicate, or after `grace` seconds
+        between two lines of Python.
+        """
+        end = monotonic() + grace + PATIENCE
+        with interrupts_ignored():
+            self._rendezvous.stop(reason)
+            while not self._ended_within(grace) and monotonic() < end:
+                grace = GRACE
+                with self._changed:
+                    for thread in self._running.values():
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(WorkerStopped)
+                        )
 
     def _join(self) -> None:
         """Wait for those that have ended: a thread that is on its last lines when Python ends can end it badly."""
@@ -146,8 +151,25 @@ class Workers:
             thread.join()
 
     def _ended_within(self, seconds: float) -> bool:
+        return self._has_come(lambda: not self._running, seconds)
+
+    def _has_come(self, event: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: not self._running, timeout=seconds)
+            return self._changed.wait_for(event, timeout=seconds)
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Inside, a user who presses Ctrl-C once more leaves nothing half ended."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
