@@ -124,6 +124,8 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
 
     from distdl_jax.transports.mpi.world import known_teams
 
+    everyone = tuple(range(world.size))
+    world.agree(everyone, "the start of dj.profile", None)
     comm = MPI.COMM_WORLD.Dup()
     before = clock_offset(comm)
     recording = _record(step, args, steps, comm)
@@ -136,7 +138,7 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
         recorded.update(contributions)
         return Profile(*add_up(contributions, steps), steps)
 
-    found: Profile = world.agree(tuple(range(world.size)), "dj.profile", mine, decide)
+    found: Profile = world.agree(everyone, "dj.profile", mine, decide)
     return Profile(found.layers, found.seconds, found.idle, found.waited_for, steps, cost, recorded)
 
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import jax
 
+from distdl_jax.errors import SetupError
+
 _STEP = "distdl_jax.profile step"
 
 
@@ -61,6 +63,8 @@ def _read(data: jax.profiler.ProfileData) -> Recording:
                 if stats.get("hlo_op") == event.name:
                     number = int(stats.get("program_id", 0))
                     events.append(Event(event.name, str(stats.get("hlo_module", "")), number, start, end))
+    if not began:
+        raise SetupError("This JAX's profiler doesn't say when it began, so workers can't be compared by its times.")
     return Recording(
         tuple((began + start, began + end) for start, end in sorted(steps)),
         tuple(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distdl_jax.profiling.activities import BACKWARD, MESSAGE, PACKING, Activities, Message
+from distdl_jax.profiling.activities import BACKWARD, MESSAGE, PACKING, Activities
 from distdl_jax.profiling.meeting import meet
 
 _STEPS, _ARITHMETIC, _MESSAGES = 0, 1, 1000
@@ -51,18 +51,13 @@ def _worker(worker: int, mine: Activities, began: int) -> Iterator[dict[str, Any
 
 
 def _arrows(recorded: Mapping[int, Activities], began: int) -> Iterator[dict[str, Any]]:
-    """Yield an arrow for each message, from the beginning of its send to the end of its receive."""
+    """Yield an arrow for each message, from the beginning of its send to the end of its receive, inside of the two."""
     messages = {worker: mine.messages for worker, mine in recorded.items()}
     for number, arrow in enumerate(meet(messages).arrows):
         sent, received = messages[arrow.sender][arrow.sent], messages[arrow.receiver][arrow.received]
         common = {"cat": "message", "name": "message", "id": number, "tid": _MESSAGES}
-        yield {"ph": "s", "pid": arrow.sender, "ts": _middle(sent, began, 0.1), **common}
-        yield {"ph": "f", "bp": "e", "pid": arrow.receiver, "ts": _middle(received, began, 0.9), **common}
-
-
-def _middle(each: Message, began: int, share: float) -> float:
-    """Return a moment within an activity, in microseconds: an arrow belongs to the slice that it lies in."""
-    return (each.start - began + share * (each.end - each.start)) / 1e3
+        yield {"ph": "s", "pid": arrow.sender, "ts": (sent.start + 1 - began) / 1e3, **common}
+        yield {"ph": "f", "bp": "e", "pid": arrow.receiver, "ts": (received.end - 1 - began) / 1e3, **common}
 
 
 def _slice(worker: int, thread: int, name: str, start: int, took: int, about: dict[str, str]) -> dict[str, Any]:

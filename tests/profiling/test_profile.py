@@ -220,6 +220,7 @@ def test_three_workers_profile_a_step(tmp_path):
     assert begins.keys() == ends.keys() != set()
     for number, begin in begins.items():
         assert begin["pid"] != ends[number]["pid"]
+        assert begin["ts"] < ends[number]["ts"]  # on one clock, nothing comes before it is sent
         assert any(_holds(each, begin) for each in slices)
         assert any(_holds(each, ends[number]) for each in slices)
 
