@@ -85,12 +85,12 @@ def test_a_mistake_ends_the_program_with_its_sentence() -> None:
     assert status == 1 and "The workers' programs differ" in output and "layers_swapped.py" in output
 
 
-def test_readmes_ten_lines_run_in_one_command_without_mpi(tmp_path: Path) -> None:
+def test_readmes_program_runs_in_one_command_without_mpi(tmp_path: Path) -> None:
     """mpi4py and mpi4jax are not there: dj.simulate needs neither, and a partition outside of it says what to do."""
     readme = (ROOT / "README.md").read_text()
     code = re.search(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     assert code is not None
-    (tmp_path / "program.py").write_text(code[1] + "\nif P_world.rank == 0:\n    print('value', value)\n")
+    (tmp_path / "program.py").write_text(code[1] + "\nif P.rank == 0:\n    print('value', value)\n")
     then = f"""
 import distdl_jax as dj
 from distdl_jax.__main__ import main
