@@ -131,7 +131,8 @@ class Network(BaseLayer):
         def run(name: Any, part: Any, x: Array) -> Array:
             with place_scope(name):
                 if not isinstance(part, Layer):
-                    return part(x)
+                    with jax.named_scope(getattr(part, "__name__", type(part).__name__)):
+                        return part(x)
                 y, states[name] = apply_layer(part, params[name], x, states[name], training, key_of[name])
                 return y
 

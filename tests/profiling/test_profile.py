@@ -159,7 +159,7 @@ PROGRAM = textwrap.dedent(
     conv = {"kernel_size": 3, "padding": 1}
     network = nn.Sequential(
         nn.DistributedConv2d(P, in_channels=2, out_channels=4, **conv),
-        jax.nn.relu,
+        jnp.tanh,
         nn.Residual(nn.Sequential(nn.DistributedConv2d(P, in_channels=4, out_channels=4, **conv))),
     )
     spec = dj.TensorSpec((2, 2, 24, 24), P)
@@ -199,7 +199,7 @@ PROGRAM = textwrap.dedent(
     slow = next(layer for layer in profile.layers if layer.name == "slow")
     assert slow.forward.arithmetic.argmax() == 2 and slow.forward.arithmetic[2] > 0.2
     titles = [layer.title for layer in profile.layers]
-    assert titles[:3] == ["0 DistributedConv2d", "1 relu", "2.body.0 DistributedConv2d"], titles
+    assert titles[:3] == ["0 DistributedConv2d", "1 tanh", "2.body.0 DistributedConv2d"], titles
     assert json.loads(profile.to_json())["steps"] == 4
     """
 )
