@@ -28,12 +28,13 @@ class Met:
 
     - `until`: when all partners of each operation had come, but not after its end.
     - `waited_for`: the worker that came last; the worker itself where it waited for nobody.
-    - `arrows`: all messages.
+    - `arrows`: all messages. `matched`: whether each has its partner; else there are none.
     """
 
     until: Mapping[int, np.ndarray]
     waited_for: Mapping[int, np.ndarray]
     arrows: tuple[Arrow, ...]
+    matched: bool = True
 
 
 def meet(timed: Mapping[int, Sequence[Message]]) -> Met:
@@ -48,7 +49,7 @@ def meet(timed: Mapping[int, Sequence[Message]]) -> Met:
     try:
         met = meetings({worker: [each.operation for each in several] for worker, several in timed.items()})
     except PlanError:
-        return Met(until, waited_for, ())
+        return Met(until, waited_for, (), matched=False)
     numbers = [
         (worker, number)
         for worker, several in timed.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ class Profile:
     - `seconds`: of a step, on each worker, by world rank.
     - `idle`: the seconds of a step in which nothing of the compiled program ran: Python, JAX's call, XLA's start.
     - `waited_for`: a row for each worker, a column for each worker that it waited for: seconds of a step.
+    - `matched`: whether all messages were matched with their partners; else all waiting counts as transfer.
     - `steps`: how many were recorded. `cost`: what was foreseen; None where nothing was given.
     """
 
@@ -41,13 +42,14 @@ class Profile:
     seconds: np.ndarray
     idle: np.ndarray
     waited_for: np.ndarray
+    matched: bool
     steps: int
     cost: Cost | None = None
     _recorded: Mapping[int, Activities] = field(default_factory=dict, repr=False, compare=False)
 
     def table(self) -> str:
         """Return a table as text: a row for each layer, and who was waited for."""
-        return table(self.layers, self.seconds, self.idle, self.waited_for, self.cost)
+        return table(self.layers, self.seconds, self.idle, self.waited_for, self.matched, self.cost)
 
     def __str__(self) -> str:
         return self.table()
@@ -63,7 +65,7 @@ class Profile:
             for each in self.layers
         ]
         numbers = {name: getattr(self, name).tolist() for name in ("seconds", "idle", "waited_for")}
-        return json.dumps({"version": 1, "steps": self.steps, **numbers, "layers": layers})
+        return json.dumps({"version": 1, "steps": self.steps, "matched": self.matched, **numbers, "layers": layers})
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write all that ran as a file for Perfetto (ui.perfetto.dev) and Chrome's tracing page.
@@ -139,7 +141,7 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
         return Profile(*add_up(contributions, steps), steps)
 
     found: Profile = world.agree(everyone, "dj.profile", mine, decide)
-    return Profile(found.layers, found.seconds, found.idle, found.waited_for, steps, cost, recorded)
+    return replace(found, cost=cost, _recorded=recorded)
 
 
 def _record(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: Any) -> Recording:
@@ -178,7 +180,7 @@ def _is_gone(leaf: Any) -> bool:
 
 def _renewed(given: Any, saved: Any) -> Any:
     """Return the arguments, with copies in place of those that were donated."""
-    return jax.tree.map(lambda leaf, kept: _copy(kept) if _is_gone(leaf) else leaf, given, saved)
+    return jax.tree.map(lambda leaf, first: _copy(first) if _is_gone(leaf) else leaf, given, saved)
 
 
 def _on_clock(recording: Recording, before: int, after: int) -> Recording:

@@ -20,7 +20,12 @@ OFTEN = 0.05
 
 
 def table(
-    layers: Sequence[LayerProfile], seconds: np.ndarray, idle: np.ndarray, waited_for: np.ndarray, cost: Cost | None
+    layers: Sequence[LayerProfile],
+    seconds: np.ndarray,
+    idle: np.ndarray,
+    waited_for: np.ndarray,
+    matched: bool,
+    cost: Cost | None,
 ) -> str:
     """Return the table: times in ms, means over the workers; messages and bytes of the worker that has most."""
     step = float(seconds.mean())
@@ -33,13 +38,12 @@ def table(
             rows[-1] += _compared(times.total, foreseen.get(layer.place if layer.name != UPDATE else UPDATE))
     nothing = PassTimes.none(len(seconds))
     rows.append(_row("call", idle, nothing.arithmetic, nothing, step))
-    rows.append(_row("a step", seconds, nothing.arithmetic, nothing, step))
     total = sum((layer.both for layer in layers), nothing)
     passes = [
         sum((each.arithmetic for each in several), nothing.arithmetic)
         for several in zip(*((layer.forward, layer.backward) for layer in layers), strict=True)
     ] or [nothing.arithmetic] * 2
-    rows[-1] = _row("a step", passes[0] + idle, passes[1], total, step)
+    rows.append(_row("a step", passes[0] + idle, passes[1], total, step))
     rows[-1][len(_HEADER) + 2] = "100.0%"
     if cost is not None and cost.seconds is not None:
         rows[-2] += _compared(idle, None if cost.once is None else cost.once.total)
@@ -48,6 +52,8 @@ def table(
     lines.insert(1, "-" * max(map(len, lines)))
     lines.insert(-1, lines[1])
     lines += ["", f"a step: {1e3 * step:.3g} ms in the mean of the workers, {1e3 * seconds.max():.3g} on the slowest"]
+    if not matched:
+        lines.append("- some messages could not be matched with their partners', so their waiting counts as transfer")
     return "\n".join(line.rstrip() for line in (*lines, *_blamed(layers, waited_for)))
 
 

@@ -77,12 +77,16 @@ class LayerProfile:
 
 
 class Totals(NamedTuple):
-    """Layers, and of each worker the seconds of a step, those in which nothing ran, and whom it waited for."""
+    """Layers, and of each worker the seconds of a step, those in which nothing ran, and whom it waited for.
+
+    - `matched`: whether all messages were matched with their partners.
+    """
 
     layers: tuple[LayerProfile, ...]
     seconds: np.ndarray
     idle: np.ndarray
     waited_for: np.ndarray
+    matched: bool
 
 
 def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
@@ -109,7 +113,12 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
         layers.values(), key=lambda layer: (*_order(layer), middles.get((layer.place, layer.name), np.inf))
     )
     waited_for = sum((layer.waited_for for layer in ordered), np.zeros((workers, workers)))
-    return Totals(tuple(ordered), seconds, idle, waited_for)
+    are_known = all(
+        activity.kind != MESSAGE or operation is not None
+        for mine in recorded.values()
+        for activity, operation in zip(mine.activities, mine.operations, strict=True)
+    )
+    return Totals(tuple(ordered), seconds, idle, waited_for, met.matched and are_known)
 
 
 def _middles(mine: Activities) -> dict[tuple[str, str], float]:

@@ -122,9 +122,9 @@ class Cond:
 Program = tuple[Operation | Loop | Cond, ...]
 
 
-def operations(program: Program) -> Iterator[tuple[Operation, int | None]]:
+def operations(program: Program, *, first_branch: bool = False) -> Iterator[tuple[Operation, int | None]]:
     """Yield every operation of a program and how often it runs: once for each pass of the loops around it; None where
-    that is not known before."""
+    that is not known before. Of conditionals all branches, or the first one, as if it were taken."""
 
     def walk(program: Program, times: int | None) -> Iterator[tuple[Operation, int | None]]:
         for item in program:
@@ -134,8 +134,9 @@ def operations(program: Program) -> Iterator[tuple[Operation, int | None]]:
                 case Loop(length, body):
                     yield from walk(body, None if length is None or times is None else times * length)
                 case Cond(branches):
-                    for branch in branches:
-                        yield from walk(branch, None if len(branches) > 1 else times)
+                    taken = branches[:1] if first_branch else branches
+                    for branch in taken:
+                        yield from walk(branch, None if len(taken) > 1 else times)
 
     return walk(program, 1)
 

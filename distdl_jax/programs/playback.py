@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program
+from distdl_jax.programs.ir import Operation, Program, operations
 from distdl_jax.programs.matching import fit
 
 
@@ -46,7 +46,7 @@ def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[in
 
     A loop's body is played once; of a conditional, the first branch.
     """
-    workers = {rank: _At(rank, _once(program, 1)) for rank, program in sorted(programs.items())}
+    workers = {rank: _At(rank, operations(program, first_branch=True)) for rank, program in sorted(programs.items())}
     arrived: Counter[Workers] = Counter()
     happened: list[Happening] = []
     ready = deque(workers.values())
@@ -90,14 +90,3 @@ def _fits(sender: _At, receiver: _At) -> bool:
     if received is not None and received.from_any:
         return bool(sent and sender.sends and receiver.receives and sent.dest == receiver.rank)
     return fit(sender, receiver)
-
-
-def _once(program: Program, times: int | None) -> Iterator[tuple[Operation, int | None]]:
-    for item in program:
-        match item:
-            case Operation():
-                yield item, times
-            case Loop(length, body):
-                yield from _once(body, None if length is None or times is None else times * length)
-            case Cond(branches):
-                yield from _once(branches[0], times)

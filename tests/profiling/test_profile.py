@@ -9,12 +9,14 @@ import pytest
 from jobs import FAST_TO_COMPILE, run
 
 import distdl_jax as dj
-from distdl_jax.profiling.activities import BACKWARD, FORWARD, Message, Row, row_of
+from distdl_jax.profiling.activities import BACKWARD, FORWARD, MESSAGE, Activities, Activity, Message, Row, row_of
 from distdl_jax.profiling.causes import Wait, causes
 from distdl_jax.profiling.clocks import offset_by
 from distdl_jax.profiling.compiled_text import Instruction, containers, operation, read_instructions
 from distdl_jax.profiling.meeting import meet
 from distdl_jax.profiling.shares import Span, shares
+from distdl_jax.profiling.table import table
+from distdl_jax.profiling.times import add_up
 from distdl_jax.programs.ir import Operation
 
 TEXT = """\
@@ -123,7 +125,19 @@ def test_a_collective_waits_for_the_last_of_its_team():
 
 def test_messages_without_a_partner_wait_for_nobody():
     met = meet({0: [send(1, 10, 40)], 1: []})
-    assert (met.until[0].tolist(), met.arrows) == ([10], ())
+    assert (met.until[0].tolist(), met.arrows, met.matched) == ([10], (), False)
+
+
+def test_messages_that_are_not_matched_are_said():
+    def alone(operation):
+        rows, ran = (Row("0", "Conv", FORWARD),), (Activity(0, MESSAGE, 10, 40, "send"),)
+        return Activities(rows, ((0, 50),), ran, (operation,))
+
+    for unmatched in (None, Operation("sendrecv", (0, 1), dest=1, count=8, itemsize=1)):
+        found = add_up({0: alone(unmatched)}, 1)
+        assert not found.matched
+        text = table(*found, None)
+        assert "could not be matched" in text
 
 
 def test_who_waits_is_not_waited_for():
@@ -194,6 +208,7 @@ PROGRAM = textwrap.dedent(
                 )
     total = sum((layer.both.total for layer in profile.layers), profile.idle)
     np.testing.assert_allclose(total, profile.seconds, rtol=1e-6)
+    assert profile.matched
     blamed = profile.waited_for.sum(0)
     assert blamed.argmax() == 2, profile.waited_for
     slow = next(layer for layer in profile.layers if layer.name == "slow")
