@@ -208,6 +208,12 @@ def _derivative_of_sum(
     return differentiated
 
 
+_PART = (
+    "return its sum divided by the size of the whole tensor, which is this worker's part of the mean (jnp.mean would "
+    "divide by the size of the block), or use a loss of distdl_jax.nn, like nn.DistributedMSELoss"
+)
+
+
 def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     """Return `fun`, which refuses a loss that is no scalar, and says what it returned."""
 
@@ -217,9 +223,7 @@ def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., A
         loss = result[0] if has_aux and isinstance(result, tuple | list) and result else result
         is_number = hasattr(loss, "shape") or isinstance(loss, int | float | complex)
         if not is_number or jnp.shape(loss):
-            what = (
-                f"an array of shape {jnp.shape(loss)}: sum it, or take its mean" if is_number else type(loss).__name__
-            )
+            what = f"an array of shape {jnp.shape(loss)}: {_PART}" if is_number else type(loss).__name__
             raise InvalidTypeError(f"`fun` (={function_name(fun)}) must return a scalar loss, but returned {what}.")
         return result
 

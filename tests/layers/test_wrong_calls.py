@@ -38,7 +38,7 @@ def test_a_key_that_is_none(layer, key):
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (lambda x: 2 * x, r"an array of shape \(3,\): sum it, or take its mean"),
+        (lambda x: 2 * x, r"an array of shape \(3,\): return its sum divided by the size of the whole tensor"),
         (lambda x: None, "NoneType"),
         (lambda x: {"loss": jnp.sum(x)}, "dict"),
     ],
