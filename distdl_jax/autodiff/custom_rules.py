@@ -12,20 +12,24 @@ from jax.extend.core import ClosedJaxpr
 from distdl_jax.compat import bound_again
 from distdl_jax.errors import PlanError
 from distdl_jax.source_lines import is_library
-from distdl_jax.tracing.adjoint_order import anchor_of, is_inexact
+from distdl_jax.tracing.adjoint_order import anchor_of, asks, is_inexact
 from distdl_jax.tracing.jaxprs import defined_at, equations, is_opaque_call
 from distdl_jax.tracing.program_reader import line_of_equation, read_program
 from distdl_jax.world import Transport
 
 
 def custom_rules(program: ClosedJaxpr) -> list[Any]:
-    """Return the equations of a traced function that have a derivative of the user's."""
+    """Return the equations of a traced function that have a derivative of the user's, but for those that ask what is
+    differentiated.
+
+    These, as equinox's loops, may refuse a derivative by all arguments; the programs that are compared hold theirs.
+    """
 
     def has_rule(eqn: Any) -> bool:
         return eqn.primitive.name == "custom_vjp_call" and not is_opaque_call(eqn)
 
     found = filter(has_rule, equations(program.jaxpr.eqns, enter=lambda eqn: not has_rule(eqn)))
-    return [eqn for eqn in found if anchor_of(eqn) is None and not _is_of_library(eqn)]
+    return [eqn for eqn in found if anchor_of(eqn) is None and not asks(eqn) and not _is_of_library(eqn)]
 
 
 def moves_data(transport: Transport, rules: list[Any]) -> list[bool | Exception]:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 
 from distdl_jax.compat import at_line_of, bound_again
@@ -200,11 +201,14 @@ class Chain:
     def _movement(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
         """Evaluate what has a derivative of its own: whatever it consists of, it is one movement."""
         if self.tied and links:
-            args = _tie_last(args, links[0], eqn.params.get("num_consts", 0))
+            if asks(eqn):
+                args = [_tie_where_differentiated(arg, links[0]) if is_inexact(arg) else arg for arg in args]
+            else:
+                args = _tie_last(args, links[0], eqn.params.get("num_consts", 0))
         anchor, results = anchor_of(eqn), bound_again(eqn, args)
         if anchor is not None:
             self._add(links, results[anchor])
-        elif self.tied or eqn.primitive.name == "custom_vjp_call":
+        elif self.tied or (eqn.primitive.name == "custom_vjp_call" and not asks(eqn)):
             self._add(links, tie(first_link(), *results))
         return results
 
@@ -226,6 +230,14 @@ def anchor_of(eqn: Any) -> int | None:
     return 1 if is_tied else None
 
 
+def asks(eqn: Any) -> bool:
+    """Return whether an equation has a derivative of its own that asks which arguments and results have one.
+
+    It may refuse another one than it would get without a chain, as equinox's loops do.
+    """
+    return bool(eqn.primitive.name == "custom_vjp_call" and eqn.params.get("symbolic_zeros"))
+
+
 def _tie_last(args: list[Any], link: Array, consts: int) -> list[Any]:
     """Return the arguments of a movement, the last of which, floating where there is one, depends on the chain.
 
@@ -237,6 +249,19 @@ def _tie_last(args: list[Any], link: Array, consts: int) -> list[Any]:
     inexact = [i for i in range(consts, len(args)) if is_inexact(args[i])]
     last = inexact[-1] if inexact else len(args) - 1
     return [tie(jnp.asarray(arg), link) if i == last else arg for i, arg in enumerate(args)]
+
+
+@jax.custom_jvp
+def _tie_where_differentiated(x: Array, link: Array) -> Array:
+    """Return `x`, which depends on the chain; it is differentiated where it was before, for a function that asks."""
+    return tie(x, link)
+
+
+@partial(_tie_where_differentiated.defjvp, symbolic_zeros=True)
+def _tangent_where_differentiated(primals: Any, tangents: Any) -> tuple[Array, Any]:
+    dx, of_link = tangents
+    zero = isinstance(dx, SymbolicZero) or isinstance(of_link, SymbolicZero)
+    return tie(*primals), dx if zero else tie(dx, of_link)
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ def _refuse_tangents(*_: Any, **__: Any) -> NoReturn:
     raise InvalidTypeError(
         "jax.jvp (and jax.linearize, jax.jacfwd and jax.hessian, which use it) can't differentiate `fun` through a "
         "movement of data between workers. Use dj.jvp(fun, primals, tangents), dj.linearize or dj.hvp, which have the "
-        "same arguments; a Jacobian row by row is jax.jacrev."
+        "same arguments; a Jacobian row by row is jax.jacrev. With diffrax and optimistix pass "
+        "adjoint=RecursiveCheckpointAdjoint()."
     )
 
 
@@ -67,6 +68,7 @@ def _identity(name: str, tangent: Primitive | None = None) -> Primitive:
 _tangent = _identity("tangent_of_a_movement")
 _tangent.def_impl(_refuse_tangents)
 mlir.register_lowering(_tangent, _refuse_tangents)
+batching.primitive_batchers[_tangent] = _refuse_tangents  # as in jax.jacfwd
 _reverse_only = _identity("reverse_only", _tangent)
 
 _never_transposed = _identity("moved", _identity("moved_tangent"))
