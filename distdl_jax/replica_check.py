@@ -15,6 +15,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.primitives.all_gather import all_gather
+from distdl_jax.primitives.all_sum_reduce import all_sum_reduce
 from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line
 from distdl_jax.spec_trees import leaves_with_specs
@@ -23,7 +24,13 @@ from distdl_jax.validation import is_traced
 
 
 def check_replicated(tree: Any, specs: Any) -> Any:
-    """Check that the copies of replicated values still agree, bit for bit, with `DISTDL_JAX_DEBUG=1`.
+    """Check that the copies of replicated values still agree, but for rounding, with `DISTDL_JAX_DEBUG=1`.
+
+    XLA may compile one update differently on two workers that hold other parameters beside the copies. So copies of
+    floating-point numbers may come apart by the square root of their precision (1.5e-8 in float64, 3.5e-4 in float32),
+    relative to the largest entry of the value: equal gradients give a few roundings a step, which take millions of
+    steps to add up to that, and a missing `dj.replicated`, another rate or another key give a part of the update
+    itself, which is past it after a step or a few. Integers and booleans are to be equal.
 
     Copies that differ (of a scale or a running mean, say, after an update that was not the same on all workers) raise
     no error by themselves, and training goes on with a mixture. Put into a step, before or after the update, this finds
@@ -40,7 +47,7 @@ def check_replicated(tree: Any, specs: Any) -> Any:
     **Raises:** `PlanError`, on all workers that hold copies of a value that differs, naming it and two of them. In a
     jitted function JAX raises it once the function has run, as an error of its runtime with this text in it.
 
-    Collective among the workers that hold copies: a fingerprint of 32 bits is sent for each value.
+    Collective among the workers that hold copies: the first of them sends its values to the others.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -66,7 +73,7 @@ def _has_copies(spec: TensorSpec) -> bool:
 
 
 def _compare(team: Partition, names: Sequence[str], values: Sequence[Any], where: str) -> None:
-    own = jnp.stack([fingerprint(lax.stop_gradient(jnp.asarray(value))) for value in values])
+    own = jnp.stack([_differs(team, lax.stop_gradient(jnp.asarray(value))) for value in values])
     rows = all_gather(own[None], team.create_cartesian_topology_partition([team.size, 1]), axes=0)
     compare = partial(_raise_if_different, team.ranks, tuple(names), where)
     if is_traced(rows):
@@ -76,11 +83,10 @@ def _compare(team: Partition, names: Sequence[str], values: Sequence[Any], where
 
 
 def _raise_if_different(team: Workers, names: Sequence[str], where: str, rows: Any) -> None:
-    """Compare the fingerprints of each worker of the team, the rows."""
-    rows = np.asarray(rows)
-    for name, column in zip(names, rows.T, strict=True):
-        if (column != column[0]).any():
-            other = team[int(np.argmax(column != column[0]))]
+    """Raise where a value differs on a worker of the team, a row, from the first one's."""
+    for name, column in zip(names, np.asarray(rows).T, strict=True):
+        if column.any():
+            other = team[int(np.argmax(column))]
             raise PlanError(
                 f"`{name}` must be the same on all workers that hold copies of it, but is not on workers {team[0]} and "
                 f"{other} (check_replicated at {where}). Every worker must update its copies alike, from the same "
@@ -88,17 +94,15 @@ def _raise_if_different(team: Workers, names: Sequence[str], where: str, rows: A
             )
 
 
-def fingerprint(x: Array) -> Array:
-    """Return 32 bits that depend on every bit of `x`, and its place.
-
-    >>> int(fingerprint(jnp.arange(3))) != int(fingerprint(jnp.array([0, 2, 1])))
-    True
-    """
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([x.real, x.imag])
-    x = x.astype(jnp.uint8) if x.dtype == bool else x
-    size = x.dtype.itemsize
-    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * min(size, 4)}")).reshape(-1).astype(jnp.uint32)
-    mixed = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
-    mixed = (mixed ^ (mixed >> 15)) * (2 * lax.iota(jnp.uint32, bits.size) + 1)
-    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+def _differs(team: Partition, x: Array) -> Array:
+    """Return whether `x` differs from that of the team's first worker by more than rounding."""
+    inexact, precision = jnp.issubdtype(x.dtype, jnp.inexact), x.dtype
+    if x.dtype.itemsize < 4 and x.dtype != bool:
+        x = x.astype(np.float32 if inexact else np.int32)  # exactly, and of whole bytes
+    first = all_sum_reduce(x if team.rank == 0 else jnp.zeros_like(x), team, axes_keep=())
+    if not inexact:
+        return jnp.any(x != first)
+    same = (x == first) | (jnp.isnan(x) & jnp.isnan(first))
+    apart = jnp.max(jnp.where(same, 0, jnp.abs(x - first)), initial=0)
+    largest = jnp.max(jnp.where(jnp.isfinite(first), jnp.abs(first), 0), initial=0)
+    return ~(apart <= float(jnp.finfo(precision).eps) ** 0.5 * largest)

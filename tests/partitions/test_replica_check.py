@@ -1,8 +1,11 @@
-"""Copies that must be equal are compared bit for bit, where that is asked for."""
+"""Copies that must be equal are compared, to rounding, where that is asked for."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import distdl_jax as dj
@@ -17,17 +20,54 @@ def debug(monkeypatch):
     monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
 
 
+@pytest.mark.simulated(2)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_bit_counts_and_so_does_its_place(dtype):
-    with jax.enable_x64(dtype == "float64"):
-        x = jnp.asarray([1, 0, 0, 1, 0], dtype)
-        raw = np.array(x).view(np.uint8)
-        found = {int(replica_check.fingerprint(x))}
-        changed = [raw ^ np.eye(1, raw.size, place, np.uint8)[0] * np.uint8(1) for place in range(raw.size)]
-        changed = [raw, raw[::-1], *changed]
-        distinct = {each.tobytes() for each in changed}
-        found = {int(replica_check.fingerprint(jnp.asarray(each.view(x.dtype)))) for each in map(np.array, changed)}
-        assert len(found) == len(distinct)
+def test_rounding_passes_and_more_is_told(dtype):
+    P = dj.Partition().grid([2])
+    spec, special = dj.TensorSpec((3,), P, replicated=0), [1.0, np.nan, np.inf]
+    inexact = jnp.issubdtype(dtype, jnp.inexact)
+    x = jnp.asarray(special if inexact else [1, 0, 1], dtype)
+    dj.check_replicated(x, spec)
+    if inexact:
+        dj.check_replicated(x * (1 + 2 * P.rank * float(jnp.finfo(dtype).eps)), spec)
+    others = [x.at[0].set(0)]
+    if inexact:
+        others += [x * (1 + 4 * float(jnp.finfo(dtype).eps) ** 0.5), x.at[1].set(1), x.at[0].set(np.nan), -x]
+    for other in others:
+        with pytest.raises(dj.PlanError, match=r"must be the same .* not on workers 0 and 1"):
+            dj.check_replicated(other if P.rank else x, spec)
+
+
+@pytest.mark.simulated(2)
+def test_copies_that_drift_by_rounding_and_copies_that_drift():
+    """Adam beside other parameters on each worker, which rounds otherwise; then without the sum of the gradients."""
+    P = dj.Partition().grid([2])
+    specs, adam = {"scale": dj.TensorSpec((5,), P, replicated=0), "own": None}, optax.adam(1e-3)
+    x = jnp.linspace(0.1, 1, 5) + P.rank
+
+    def loss(params, together):
+        scale = dj.replicated(params["scale"], P) if together else params["scale"]
+        return jnp.sum(jnp.sin(scale * x)) + jnp.sum(params["own"] ** 2)
+
+    @partial(dj.jit, static_argnums=2)
+    def step(params, state, together):
+        gradient = dj.grad(loss)(params, together)
+        if P.rank and together:  # what another order of the same operations gives
+            gradient = {**gradient, "scale": gradient["scale"] * (1 + jnp.finfo(x.dtype).eps)}
+        updates, state = adam.update(gradient, state, params)
+        return dj.check_replicated(optax.apply_updates(params, updates), specs), state
+
+    params = {"scale": jnp.ones(5), "own": jnp.ones(3 + 4 * P.rank)}
+    state = adam.init(params)
+    for _ in range(50):
+        params, state = step(params, state, True)
+    jax.block_until_ready(params)
+    assert len({scale.tobytes() for scale in P.allgather_data(np.asarray(params["scale"]))}) == 2
+    with pytest.raises(Exception, match=r"`tree\['scale'\]` must be the same .* not on workers 0 and 1"):
+        for _ in range(5):
+            params, state = step(params, state, False)
+            jax.block_until_ready(params)
+            jax.effects_barrier()
 
 
 @pytest.mark.world(4)
