@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.kernels.geometry import Pairs, Placement, between_layers
+from distdl_jax.primitives.reductions import extreme
 
 MOST_SLICES = 64
 """The largest window whose entries are taken by slices."""
@@ -29,10 +30,11 @@ def max_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
 
     `lax.reduce_window` gives a NaN's cotangent to some other entry of the window.
     """
-    x = _padded(x, least(x.dtype), window.padding)
+    least = extreme(x.dtype, largest=False)
+    x = _padded(x, least, window.padding)
     if _by_slices(kernel, window):
         return between_layers(_largest(between_layers(x), Windows(kernel, window.unpadded(), x.shape)))
-    return lax.reduce_window(x, least(x.dtype), lax.max, (1, 1, *kernel), (1, 1, *window.stride), "VALID")
+    return lax.reduce_window(x, least, lax.max, (1, 1, *kernel), (1, 1, *window.stride), "VALID")
 
 
 def sum_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
@@ -53,13 +55,6 @@ def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
 def _by_slices(kernel: tuple[int, ...], window: Placement) -> bool:
     few = math.prod(kernel) <= MOST_SLICES and jax.default_backend() == "cpu"
     return few or set(window.dilation) != {1}  # JAX does not differentiate dilated windows
-
-
-def least(dtype: np.dtype) -> np.ndarray:
-    """Return the least value of the dtype."""
-    if dtype == np.bool_:
-        return np.zeros((), dtype)
-    return np.asarray(-jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min, dtype)
 
 
 @dataclass(frozen=True)

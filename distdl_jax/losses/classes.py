@@ -131,7 +131,8 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     - `reduction`: "mean" (over the samples' weights), "sum", or "none".
     - `weight`: one for each class.
     - `ignore_index`: a label whose samples do not count; None for none, which spares the sum over workers of how many
-      there are (unless there are weights).
+      there are (unless there are weights). Where no sample counts the mean is 0, and so is its gradient, where PyTorch
+      has NaN: a batch without labels is to leave the parameters as they are.
     - `label_smoothing`: the part of each label that is spread evenly over all classes, 0 to 1.
 
     **Call:** `loss(prediction, target)` returns this worker's part of the loss.

@@ -157,7 +157,8 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
 
     **Arguments:**
 
-    - `x`: this worker's term, of D dimensions. Zero-volume outside P_x. Half precisions are summed in float32.
+    - `x`: this worker's term, of D dimensions. Zero-volume outside P_x. Half precisions are summed in float32; the sum
+      of booleans is their "or".
     - `P_x`: the partition.
     - `axes`: the dimensions to sum, and to scatter, along.
 

@@ -14,6 +14,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.primitives.reductions import extreme
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.validation import checked_axis
 
@@ -59,7 +60,8 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     assert P_x.rank is not None
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
-    mine = materialize(jnp.max(x, axis, initial=_lowest(x.dtype)))  # the array sent is compared with the answer
+    # Materialized: the array sent is compared with the answer.
+    mine = materialize(jnp.max(x, axis, initial=extreme(np.dtype(x.dtype), largest=False)))
     lines = _lines(P_x, grid, axis, mine.dtype)
     largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, mine)
     if start == stop:
@@ -70,12 +72,6 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     lines = _lines(P_x, grid, axis, np.dtype(np.int32))
     first: Array = plan_all_reduce(lines, P_x, "min", axis).run(P_x.world, place)
     return first
-
-
-def _lowest(dtype: np.dtype) -> float | bool:
-    if jnp.issubdtype(dtype, np.bool_):
-        return False
-    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
 def _lines(P_x: Partition, grid: ProductGrid, axis: int, dtype: np.dtype) -> ShapeDtypes:

@@ -65,7 +65,7 @@ class VariancePlan(ReductionPlan):
         moments: Moments = self.over_workers
         n = math.prod(moments.grid.extent[d] for d in self.axes)
         variance = moments.run(world, x)[1] * np.asarray(n, moments.dtype)
-        return variance / np.asarray(self.count, moments.dtype)
+        return variance / np.asarray(self.count or np.nan, moments.dtype)  # no number, as in jnp
 
 
 @dataclass(frozen=True)
@@ -134,16 +134,21 @@ def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[A
     # XLA may compute x twice, rounded in two ways, and then none is as large as the largest.
     x, dx = materialize(*primals), *tangents
     y, ties = _largest(x, axes)
-    return (y, ties), (jnp.sum(jnp.where(x == y, dx, 0), axes, keepdims=True) / ties, jnp.zeros_like(ties))
+    # A NaN ties with nothing, and makes NaN of the whole gradient: a product, of which XLA is not to make a selection.
+    tying = materialize((x == y).astype(x.dtype))
+    return (y, ties), (jnp.sum(tying * dx, axes, keepdims=True) / ties, jnp.zeros_like(ties))
 
 
 def extreme(dtype: np.dtype, largest: bool) -> Any:
-    """Return the largest, or the smallest, number of a real dtype."""
+    """Return the largest, or the smallest, number of a real dtype: an infinity, where it has one."""
     if jnp.issubdtype(dtype, np.bool_):
-        return largest
+        return np.bool_(largest)
     if jnp.issubdtype(dtype, jnp.inexact):
-        return np.inf if largest else -np.inf
-    return dtype.type(jnp.iinfo(dtype).max if largest else jnp.iinfo(dtype).min)
+        infinity = np.asarray(np.inf if largest else -np.inf, dtype)
+        if np.isinf(infinity):  # some formats of 8 bits have none
+            return infinity
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
+    return dtype.type(info.max if largest else info.min)
 
 
 def plan_reduction(
@@ -243,7 +248,7 @@ def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
     - `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.
 
     **Returns:** this worker's block of the variances, a copy on all workers along `axes`, with the gradient of copies
-    as in `mean`; of integers a floating-point number. Outside P_x, `x`.
+    as in `mean`; of integers a floating-point number; NaN where `ddof` leaves no entry. Outside P_x, `x`.
 
     **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
     dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
@@ -304,7 +309,7 @@ def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
     - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
 
     **Returns:** this worker's block of the largest, of x's dtype, a copy on all workers along `axes`; a NaN is above
-    all. Outside P_x, `x`.
+    all, and then the whole gradient is NaN. Outside P_x, `x`.
 
     **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
     dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid,
