@@ -80,7 +80,7 @@ class State:
     def _describe_call(self) -> str:
         calls = self.calls
         if calls.inside:
-            return f"call {calls.number}, of {calls.name}"
+            return f"call {calls.number}, of {calls.name}{f' ({self.where})' if self.where else ''}"
         if self.function:
             return f"the program of {self.function} ({self.where})"
         last = f"; its last call is {calls.number}, of {calls.name}" if calls.number else ""

@@ -176,12 +176,14 @@ class Reporter:
         """Return when it is announced. The end of a program is in any case: it ends no job."""
         if wait.kind == "left":
             return wait.began + min(FIRST_LINE, self.limit or FIRST_LINE)
-        return wait.began + (ANNOUNCED * self.limit or float("inf"))
+        return wait.began + min(FIRST_LINE, ANNOUNCED * self.limit or FIRST_LINE)
 
     def _given_up_at(self, wait: OpenWait) -> float:
         """Return when the coordinator has been silent for too long."""
         since = max(self.asked_at, self._announced_at(wait))
-        pause = self.limit if wait.kind != "left" else max(self.limit, pause_after(since - wait.began))
+        pause = self.limit or float("inf")
+        if wait.kind == "left":
+            pause = max(self.limit, pause_after(since - wait.began))
         return since + GIVEN_UP * pause
 
     def _patience(self, kind: Kind) -> float:

@@ -64,11 +64,12 @@ def test_a_wait_is_announced_once_after_a_part_of_the_limit():
     assert alone(facts, 0.0, 0.9, 1.0, 1.1) == [[], [Answer(0, state)], [announced], []]
 
 
-def test_without_a_limit_nothing_is_announced():
-    reporter = Reporter(0, 0.0)
-    for now in range(0, 10_000, 100):
+def test_without_a_limit_a_wait_is_announced_after_a_minute_and_ends_nothing():
+    reporter, told = Reporter(0, 0.0), []
+    for now in range(0, 10_000, 20):
         reporter, posts = reporter.look(Facts(run=3), now)
-        assert all(isinstance(post, Answer) and not post.waits for post in posts)
+        told += [(now, post.waits) for post in posts if isinstance(post, EndJob) or post.waits]
+    assert told == [(60, (Wait("executing", 3, 60.0),))]
 
 
 def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_limit():

@@ -20,6 +20,7 @@ from distdl_jax.compat import new_cpu_device
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.transports.threads.world import ThreadWorld
+from distdl_jax.watchdog.abort import say
 from distdl_jax.watchdog.status import acting_as
 from distdl_jax.world import World
 
@@ -71,6 +72,8 @@ class Workers:
             # In turns: a signal that another thread takes, or none but Python has heard of, does not end a wait.
             while not self._has_come(lambda: not self._running or self._error is not None, TURN):
                 self._each_turn()
+                if line := self._rendezvous.line_about_a_wait():
+                    say(line)
         except BaseException:
             self._stop("the run was interrupted", TURN)
             self._join()
