@@ -13,13 +13,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import Primitive
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def source_frames(traceback: Any) -> Iterator[Any]:
@@ -33,6 +36,29 @@ def source_frames(traceback: Any) -> Iterator[Any]:
     from jax._src.source_info_util import user_frames
 
     return user_frames(traceback)
+
+
+def hiding_frames(fun: F) -> F:
+    """Return `fun`; what it raises comes without the frames of this library, as a jitted function's without jax's.
+
+    `jax_traceback_filtering` says how, or that they are shown.
+
+    Private: `jax._src.traceback_util.api_boundary` and `register_exclusion`. Public ones would replace them; without
+    them all frames are shown.
+    """
+    try:
+        from jax._src import traceback_util
+
+        _exclude_own_frames(traceback_util)
+        hidden: F = traceback_util.api_boundary(fun)
+    except (ImportError, AttributeError):
+        return fun
+    return hidden
+
+
+@cache
+def _exclude_own_frames(traceback_util: Any) -> None:
+    traceback_util.register_exclusion(str(Path(__file__).parent))
 
 
 def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:

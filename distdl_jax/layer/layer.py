@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cached_property, wraps
-from typing import Any, NamedTuple, Protocol, TypeGuard, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard, overload, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +28,30 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.compat import hiding_frames
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.output_specs import spec_of_blocks
-from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
+from distdl_jax.layer.parameters import (
+    ParamShapeDtypes,
+    agree_on_shapes,
+    check_params,
+    is_array,
+    spec_shapes,
+    structure_text,
+    unboxed,
+)
 from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.block_checks import by_class
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.source_lines import user_line
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
+from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
 
@@ -154,6 +166,11 @@ class BaseLayer(Static):
             if name in vars(cls):
                 setattr(cls, name, _with_optional_params(vars(cls)[name]))
 
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        self = super().__new__(cls)
+        vars(self)["_built_at"] = user_line()  # for messages; equal layers may be built at different lines
+        return self
+
     @abstractmethod
     def param_specs(self) -> Any:
         """Return the global shape and the partition of each parameter: a pytree like the parameters."""
@@ -201,7 +218,7 @@ class BaseLayer(Static):
             )
         dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # shapes don't depend on it
         x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
-        return spec_of_blocks(repr(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
+        return spec_of_blocks(name_and_line(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
 
     def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
         """Draw the layer, from its plan: who owns what before and after, and which boxes move to whom, with bytes.
@@ -242,9 +259,18 @@ def _with_optional_params(call: Callable[..., Any]) -> Callable[..., Any]:
                     "`layer.init(key)` makes them."
                 )
             args = (nothing, *args)
-        return call(self, *args, **options)
+        if len(args) > 1 and is_array(args[0]) and isinstance(args[1], Mapping | tuple):
+            raise InvalidTypeError(
+                f"`params` is {structure_text(args[0])}, and `x` is {structure_text(args[1])}: call "
+                f"{type(self).__name__} with the parameters first, `layer(params, x)`."
+            )
+        try:
+            return call(self, *args, **options)
+        except TypeError as error:
+            refuse_forward_mode(error)
+            raise
 
-    return completed
+    return hiding_frames(completed)
 
 
 class PartitionedLayer(BaseLayer):
@@ -372,8 +398,8 @@ class ParameterFreeLayer(PartitionedLayer):
         """Return this worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
         if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
             raise InvalidArgumentError(
-                f"`params` (={args[0]!r}) must be {{}}: {type(self).__name__} has no parameters. Give it the input "
-                "alone, or with {} and the input."
+                f"`params` is {structure_text(args[0])}, but must be {{}}: {type(self).__name__} has no parameters. "
+                "Give it the input alone, or with {} and the input."
             )
         if len(args) not in (1, 2):
             raise TypeError(f"{type(self).__name__} takes the input, or {{}} and the input, not {len(args)} arguments.")

@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,20 @@ from jax.interpreters import ad, mlir
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
+
+
+@what_breaks(compat.hiding_frames)
+def test_frames_of_the_library_are_hidden() -> None:
+    before = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
+    try:
+        for filtering, shown in (("quiet_remove_frames", False), ("off", True)):
+            jax.config.update("jax_traceback_filtering", filtering)
+            with pytest.raises(ZeroDivisionError) as found:
+                compat.hiding_frames(lambda: [1 // divisor for divisor in (0,)])()
+            files = [frame.filename for frame in traceback.extract_tb(found.value.__traceback__)]
+            assert files[-1] == __file__ and any("traceback_util" in file for file in files) == shown
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
 
 
 @what_breaks(compat.source_frames)

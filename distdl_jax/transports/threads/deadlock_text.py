@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from distdl_jax.errors import ONE_PROGRAM, one_program
+from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
@@ -58,7 +58,8 @@ def amounts_text(first: Participant, second: Participant) -> str:
     if _agrees(first) or _agrees(second):
         advice = one_program(map(_label, (first, second)))
         return (
-            f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}{_about_adjoints(first, second)}"
+            f"The workers' programs differ: {_at(first, second)}, but {_at(second, first)}. {advice}"
+            f"{_about_adjoints(first, second)}"
         )
     return (
         f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
@@ -103,11 +104,12 @@ def _label(worker: Participant) -> str:
     return worker.operation.op if worker.operation is not None and _agrees(worker) else ""
 
 
-def _at(worker: Participant) -> str:
-    """Describe what a waiting worker is doing."""
+def _at(worker: Participant, other: Participant | None = None) -> str:
+    """Describe what a waiting worker is doing, beside another one."""
     if _agrees(worker):
         assert worker.operation is not None
-        return f"worker {worker.rank} is about to run {worker.operation.op} ({worker.operation.place.line})"
+        label = shown_label(worker.operation.op, "" if other is None else _label(other))
+        return f"worker {worker.rank} is about to run {label} ({worker.operation.place.line})"
     return f"worker {worker.rank} is in its operation {worker.done + 1}, {_operation(worker)}"
 
 
