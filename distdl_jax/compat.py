@@ -8,7 +8,6 @@ nothing private is imported before it is asked for.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import Primitive
 
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def source_frames(traceback: Any) -> Iterator[Any]:
@@ -38,7 +37,7 @@ def source_frames(traceback: Any) -> Iterator[Any]:
     return user_frames(traceback)
 
 
-def hiding_frames(fun: F) -> F:
+def hiding_frames(fun: _F) -> _F:
     """Return `fun`; what it raises comes without the frames of this library, as a jitted function's without jax's.
 
     `jax_traceback_filtering` says how, or that they are shown.
@@ -50,7 +49,7 @@ def hiding_frames(fun: F) -> F:
         from jax._src import traceback_util
 
         _exclude_own_frames(traceback_util)
-        hidden: F = traceback_util.api_boundary(fun)
+        hidden: _F = traceback_util.api_boundary(fun)
     except (ImportError, AttributeError):
         return fun
     return hidden
@@ -396,24 +395,3 @@ def ordered_effect(name: str) -> Any:
     ):
         accepted.add_type(kind)
     return kind()
-
-
-def new_cpu_device(threads: int) -> jax.Device:
-    """Return a CPU device on a client of its own, which runs programs in the thread that calls them.
-
-    Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
-    to have a device dispatch synchronously, would replace it.
-    """
-    from jaxlib import xla_client
-
-    before = os.environ.get("NPROC")
-    os.environ["NPROC"] = str(threads)
-    try:
-        client: Any = xla_client.make_cpu_client(asynchronous=False)
-        device: jax.Device = client.devices()[0]
-        return device
-    finally:
-        if before is None:
-            del os.environ["NPROC"]
-        else:
-            os.environ["NPROC"] = before

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard, overload, runtime_checkable
 
 import jax
@@ -28,15 +27,14 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.compat import hiding_frames
 from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.layer.calls import call_of_a_layer
 from distdl_jax.layer.output_specs import spec_of_blocks
 from distdl_jax.layer.parameters import (
     ParamShapeDtypes,
     agree_on_shapes,
     check_params,
-    is_array,
     spec_shapes,
     structure_text,
     unboxed,
@@ -50,7 +48,6 @@ from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.source_lines import user_line
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
-from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
@@ -164,7 +161,7 @@ class BaseLayer(Static):
         super().__init_subclass__(**options)
         for name in ("__call__", "apply"):
             if name in vars(cls):
-                setattr(cls, name, _with_optional_params(vars(cls)[name]))
+                setattr(cls, name, call_of_a_layer(vars(cls)[name]))
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         self = super().__new__(cls)
@@ -244,33 +241,6 @@ class BaseLayer(Static):
     def _expected_partition(self) -> Partition | None:
         """The partition that x has to be on; None where the first layer of a network says so."""
         return None
-
-
-def _with_optional_params(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a layer's `__call__`, which takes x alone where there are no parameters."""
-
-    @wraps(call)
-    def completed(self: BaseLayer, *args: Any, **options: Any) -> Any:
-        if len(args) == 1 and not {"params", "x"} & options.keys():
-            nothing = self.param_specs()  # a tree without leaves: so are the parameters
-            if jax.tree.leaves(nothing):
-                raise InvalidTypeError(
-                    f"{type(self).__name__} has parameters: call it with them and the input, `layer(params, x)`; "
-                    "`layer.init(key)` makes them."
-                )
-            args = (nothing, *args)
-        if len(args) > 1 and is_array(args[0]) and isinstance(args[1], Mapping | tuple):
-            raise InvalidTypeError(
-                f"`params` is {structure_text(args[0])}, and `x` is {structure_text(args[1])}: call "
-                f"{type(self).__name__} with the parameters first, `layer(params, x)`."
-            )
-        try:
-            return call(self, *args, **options)
-        except TypeError as error:
-            refuse_forward_mode(error)
-            raise
-
-    return hiding_frames(completed)
 
 
 class PartitionedLayer(BaseLayer):

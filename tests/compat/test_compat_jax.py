@@ -21,6 +21,7 @@ from jax.interpreters import ad, mlir
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
+from distdl_jax.transports.threads import workers
 
 
 @what_breaks(compat.hiding_frames)
@@ -186,12 +187,11 @@ def test_whether_something_is_transformed() -> None:
     assert seen == [False, True, True, True, True]
 
 
-@what_breaks(compat.new_cpu_device)
 def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
     called: list[Any] = []
     call = calls(compat.ordered_effect("test"), called)
     environment = dict(os.environ)
-    device = compat.new_cpu_device(1)
+    device = workers.new_cpu_device(1)
     assert os.environ == environment and device.platform == "cpu" and device != jax.devices("cpu")[0]
     with jax.default_device(device):
         program = jax.jit(lambda x: call(jnp.sum(jnp.sin(x) @ jnp.cos(x))))
