@@ -24,7 +24,6 @@ from distdl_jax.recurrent.cells import RecurrentCell
 from distdl_jax.recurrent.over_time import OverTime
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
 from distdl_jax.tensors import TensorSpec, device_array
-from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.validation import checked_boolean
 
 Arrays = dict[str, np.ndarray]
@@ -114,8 +113,7 @@ class _Modules:
         """Return the next module, for a layer with parameters of these names."""
         if not self.left:
             raise InvalidArgumentError(
-                f"`state_dict` must hold {names[0]!r} of a module{self.where}, for {name_and_line(layer)}, but does "
-                "not."
+                f"`state_dict` must hold {names[0]!r} of a module{self.where}, for {layer!r}, but does not."
             )
         module, arrays = self.left.pop(0)
         self.where = f" after {module!r}" if module else " after that without a name"
@@ -187,11 +185,11 @@ def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays)
     """Return this worker's block of an array."""
     whole = f"{module}.{name}".strip(".")
     if name not in arrays:
-        raise InvalidArgumentError(f"`state_dict` must hold {whole!r}, for {name_and_line(layer)}, but does not.")
+        raise InvalidArgumentError(f"`state_dict` must hold {whole!r}, for {layer!r}, but does not.")
     x = arrays[name]
     if x.shape != spec.global_shape:
         raise InvalidArgumentError(
-            f"`state_dict[{whole!r}]` must be {shape_text(spec.global_shape)}, for {name_and_line(layer)}, but is "
+            f"`state_dict[{whole!r}]` must be {shape_text(spec.global_shape)}, for {layer!r}, but is "
             f"{shape_text(x.shape)}."
         )
     return device_array(x[:0].reshape(0) if spec.box is None else x[tuple(slice(*side) for side in spec.box)])
