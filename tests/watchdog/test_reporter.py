@@ -84,6 +84,19 @@ def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_li
         assert any(isinstance(post, EndJob) for post in posts) == gives_up
 
 
+@pytest.mark.parametrize(("rank", "lines"), [(1, 1), (2, 0)])
+def test_one_worker_says_that_the_coordinator_is_silent_long_before_the_limit(rank, lines):
+    facts = Facts(agreement=State("agreeing", "a.py:3", "a sum", (0,), 1))
+    for asked, said in ((None, lines), (70.0, 0)):
+        reporter, lines_said = Reporter(rank, 1800.0), []
+        for now in range(0, 900, 10):
+            reporter = reporter if now != asked else reporter.hear(Question(1), float(now))
+            reporter, posts = reporter.look(facts, float(now))
+            lines_said += [post.text for post in posts if isinstance(post, Say)]
+        assert len(lines_said) == said
+        assert all("Worker 1 has waited for 120 s: it is about to run a sum (a.py:3)" in text for text in lines_said)
+
+
 def alone_then_asked(facts, at):
     return Reporter(0, LIMIT).look(facts, 0.0)[0].hear(Question(1), at)
 
