@@ -9,27 +9,27 @@ from weakref import WeakKeyDictionary
 
 from distdl_jax.plans.shape_dtype import ranks_text, shape_text
 from distdl_jax.source_lines import user_line
-from distdl_jax.world import World
+from distdl_jax.world import Workers, World
 
 _log = logging.getLogger("distdl_jax")
 _said = False
 
 
 class _Grids:
-    """The workers of a world that some partition has, besides the first, of all; the first grid that left some out."""
+    """The teams of a world's partitions, besides the first, of all; and the first grid that left workers out."""
 
     def __init__(self) -> None:
-        self.workers: set[int] = set()
+        self.teams: set[Workers] = set()
         self.left_out_by = ""
 
 
 _grids: WeakKeyDictionary[World, _Grids] = WeakKeyDictionary()
 
 
-def has_workers(world: World, ranks: Sequence[int], is_grid: bool) -> None:
+def has_workers(world: World, ranks: Workers, is_grid: bool) -> None:
     """Note that a partition has these workers of a world."""
     if is_grid or len(ranks) < world.size:
-        _grids.setdefault(world, _Grids()).workers.update(ranks)
+        _grids.setdefault(world, _Grids()).teams.add(ranks)
 
 
 def leaves_out(world: World, team: int, shape: Sequence[int]) -> None:
@@ -47,7 +47,8 @@ def say_who_is_idle(world: World) -> None:
     global _said
     if _said or world.rank or (grids := _grids.get(world)) is None or not grids.left_out_by:
         return
-    if idle := tuple(rank for rank in range(world.size) if rank not in grids.workers):
+    busy = set[int]().union(*grids.teams)
+    if idle := tuple(rank for rank in range(world.size) if rank not in busy):
         _said = True
         who = f"worker {idle[0]}" if len(idle) == 1 else f"workers {ranks_text(idle)}"
         have = "has" if len(idle) == 1 else "have"
