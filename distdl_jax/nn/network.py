@@ -126,7 +126,7 @@ class Network(BaseLayer):
             self._check_entries("state", state)
             check_has_entries("state", state, [name for name, _ in self._parts])
         names = [name for name, _ in self._parts]
-        check_has_entries("params", params, names)
+        check_has_entries("params", params, [name for name, part in self._parts if isinstance(part, Layer)])
         keys: Any = [None] * len(names) if key is None else jax.random.split(key, max(len(names), 1))
         key_of = dict(zip(names, keys, strict=False))
         states = {name: None if state is None else state[name] for name in names}

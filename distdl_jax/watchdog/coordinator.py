@@ -221,7 +221,7 @@ class Coordinator:
                 limit = limit or NEVER
                 if seconds >= limit and is_in:
                     overdue.append((limit, worker, wait))
-                next_line = min(line for line in lines if line > wait.seconds) - wait.seconds
+                next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
                 due_at = timeout.asked_at + min(max(limit - seconds, least), most, max(next_line, SOON))
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
         known = replace(self, timeout=timeout)

@@ -86,6 +86,8 @@ def test_parameters_of_another_structure_and_swapped_arguments():
     }.values():
         with pytest.raises((dj.InvalidTypeError, dj.InvalidArgumentError, TypeError), match=words):
             net(wrong, x)
+    residual = nn.Residual(nn.Sequential(jax.nn.relu))
+    assert residual({"body": ({},)}, x).shape == x.shape  # an entry for a part that is none may be left out
     for call in (lambda: net(x, params), lambda: layer(x, params[0])):
         with pytest.raises(dj.InvalidTypeError, match=r"`params` is float\d+\[2, 3, 400\], and `x` is a .*first"):
             call()
