@@ -13,8 +13,9 @@ VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))$(addprefix -,$(GPU))
 PYTHON ?=
 # 1: with oneDNN's convolutions, an extra (docs/install.md); an environment that has them is good for any target.
 ONEDNN ?=
-# Workers of `make demo`, and what else the demo, the tests or the benchmarks are to get on their command lines.
-WORKERS ?= 4
+# Workers of `make demo`: one for each core, two at least, eight at most; and what else the demo, the tests or the
+# benchmarks are to get on their command lines.
+WORKERS ?= $(shell $(PY) -c 'import os; print(min(8, max(2, len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)))))')
 ARGS ?=
 
 PY := $(VENV)/bin/python
@@ -62,7 +63,7 @@ $(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/ker
 venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN; GPU=cuda13: for GPUs
 
 .PHONY: demo
-demo: $(READY) ## Train LeNet-5 on WORKERS (4) MPI workers, and on one, and compare them
+demo: $(READY) ## Train LeNet-5 on WORKERS (one a core) MPI workers, and on one, and compare them
 	$(RUN) -n $(WORKERS) $(PY) -m distdl_jax examples/lenet5.py $(ARGS)
 
 .PHONY: test

@@ -17,7 +17,7 @@ from jax import Array
 from jax.core import Tracer
 
 from distdl_jax.agreement.replay import Agreed
-from distdl_jax.compat import is_staged, is_transformed, set_last_program, wait_for_program
+from distdl_jax.compat import hiding_frames, is_staged, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Program
@@ -26,6 +26,7 @@ from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.constant_inputs import constants_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
+from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
@@ -152,6 +153,7 @@ class CheckedFunction(Generic[P, R]):
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
 
+    @hiding_frames
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         transformed = is_transformed()
         if transformed and is_staged():  # it is part of another one, and called no more once that is compiled
@@ -166,6 +168,7 @@ class CheckedFunction(Generic[P, R]):
             except Exception as error:
                 if trace_context.to_compile:  # the caller may catch it, but the others wait
                     status.cannot_run(f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR])
+                refuse_forward_mode(error)
                 raise
             for number, array in done.items():
                 set_last_program(self._effects[number], array)

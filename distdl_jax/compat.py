@@ -8,18 +8,20 @@ nothing private is imported before it is asked for.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import Primitive
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def source_frames(traceback: Any) -> Iterator[Any]:
@@ -33,6 +35,29 @@ def source_frames(traceback: Any) -> Iterator[Any]:
     from jax._src.source_info_util import user_frames
 
     return user_frames(traceback)
+
+
+def hiding_frames(fun: _F) -> _F:
+    """Return `fun`; what it raises comes without the frames of this library, as a jitted function's without jax's.
+
+    `jax_traceback_filtering` says how, or that they are shown.
+
+    Private: `jax._src.traceback_util.api_boundary` and `register_exclusion`. Public ones would replace them; without
+    them all frames are shown.
+    """
+    try:
+        from jax._src import traceback_util
+
+        _exclude_own_frames(traceback_util)
+        hidden: _F = traceback_util.api_boundary(fun)
+    except (ImportError, AttributeError):
+        return fun
+    return hidden
+
+
+@cache
+def _exclude_own_frames(traceback_util: Any) -> None:
+    traceback_util.register_exclusion(str(Path(__file__).parent))
 
 
 def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
@@ -370,24 +395,3 @@ def ordered_effect(name: str) -> Any:
     ):
         accepted.add_type(kind)
     return kind()
-
-
-def new_cpu_device(threads: int) -> jax.Device:
-    """Return a CPU device on a client of its own, which runs programs in the thread that calls them.
-
-    Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
-    to have a device dispatch synchronously, would replace it.
-    """
-    from jaxlib import xla_client
-
-    before = os.environ.get("NPROC")
-    os.environ["NPROC"] = str(threads)
-    try:
-        client: Any = xla_client.make_cpu_client(asynchronous=False)
-        device: jax.Device = client.devices()[0]
-        return device
-    finally:
-        if before is None:
-            del os.environ["NPROC"]
-        else:
-            os.environ["NPROC"] = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -46,6 +47,25 @@ CONSTANTS = (
     "no derivative, and jax.vmap does not batch it: index outside of jax.vmap."
 )
 """Advice on constants that one worker alone has."""
+
+
+def shown_label(label: str, other: str = "") -> str:
+    """Return how messages name the agreement of a layer: by its class, and what differs from `other` of that class.
+
+    >>> shown_label("Linear(P=1 x 2 (0, 1), n=3)"), shown_label("Linear(P=2 (0, 1), n=3)", "Linear(P=2 (0, 1), n=4)")
+    ('Linear', 'Linear(n=3)')
+    """
+    name, _, arguments = label.partition("(")
+    if "=" not in arguments.partition(",")[0] or not name.isidentifier():
+        return label
+    if not other.startswith(f"{name}(") or other == label:
+        return name
+    mine, theirs = (_ARGUMENT.findall(text) for text in (label, other))
+    different = [f"{argument}={value}" for argument, value in mine if (argument, value) not in theirs]
+    return f"{name}({', '.join(different)})" if different else label
+
+
+_ARGUMENT = re.compile(r"(\w+)=((?:\([^()]*\)|[^,()])*)")
 
 
 def one_program(labels: Iterable[str]) -> str:

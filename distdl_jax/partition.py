@@ -17,6 +17,7 @@ from distdl_jax.drawing.blocks import Block, Blocks, first_cells, named_outside
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.drawing.grids import draw_tensor
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
+from distdl_jax.idle_workers import leaves_out
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.decomposition import index_of, rank_of
@@ -141,6 +142,7 @@ class Partition(WorkerTeam):
         if ranks is None:
             cells = math.prod(sizes)
             ranks = range(cells if 0 < cells < self.size else self.size)
+            leaves_out(self._world, self.size, sizes)
         return self.create_partition_inclusive(ranks).create_cartesian_topology_partition(sizes)
 
     def slice(
@@ -332,6 +334,8 @@ class CartesianPartition(Partition):
     """
 
     __slots__ = ()
+
+    _is_grid = True
 
     def __init__(self) -> None:
         raise InvalidTypeError("A CartesianPartition is made from another partition: Partition().grid([2, 2]).")

@@ -48,6 +48,7 @@ def line_of(innermost: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+@functools.cache
 def is_library(file_name: str) -> bool:
     """Return whether a source file belongs to this library, to those that it is built on, or to Python."""
     return file_name.startswith(_LIBRARIES) or file_name.startswith(_GENERATED)

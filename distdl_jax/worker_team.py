@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from distdl_jax.errors import InvalidTypeError
+from distdl_jax.idle_workers import has_workers
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.shape_dtype import ranks_text, shape_text
 from distdl_jax.static import Static
@@ -24,12 +25,14 @@ class WorkerTeam(Static):
     _shape: tuple[int, ...]
     _world: World
     _rank: int | None
+    _is_grid = False
 
     def _set(self, world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
         object.__setattr__(self, "_world", original_world(world))
         object.__setattr__(self, "_ranks", ranks)
         object.__setattr__(self, "_shape", shape)
         object.__setattr__(self, "_rank", broadcasting.place_of(self._world.rank, ranks))
+        has_workers(self._world, ranks, self._is_grid)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")

@@ -1,5 +1,7 @@
 """What the training examples share: one loop for the distributed and the sequential network, and their comparison."""
 
+import os
+import platform
 import statistics
 import time
 from argparse import Namespace
@@ -63,6 +65,9 @@ def train_both(
     whether the figures are as the example promises, on every worker.
     """
     P_world = dj.Partition()
+    hosts = P_world.allgather_data(platform.node())
+    if (sharing := hosts.count(hosts[0])) > (cores := os.cpu_count() or 1):
+        say(f"{sharing} workers share {cores} cores: this shows that the networks are equal, not how fast they are.")
     whole_params = dj.gather(params, param_specs)
     say("Distributed:")
     distributed = train(

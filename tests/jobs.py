@@ -110,7 +110,8 @@ def _environment(flags: Sequence[str]) -> dict[str, str]:
     environment = mpiexec.clean(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     environment |= GPU_SETTINGS if ON_GPU else {"JAX_PLATFORMS": "cpu"}
-    environment.pop("JAX_ENABLE_X64", None)  # programs say themselves what they need
+    for name in ("JAX_ENABLE_X64", "JAX_TRACEBACK_FILTERING"):  # programs say themselves what they need
+        environment.pop(name, None)
     given = environment.pop("XLA_FLAGS", "").split()
     other = [flag for flag in given if flag not in FAST_TO_COMPILE]
     if ON_GPU:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from distdl_jax.errors import DistDLError
+from distdl_jax.idle_workers import say_who_is_idle
 from distdl_jax.world import Workers, World
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ def agree(
     agreement is for, in the same words on all workers. Where `contribute` raises a `DistDLError` on some worker, all
     workers of the team raise it, so that none waits for ever. `decide` must not raise.
     """
+    say_who_is_idle(world)
     mine: T | DistDLError
     try:
         mine = contribute()

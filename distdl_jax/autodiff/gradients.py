@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from distdl_jax.agreement.agree import agree
 from distdl_jax.autodiff.adjoint_check import same_adjoints
-from distdl_jax.compat import mapped_sizes
+from distdl_jax.compat import hiding_frames, mapped_sizes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives import all_sum_reduce
@@ -111,7 +111,7 @@ def value_and_grad(
         value = summed(tie(value, *(x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x))), workers)
         return (value, *aux) if has_aux else value, gradient
 
-    return value_and_gradient
+    return hiding_frames(value_and_gradient)
 
 
 @overload
@@ -205,7 +205,7 @@ def _derivative_of_sum(
             raise InvalidArgumentError(f"`argnums` (={argnums}) must name positional arguments, 0 to {len(args) - 1}.")
         return same_adjoints(workers, local, fun, has_aux, args, kwargs, places)[0](*args)
 
-    return differentiated
+    return hiding_frames(differentiated)
 
 
 _PART = (

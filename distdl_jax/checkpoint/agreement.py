@@ -19,8 +19,8 @@ from distdl_jax.formats.hyperslabs import Pause
 from distdl_jax.settings import current_settings
 from distdl_jax.world import World
 
-LONGEST = 60.0
-"""Seconds between two meetings, at most."""
+LONGEST = 45.0
+"""Seconds between two meetings, at most: fewer than after which a line says that a worker waits."""
 
 PART_OF_LIMIT = 1 / 8
 """The same, as a part of what the clock allows."""

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import fields
-from functools import cached_property, wraps
-from typing import Any, NamedTuple, Protocol, TypeGuard, overload, runtime_checkable
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard, overload, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +28,27 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.layer.calls import call_of_a_layer
 from distdl_jax.layer.output_specs import spec_of_blocks
-from distdl_jax.layer.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
+from distdl_jax.layer.parameters import (
+    ParamShapeDtypes,
+    agree_on_shapes,
+    check_params,
+    spec_shapes,
+    structure_text,
+    unboxed,
+)
 from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.block_checks import by_class
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.source_lines import user_line
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
 
@@ -152,7 +161,12 @@ class BaseLayer(Static):
         super().__init_subclass__(**options)
         for name in ("__call__", "apply"):
             if name in vars(cls):
-                setattr(cls, name, _with_optional_params(vars(cls)[name]))
+                setattr(cls, name, call_of_a_layer(vars(cls)[name]))
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        self = super().__new__(cls)
+        vars(self)["_built_at"] = user_line()  # for messages; equal layers may be built at different lines
+        return self
 
     @abstractmethod
     def param_specs(self) -> Any:
@@ -201,7 +215,7 @@ class BaseLayer(Static):
             )
         dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # shapes don't depend on it
         x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
-        return spec_of_blocks(repr(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
+        return spec_of_blocks(name_and_line(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
 
     def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
         """Draw the layer, from its plan: who owns what before and after, and which boxes move to whom, with bytes.
@@ -227,24 +241,6 @@ class BaseLayer(Static):
     def _expected_partition(self) -> Partition | None:
         """The partition that x has to be on; None where the first layer of a network says so."""
         return None
-
-
-def _with_optional_params(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a layer's `__call__`, which takes x alone where there are no parameters."""
-
-    @wraps(call)
-    def completed(self: BaseLayer, *args: Any, **options: Any) -> Any:
-        if len(args) == 1 and not {"params", "x"} & options.keys():
-            nothing = self.param_specs()  # a tree without leaves: so are the parameters
-            if jax.tree.leaves(nothing):
-                raise InvalidTypeError(
-                    f"{type(self).__name__} has parameters: call it with them and the input, `layer(params, x)`; "
-                    "`layer.init(key)` makes them."
-                )
-            args = (nothing, *args)
-        return call(self, *args, **options)
-
-    return completed
 
 
 class PartitionedLayer(BaseLayer):
@@ -372,8 +368,8 @@ class ParameterFreeLayer(PartitionedLayer):
         """Return this worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
         if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
             raise InvalidArgumentError(
-                f"`params` (={args[0]!r}) must be {{}}: {type(self).__name__} has no parameters. Give it the input "
-                "alone, or with {} and the input."
+                f"`params` is {structure_text(args[0])}, but must be {{}}: {type(self).__name__} has no parameters. "
+                "Give it the input alone, or with {} and the input."
             )
         if len(args) not in (1, 2):
             raise TypeError(f"{type(self).__name__} takes the input, or {{}} and the input, not {len(args)} arguments.")

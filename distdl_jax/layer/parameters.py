@@ -210,6 +210,26 @@ def unboxed(params: Any) -> Any:
     return {name: value.get_value() if hasattr(value, "get_value") else value for name, value in params.items()}
 
 
+def is_array(value: Any) -> bool:
+    """Return whether a value has a shape and a dtype."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def structure_text(tree: Any) -> str:
+    """Describe parameters of another structure than they must have, without their numbers.
+
+    >>> structure_text({"a": 1}), structure_text((1, 2)), structure_text(np.ones((2, 3), np.float32))
+    ("a dictionary of ['a']", 'a tuple of 2', 'float32[2, 3]')
+    """
+    if is_array(tree):
+        return str(ShapeDtype(tuple(tree.shape), np.dtype(tree.dtype)))
+    if isinstance(tree, Mapping):
+        return f"a dictionary of {[*tree][:8]}"
+    if isinstance(tree, tuple | list):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return repr(tree)[:80]
+
+
 def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> ParamShapeDtypes:
     """Return the shapes on `workers` of parameters of `dtype` that are as `specs` say."""
 
@@ -244,9 +264,10 @@ def agree_on_shapes(
     def contribute() -> tuple[ShapeDtype, dict[str, ShapeDtype]]:
         if not isinstance(params, Mapping):
             raise InvalidTypeError(
-                f"`params` (={params!r}) must be a dictionary of {sorted(specs)}, as `init` makes it."
+                f"`params` is {structure_text(params)}, but must be a dictionary of {sorted(specs)}, as `init` makes "
+                "it."
             )
-        of_params = {name: shape_dtype_of(_argument(name, specs), param) for name, param in params.items()}
+        of_params = {name: shape_dtype_of(_argument(str(name), specs), param) for name, param in params.items()}
         return shape_dtype_of("x", x), of_params
 
     def decide(contributions: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype]]]) -> Any:

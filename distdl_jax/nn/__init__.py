@@ -255,3 +255,8 @@ __all__ = [
     "max_pool3d",
     "skip",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

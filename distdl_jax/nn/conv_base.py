@@ -172,6 +172,8 @@ class DistributedConv(WeightedLayer):
     def _check_channels(self, owned: ProductGrid) -> None:
         found = tuple(stop - start for start, stop in owned.ranges[1])
         expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
+        if sum(found) != self.in_channels:
+            raise PlanError(f"`x` has {sum(found)} channels, but in_channels={self.in_channels}.")
         if found != expected:
             raise PlanError(
                 f"`x` has {found} channels on the workers along the channels, but {self.in_channels} channels balanced "

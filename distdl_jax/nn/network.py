@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.errors import InvalidTypeError
 from distdl_jax.layer.layer import BaseLayer, Layer, apply_layer, draws_numbers, keeps_state
-from distdl_jax.layer.parameters import unboxed
+from distdl_jax.layer.parameters import structure_text, unboxed
 from distdl_jax.partition import Partition
 from distdl_jax.tracing.scopes import place_scope
 from distdl_jax.validation import check_key, checked_boolean
@@ -123,13 +124,15 @@ class Network(BaseLayer):
         self._check_entries("params", params)
         if state is not None:
             self._check_entries("state", state)
+            check_has_entries("state", state, [name for name, _ in self._parts])
         names = [name for name, _ in self._parts]
+        check_has_entries("params", params, [name for name, part in self._parts if isinstance(part, Layer)])
         keys: Any = [None] * len(names) if key is None else jax.random.split(key, max(len(names), 1))
         key_of = dict(zip(names, keys, strict=False))
         states = {name: None if state is None else state[name] for name in names}
 
         def run(name: Any, part: Any, x: Array) -> Array:
-            with place_scope(name):
+            with place_scope(name, part):
                 if not isinstance(part, Layer):
                     with jax.named_scope(getattr(part, "__name__", type(part).__name__)):
                         return part(x)
@@ -143,6 +146,21 @@ class Network(BaseLayer):
 
     def _check_entries(self, name: str, entries: Any) -> None:
         """Refuse parameters, or states, that are not for these layers."""
+
+
+def check_has_entries(argument: str, entries: Any, names: Sequence[Any]) -> None:
+    """Refuse parameters, or states, of another structure: those in which a part's name finds nothing."""
+    for name in names:
+        try:
+            entries[name]
+        except (KeyError, IndexError, TypeError):
+            raise InvalidTypeError(
+                f"`{argument}` is {structure_text(entries)}, but must have an entry for each part of the network "
+                f"({', '.join(map(repr, names[:8]))}{', ...' * (len(names) > 8)}), as `{_MAKERS[argument]}` makes it."
+            ) from None
+
+
+_MAKERS = {"params": "init", "state": "init_state"}
 
 
 def first_partition(layers: Iterable[Any]) -> Partition | None:

@@ -22,6 +22,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.work import Work
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.tracing.scopes import place_of_errors
 from distdl_jax.tracing.tie import tie
 
 WAYS = ("body", "shortcut")
@@ -132,7 +133,11 @@ class Residual(Network):
 
         **Raises:** `PlanError` where x or a parameter does not fit, or the two outputs have different shapes.
         """
-        plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._parts if layer is not None}
+        plans = dict[str, Plan]()
+        for name, layer in self._parts:
+            if layer is not None:
+                with place_of_errors(name, layer):
+                    plans[name] = layer.plan(x, params_of_part(params, name))
         y, other = (plans[name].after(x) if name in plans else x for name in WAYS)
         added = workers_of(x) if self.output_partition is None else union(self.output_partition.ranks)
         is_all = added == workers_of(y)

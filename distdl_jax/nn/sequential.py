@@ -21,6 +21,7 @@ from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.tracing.scopes import place_of_errors
 
 Params = tuple[Any, ...]
 
@@ -131,7 +132,8 @@ class Sequential(Network):
             if seam is not None:
                 check_taken(seam, {worker: x[worker].shape for worker in seam.left_out if worker in x})
             is_layer = isinstance(layer, Layer)
-            plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else plan_function(layer, x))
+            with place_of_errors(place, layer):
+                plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else plan_function(layer, x))
             x = plans[-1].after(x)
         return SequentialPlan(x, tuple(plans))
 

@@ -108,17 +108,21 @@ class Report:
         waits = [Waits(worker, describe(op)) for worker, op in waiting.items()]
         return draw_timeline(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
 
-    def picture(self, path: str | Path | None = None) -> str:
-        """Draw who sends to whom: as SVG, which is also written to `path` where that is given."""
+    def picture(self, path: str | Path | None = None) -> Drawing:
+        """Draw who sends how much to whom; the SVG is also written to `path` where that is given.
+
+        **Returns:** a `Drawing`, as `draw` does; its text is the `matrix`.
+        """
         found, name = self.messages(), f"{self.name}: messages between workers"
         amounts = [sum(each[place] for each in found.values()) for place in (0, 1)]
         heading = words([f"{self.name}: bytes sent, rows to columns"], 13, INK, ' font-weight="bold"')
         total = words(["{:,} messages, {:,} bytes; darker where more bytes go".format(*amounts)], 11)
         part = below([heading, message_matrix(sorted(self.programs), found), total], 10)
         svg = document(name, "A square for each pair of workers: rows send, columns receive.", part)
+        drawing = Drawing(svg, f"{self.name}: bytes sent\n{self.matrix()}")
         if path is not None:
-            Path(path).write_text(svg)
-        return svg
+            drawing.save(path)
+        return drawing
 
     def __str__(self) -> str:
         verdict = "completes on all workers" if self.ok else self.problem

@@ -36,12 +36,20 @@ def _refuse_transposition(*_: Any, **__: Any) -> NoReturn:
 
 
 def _refuse_tangents(*_: Any, **__: Any) -> NoReturn:
-    raise InvalidTypeError(
-        "jax.jvp (and jax.linearize, jax.jacfwd and jax.hessian, which use it) can't differentiate `fun` through a "
-        "movement of data between workers. Use dj.jvp(fun, primals, tangents), dj.linearize or dj.hvp, which have the "
-        "same arguments; a Jacobian row by row is jax.jacrev. With diffrax and optimistix pass "
-        "adjoint=RecursiveCheckpointAdjoint()."
-    )
+    raise InvalidTypeError(_NO_TANGENTS.format("movement of data between workers"))
+
+
+_NO_TANGENTS = (
+    "jax.jvp (and jax.linearize, jax.jacfwd and jax.hessian, which use it) can't differentiate `fun` through a {}. Use "
+    "dj.jvp(fun, primals, tangents), dj.linearize or dj.hvp, which have the same arguments; a Jacobian row by row is "
+    "jax.jacrev. With diffrax and optimistix pass adjoint=RecursiveCheckpointAdjoint()."
+)
+
+
+def refuse_forward_mode(error: Exception) -> None:
+    """Raise a sentence where JAX refuses forward mode through a custom_vjp, of which layers have some."""
+    if isinstance(error, TypeError) and "(jvp) to a custom_vjp function" in str(error):
+        raise InvalidTypeError(_NO_TANGENTS.format("layer of distdl_jax")) from None
 
 
 def _identity(name: str, tangent: Primitive | None = None) -> Primitive:

@@ -8,6 +8,8 @@ primitives those with their names.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ _JAX_SCOPES = {
 _TRANSFORMATIONS = ("transpose", "jvp", "vmap", "jit", "checkpoint", "rematted")
 _NUMBER, _MOVEMENT = re.compile(r"#(\d+)"), re.compile(r"#\d+")
 _BRANCH = re.compile(r"branch_\d+_fun")
+_IN_LAYER = "In layer "
 _numbers = count(1)
 
 
@@ -55,9 +58,34 @@ def body_scope() -> Any:
     return jax.named_scope(f"#{next(_numbers)}b")
 
 
-def place_scope(name: object) -> Any:
-    """Return a name scope for the part of a network that has this name in it."""
-    return jax.named_scope(f".{name}")
+@contextmanager
+def place_scope(name: object, part: Any) -> Iterator[None]:
+    """Trace inside in a name scope for the part of a network that has this name in it; errors name the place."""
+    with place_of_errors(name, part), jax.named_scope(f".{name}"):
+        yield
+
+
+@contextmanager
+def place_of_errors(name: object, part: Any) -> Iterator[None]:
+    """Give what is raised inside a note of the place in the network, the one that costs and profiles have."""
+    try:
+        yield
+    except Exception as error:
+        notes: list[str] = getattr(error, "__notes__", [])
+        for number, note in enumerate(notes):
+            if note.startswith(_IN_LAYER):  # of a part of this part
+                notes[number] = f"{_IN_LAYER}{name}.{note.removeprefix(_IN_LAYER)}"
+                break
+        else:
+            error.add_note(f"{_IN_LAYER}{name}, {name_and_line(part)}.")
+        raise
+
+
+def name_and_line(part: Any) -> str:
+    """Return how messages name a layer, or a function: by its class, and by the line that has built it."""
+    built_at = getattr(part, "_built_at", "")
+    name = getattr(part, "__name__", type(part).__name__)
+    return f"{name}, built at {built_at}" if built_at else str(name)
 
 
 def movement_numbers(scopes: str) -> list[str]:

@@ -23,6 +23,10 @@ GIVEN_UP = 1 + 1 / 16
 FIRST_LINE = 60.0
 """Seconds after the end of some programs until it is said for whom the job goes on."""
 
+LINES = (FIRST_LINE, 300.0, 900.0, *(1800.0 * 2**n for n in range(16)))
+"""After how many seconds of one wait it is said who waits where, for whom; with a limit below two minutes, at half of
+it, too."""
+
 LONGEST_PAUSE = 3600.0
 """Seconds from one such line to the next, at most."""
 
@@ -39,6 +43,20 @@ def seconds_text(seconds: float) -> str:
 def pause_after(seconds: float) -> float:
     """Return the seconds from a line said `seconds` after the end of a program to the next: the pauses double."""
     return min(max(FIRST_LINE, seconds), LONGEST_PAUSE)
+
+
+def lines_within(limit: float) -> tuple[float, ...]:
+    """Return after how many seconds a wait is told, where the clock has this limit (0: none).
+
+    >>> lines_within(40.0)[:2], lines_within(1800.0)[:4], lines_within(0.0)[:2]
+    ((20.0, 60.0), (60.0, 300.0, 900.0, 1800.0), (60.0, 300.0))
+    """
+    return LINES if not limit or limit >= 2 * FIRST_LINE else (limit / 2, *LINES)
+
+
+def last_line(lines: tuple[float, ...], seconds: float) -> float:
+    """Return the last of these times that has come after so many seconds, 0 where none has."""
+    return max((line for line in lines if line <= seconds), default=0.0)
 
 
 class AwakeClock:

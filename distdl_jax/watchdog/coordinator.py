@@ -7,14 +7,14 @@ timeout, whose time the user sets, asks all where one has waited for long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.clock import ASKED, pause_after, seconds_text
+from distdl_jax.watchdog.clock import ASKED, last_line, lines_within, pause_after, seconds_text
 from distdl_jax.watchdog.confirmation import Confirmation, OpenQuestion
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
 from distdl_jax.watchdog.dependencies import Plans, dependencies_of_all, in_both
@@ -31,8 +31,8 @@ from distdl_jax.watchdog.messages import (
     ToWorker,
     Wait,
 )
-from distdl_jax.watchdog.timeout import NEVER, UNHEARD, Timeout, WaitLimits, blockers
-from distdl_jax.watchdog.timeout_report import Situation
+from distdl_jax.watchdog.timeout import NEVER, UNHEARD, Timeout, WaitLimits, blockers, place_of
+from distdl_jax.watchdog.timeout_report import LongWait, Situation
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -42,6 +42,9 @@ PAUSES = (1.0, 60.0)
 
 SEEKS_EVERY = 1e-3
 """Seconds, for each worker, from one look at the states to the next: the larger the world, the more a look costs."""
+
+SOON = 0.25
+"""Seconds, at least, until all are asked for a line that is due."""
 
 EVENTS = 256
 """How many events the story has."""
@@ -200,7 +203,8 @@ class Coordinator:
         """Decide about all waits, once all have said what they do, who can."""
         timeout, waits = self.timeout.closed()
         limits = WaitLimits(self.states, self.plans, self.limits)
-        least, most = (part * self.limits.waiting for part in ASKED)
+        least, most = (part * self.limits.waiting or NEVER for part in ASKED)
+        lines, lasting = lines_within(self.limits.waiting), list[LongWait]()
         posts: Posts = []
         overdue: list[tuple[float, int, Wait]] = []
         for worker, wait, seconds in waits:
@@ -211,10 +215,14 @@ class Coordinator:
                     posts = [(worker, Say(line))] if line else []
                     timeout = replace(timeout, line_at=due_at)
             else:
-                limit = limits.of(worker, wait)
-                if seconds >= limit and _is_in(self.states[worker], wait):
+                limit, is_in = limits.of(worker, wait), _is_in(self.states[worker], wait)
+                if is_in and limit < NEVER:
+                    lasting.append(LongWait(wait.seconds, worker, limit))
+                limit = limit or NEVER
+                if seconds >= limit and is_in:
                     overdue.append((limit, worker, wait))
-                due_at = timeout.asked_at + min(max(limit - seconds, least), most)
+                next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
+                due_at = timeout.asked_at + min(max(limit - seconds, least), most, max(next_line, SOON))
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
         known = replace(self, timeout=timeout)
         if waits:
@@ -222,10 +230,30 @@ class Coordinator:
             what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
             known = known._with_event(now, longest, what)
         if not overdue:
-            return known, posts
+            known, told = known._tell_of_a_wait(lasting, lines, now)
+            return known, posts + told
         limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
         text = self._situation(now).time_is_up(worker, wait, limit)
         return known._end(text, blockers(worker, self.states, self.plans, self.timeout.missing), now)
+
+    def _tell_of_a_wait(
+        self, lasting: Iterable[LongWait], lines: tuple[float, ...], now: float
+    ) -> tuple[Coordinator, Posts]:
+        """Say who waits where, for whom, at the times of `lines`: one line for all who wait, once for each place."""
+        told, states = self.timeout.told, self.states
+        new = [
+            wait
+            for wait in lasting
+            if (line := last_line(lines, wait.seconds)) and (line, place_of(states[wait.worker])) not in told
+        ]
+        if not new:
+            return self, []
+        longest = max(new, key=lambda wait: wait.seconds)
+        places = {place_of(state) for state in states.values() if state.waits or state.kind == "elsewhere"}
+        told = told.union((line, place) for line in lines if line <= longest.seconds for place in places)
+        awaited = blockers(longest.worker, states, self.plans, self.timeout.missing)
+        text = self._situation(now).line_about_a_wait(longest, awaited)
+        return replace(self, timeout=replace(self.timeout, told=told)), [(COORDINATOR, Say(text))]
 
     def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
         """Say a line that ends nothing, long before the limit."""

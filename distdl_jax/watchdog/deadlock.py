@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from distdl_jax.errors import ONE_PROGRAM, one_program
+from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
 from distdl_jax.watchdog.call_log import Calls, Earlier
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
 
@@ -64,7 +64,7 @@ class State:
             case "agreeing" | "elsewhere":
                 where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
                 others = f", and waits for {workers_text(self.waits_for)}" if self.waits_for else ""
-                return f"is about to run {self.label} ({where}){others}"
+                return f"is about to run {shown_label(self.label)} ({where}){others}"
             case "executing":
                 return f"is in {self._describe_call()}"
             case "compiling":
@@ -80,7 +80,7 @@ class State:
     def _describe_call(self) -> str:
         calls = self.calls
         if calls.inside:
-            return f"call {calls.number}, of {calls.name}"
+            return f"call {calls.number}, of {calls.name}{f' ({self.where})' if self.where else ''}"
         if self.function:
             return f"the program of {self.function} ({self.where})"
         last = f"; its last call is {calls.number}, of {calls.name}" if calls.number else ""

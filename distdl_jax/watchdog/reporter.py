@@ -21,6 +21,9 @@ from distdl_jax.watchdog.clock import (
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Replay, Say, Wait
 
+SPEAKS = 1
+"""The worker that says, for all, that the coordinator is silent."""
+
 _SILENT = "Worker 0, which knows of all others, was not heard from for as long as it was asked."
 
 
@@ -82,6 +85,7 @@ class OpenWait(NamedTuple):
 class Reporter:
     """The knowledge of one worker's reporter in one world.
 
+    - `told`: those of which it has said that the coordinator is silent.
     - `reported`: the state that it told last, at `reported_at`. `waits`: the waits that go on. `announced`: those that
       the timeout looks at. `longest`: the longest run of a program so far.
     - `questions`: those to be answered. `asked_at`: when the last one came.
@@ -95,6 +99,7 @@ class Reporter:
     reported_at: float = 0.0
     waits: tuple[OpenWait, ...] = ()
     announced: frozenset[tuple[Kind, int]] = frozenset()
+    told: frozenset[tuple[Kind, int]] = frozenset()
     longest: float = 0.0
     questions: tuple[Question, ...] = ()
     asked_at: float = 0.0
@@ -111,7 +116,10 @@ class Reporter:
         due = (
             time
             for wait in self.waits
-            for time in (wait.began + self._patience(wait.kind), self._announced_at(wait), self._given_up_at(wait))
+            for time in (
+                *(wait.began + self._patience(wait.kind), self._announced_at(wait), self._given_up_at(wait)),
+                self._announced_at(wait) + FIRST_LINE,
+            )
         )
         return min((time for time in due if time > now), default=float("inf"))
 
@@ -149,6 +157,13 @@ class Reporter:
             known = replace(known, reported=state, reported_at=now, questions=())
         if (given_up := known._given_up(now)) is not None:
             return replace(known, asked_at=now), [*posts, given_up]
+        if (unheard := known._unheard(now)) is not None:
+            told = known.told | {(unheard.kind, unheard.episode)}
+            text = (
+                f"Worker {self.rank} has waited for {seconds_text(now - unheard.began)}: it {known.reported.describe()}"
+            )
+            posts.append(Say(f"distdl_jax: {text}. {_SILENT} The job goes on.\n"))
+            return replace(known, told=told), posts
         return known, posts
 
     def _with_waits(self, facts: Facts, now: float) -> Reporter:
@@ -176,12 +191,14 @@ class Reporter:
         """Return when it is announced. The end of a program is in any case: it ends no job."""
         if wait.kind == "left":
             return wait.began + min(FIRST_LINE, self.limit or FIRST_LINE)
-        return wait.began + (ANNOUNCED * self.limit or float("inf"))
+        return wait.began + min(FIRST_LINE, ANNOUNCED * self.limit or FIRST_LINE)
 
     def _given_up_at(self, wait: OpenWait) -> float:
         """Return when the coordinator has been silent for too long."""
         since = max(self.asked_at, self._announced_at(wait))
-        pause = self.limit if wait.kind != "left" else max(self.limit, pause_after(since - wait.began))
+        pause = self.limit or float("inf")
+        if wait.kind == "left":
+            pause = max(self.limit, pause_after(since - wait.began))
         return since + GIVEN_UP * pause
 
     def _patience(self, kind: Kind) -> float:
@@ -200,6 +217,12 @@ class Reporter:
         if state.kind == before.kind == "running" or state == before:
             return False
         return state.kind != before.kind or state.episode != before.episode or now - self.reported_at >= PATIENCE
+
+    def _unheard(self, now: float) -> OpenWait | None:
+        """Return a wait of which the coordinator, which says who waits, has not asked: one worker says that."""
+        announced = (wait for wait in self.waits if (wait.kind, wait.episode) in self.announced - self.told)
+        unheard = (wait for wait in announced if self.asked_at < self._announced_at(wait) <= now - FIRST_LINE)
+        return next(unheard, None) if self.rank == SPEAKS and not 0 < self.limit <= 2 * FIRST_LINE else None
 
     def _given_up(self, now: float) -> Say | EndJob | None:
         """Return the end of the job, or a line after the end of the program, where the coordinator is silent."""

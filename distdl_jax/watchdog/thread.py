@@ -20,7 +20,7 @@ from distdl_jax.launch import supervised
 from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.agent import Agent
-from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, seconds_text
+from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 from distdl_jax.watchdog.thread_sampler import Sample, Sampler, main_line, prepare_to_write_stacks
@@ -49,6 +49,7 @@ class WatchdogThread:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._waits_since: tuple[int, float] = (0, 0.0)
+        self._told = 0.0
         self._speaks_after = 0.0
 
     def add(self, agent: Agent) -> None:
@@ -124,13 +125,22 @@ class WatchdogThread:
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
         """End the job where the worker waits for too long to open a world whose workers no other one has all of."""
         waiting = status.waiting
-        if not self._limit or waiting is None or waiting.channel is not None:
+        if waiting is None or waiting.channel is not None:
             return
         if any(agent.watches(waiting.waits_for, self._agents) for agent in self._agents):
             return
         if self._waits_since[0] != waiting.number:
-            self._waits_since = (waiting.number, now)
-        if now - self._waits_since[1] > self._limit:
+            self._waits_since, self._told = (waiting.number, now), 0.0
+        seconds = now - self._waits_since[1]
+        # Nobody knows what the others do yet; two may speak, for one of them may be whom the others wait for.
+        speaks = status.rank in sorted({status.rank, *waiting.waits_for})[:2]
+        if speaks and (line := last_line(lines_within(self._limit), seconds)) > self._told:
+            self._told = line
+            say(
+                f"distdl_jax: Worker {status.rank} has waited for {seconds_text(seconds)}, at {waiting.where}, for "
+                f"others to come to {waiting.label}. The job goes on.\n"
+            )
+        if self._limit and seconds > self._limit:
             end_the_job(
                 f"A worker has waited for {self._limit:g} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
                 f"{waiting.where}, for others to come to {waiting.label}. {ONE_PROGRAM}\n"

@@ -25,6 +25,15 @@ UNHEARD = 12.0
 NEVER = float("inf")
 
 
+Place = tuple[Kind, str, str, str]
+"""The kind of a wait, its label, function and source line: the same in each step of a loop."""
+
+
+def place_of(state: State) -> Place:
+    """Return the place of the wait that a worker is in."""
+    return state.kind, state.label, state.function, state.where
+
+
 class Counted(NamedTuple):
     """A wait of a worker, and the seconds of it that count."""
 
@@ -42,6 +51,7 @@ class Timeout:
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
     - `line_at`: when the next line about those that have ended is due.
+    - `told`: the waits of which a line was said, by the time of the line and the place of the wait.
     - `details`: the last of each worker. `compiled`: in how many seconds so far some worker has compiled. `before`: how
       many these were when each wait began, by worker, kind and number.
     """
@@ -53,6 +63,7 @@ class Timeout:
     silent: Mapping[int, float] = field(default_factory=dict)
     mentioned: frozenset[int] = frozenset()
     line_at: float = 0.0
+    told: frozenset[tuple[float, Place]] = frozenset()
     details: Mapping[int, Detail] = field(default_factory=dict)
     compiled: float = 0.0
     before: Mapping[tuple[int, Kind, int], float] = field(default_factory=dict)

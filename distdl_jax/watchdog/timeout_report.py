@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM
 from distdl_jax.plans.worker_ranks import Workers
@@ -16,6 +17,14 @@ from distdl_jax.watchdog.messages import Wait
 
 LISTED = 64
 """Of how many workers a report says what they do; a line names eight."""
+
+
+class LongWait(NamedTuple):
+    """A wait of a worker of which a line may be said, and the limit of the clock; 0 for none."""
+
+    seconds: float
+    worker: int
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,9 @@ class Situation:
         return f"worker {worker} {self.states[worker].describe()}"
 
     def _describe(self, workers: Iterable[int]) -> str:
-        return "; ".join(self.describe(worker) for worker in [*workers][:8])
+        listed = [*workers]
+        more = [f"{len(listed) - 8} more"] if len(listed) > 8 else []
+        return "; ".join([*map(self.describe, listed[:8]), *more])
 
     def time_is_up(self, waiting: int, wait: Wait, limit: float) -> str:
         """Return what to say of a wait that was too long."""
@@ -43,6 +54,19 @@ class Situation:
         )
         listed = [f"{_capitalized(self.describe(worker))}." for worker in range(min(len(self.states), LISTED))]
         return "\n".join([first, *listed, *(self._in_the_plan() or self._without_a_plan(waiting, wait))])
+
+    def line_about_a_wait(self, wait: LongWait, awaited: Workers) -> str:
+        """Return what to say of a wait that may be as it should; `awaited`: who keeps it, as `blockers` are."""
+        worker, others = wait.worker, tuple(other for other in awaited if other != wait.worker)
+        verb = "has waited" if others == awaited else "has waited, or computed,"
+        lines = [f"Worker {worker} {verb} for {seconds_text(wait.seconds)}: it {self.states[worker].describe()}"]
+        if others:
+            lines.append(_capitalized(self._describe(others)))
+        too = tuple(w for w, state in sorted(self.states.items()) if state.waits and w not in (worker, *others))
+        if too:
+            lines.append(f"{workers_text(too).capitalize()} {'wait' if too[1:] else 'waits'}, too")
+        limit = f"; the limit is {wait.limit:g} s (DISTDL_JAX_TIMEOUT)" if wait.limit else ""
+        return f"distdl_jax: {'. '.join(lines)}. The job goes on{limit}.\n"
 
     def line_about_the_silent(self, silent: Iterable[int], waiting: int) -> str:
         """Return what to say long before the limit."""

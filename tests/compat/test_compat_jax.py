@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,21 @@ from jax.interpreters import ad, mlir
 from private_parts import calls, what_breaks, while_watched
 
 from distdl_jax import compat
+from distdl_jax.transports.threads import workers
+
+
+@what_breaks(compat.hiding_frames)
+def test_frames_of_the_library_are_hidden() -> None:
+    before = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
+    try:
+        for filtering, shown in (("quiet_remove_frames", False), ("off", True)):
+            jax.config.update("jax_traceback_filtering", filtering)
+            with pytest.raises(ZeroDivisionError) as found:
+                compat.hiding_frames(lambda: [1 // divisor for divisor in (0,)])()
+            files = [frame.filename for frame in traceback.extract_tb(found.value.__traceback__)]
+            assert files[-1] == __file__ and any("traceback_util" in file for file in files) == shown
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
 
 
 @what_breaks(compat.source_frames)
@@ -171,12 +187,11 @@ def test_whether_something_is_transformed() -> None:
     assert seen == [False, True, True, True, True]
 
 
-@what_breaks(compat.new_cpu_device)
 def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
     called: list[Any] = []
     call = calls(compat.ordered_effect("test"), called)
     environment = dict(os.environ)
-    device = compat.new_cpu_device(1)
+    device = workers.new_cpu_device(1)
     assert os.environ == environment and device.platform == "cpu" and device != jax.devices("cpu")[0]
     with jax.default_device(device):
         program = jax.jit(lambda x: call(jnp.sum(jnp.sin(x) @ jnp.cos(x))))

@@ -232,7 +232,7 @@ def test_inputs_and_parameters() -> None:
         )
 
     assert "`x` must have as many dimensions as its partition (1 x 1 x 2)" in of(layer, x(2, 8))
-    assert "`x` has (3,) channels on the workers along the channels, but 2 channels" in of(layer, x(2, 3, 4))
+    assert "`x` has 3 channels, but in_channels=2." in of(layer, x(2, 3, 4))
     assert "In feature dimension 0: `kernel` (=3) with dilation 1 spans 3 inputs" in of(layer, x(2, 2, 1))
     grown = x(2 + rank, 2, 4)
     assert "The blocks of `x` don't form a 1 x 1 x 2 grid: workers with the same index in" in of(layer, grown)

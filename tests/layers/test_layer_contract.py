@@ -51,7 +51,7 @@ def test_a_layer_satisfies_the_contract(name: str) -> None:
     assert jax.tree.all(shapes)
     if not jax.tree.leaves(params) and name != "Sequential":
         assert (params, specs) == ({}, {})
-        with pytest.raises(dj.InvalidArgumentError, match=r"`params` \(=\{'a': 1\}\) must be \{\}"):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`params` is a dictionary of \['a'\], but must be \{\}"):
             layer({"a": 1}, jnp.zeros(3))
         with pytest.raises(TypeError, match=r"takes the input, or \{\} and the input, not 3 arguments"):
             layer({}, jnp.zeros(3), 1)

@@ -12,6 +12,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce, broadcast, repartition
+from distdl_jax.transports.threads import rendezvous
 from distdl_jax.transports.threads.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.limit(300)
@@ -375,3 +376,22 @@ def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
     with pytest.raises(dj.PlanError, match=r"is missing there: dj\.grad and dj\.value_and_grad, in place of JAX's"):
         dj.simulate(2, program, wrap)
     assert dj.simulate(2, program, dj.grad) == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_a_line_says_who_waits_where_for_whom_and_nothing_ends(monkeypatch, capsys):
+    """Once for each place, though every step waits; with two workers that wait."""
+    monkeypatch.setattr(rendezvous, "LINES", (0.3, 60.0))
+
+    def program():
+        P = dj.Partition()
+        total = jnp.ones(2)
+        for _ in range(2):
+            if P.rank == 1:
+                time.sleep(1.0)
+            total = all_sum_reduce(total, P, axes_keep=())
+        return float(total[0])
+
+    assert dj.simulate(3, program) == [9.0] * 3
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "has waited" in line]
+    assert "test_mistakes.py" in line and "is about to run all_sum_reduce" in line
+    assert "Worker 1 is at test_mistakes.py" in line and "waits, too. The job goes on." in line

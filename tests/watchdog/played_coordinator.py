@@ -3,7 +3,7 @@
 from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.coordinator import Coordinator
-from distdl_jax.watchdog.messages import Answer, Detail, Question, Wait
+from distdl_jax.watchdog.messages import Answer, Detail, Question, Say, Wait
 
 LIMITS = TimeLimits(100.0, 1000.0)
 
@@ -65,7 +65,11 @@ def to_all(message, size=2):
 
 
 def clock(played, seconds, kind="executing", episode=0, now=100.0):
-    """Let worker 0 have waited for so long and all answer; return what follows."""
+    """Let worker 0 have waited for so long and all answer; return what follows, without lines about waits."""
     number = played.announces(0, Wait(kind, episode, seconds), now)
     played.answer(number, now=now)
-    return played.tick(now)
+    return [post for post in played.tick(now) if not is_about_a_wait(post[1])]
+
+
+def is_about_a_wait(message):
+    return isinstance(message, Say) and "The job goes on" in message.text

@@ -64,11 +64,12 @@ def test_a_wait_is_announced_once_after_a_part_of_the_limit():
     assert alone(facts, 0.0, 0.9, 1.0, 1.1) == [[], [Answer(0, state)], [announced], []]
 
 
-def test_without_a_limit_nothing_is_announced():
-    reporter = Reporter(0, 0.0)
-    for now in range(0, 10_000, 100):
+def test_without_a_limit_a_wait_is_announced_after_a_minute_and_ends_nothing():
+    reporter, told = Reporter(0, 0.0), []
+    for now in range(0, 10_000, 20):
         reporter, posts = reporter.look(Facts(run=3), now)
-        assert all(isinstance(post, Answer) and not post.waits for post in posts)
+        told += [(now, post.waits) for post in posts if isinstance(post, EndJob) or post.waits]
+    assert told == [(60, (Wait("executing", 3, 60.0),))]
 
 
 def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_limit():
@@ -81,6 +82,19 @@ def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_li
     for now, gives_up in ((25.9, False), (26.0, True)):
         reporter, posts = reporter.look(facts, now)
         assert any(isinstance(post, EndJob) for post in posts) == gives_up
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(1, 1), (2, 0)])
+def test_one_worker_says_that_the_coordinator_is_silent_long_before_the_limit(rank, lines):
+    facts = Facts(agreement=State("agreeing", "a.py:3", "a sum", (0,), 1))
+    for asked, said in ((None, lines), (70.0, 0)):
+        reporter, lines_said = Reporter(rank, 1800.0), []
+        for now in range(0, 900, 10):
+            reporter = reporter if now != asked else reporter.hear(Question(1), float(now))
+            reporter, posts = reporter.look(facts, float(now))
+            lines_said += [post.text for post in posts if isinstance(post, Say)]
+        assert len(lines_said) == said
+        assert all("Worker 1 has waited for 120 s: it is about to run a sum (a.py:3)" in text for text in lines_said)
 
 
 def alone_then_asked(facts, at):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from played_coordinator import LIMITS, Played, all_reduce, clock, to_all
+from played_coordinator import LIMITS, Played, all_reduce, clock, is_about_a_wait, to_all
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
 
 from distdl_jax.programs.ir import Loop, Operation
@@ -114,6 +114,56 @@ def test_of_several_plans_of_a_function_what_holds_in_all_is_certain():
     assert coordinator.programs["f"][0] == send[0]
 
 
+HALF_AN_HOUR = TimeLimits(1800.0, 14400.0)
+
+
+def lines_of(played, times, wait=lambda seconds: Wait("agreeing", 1, seconds)):
+    """Return what is said while worker 0 waits, by the seconds for which it has."""
+    said = []
+    for seconds in times:
+        played.announces(0, wait(seconds), seconds)
+        played.answer(played.coordinator.questions, now=seconds)
+        said += [(seconds, to, post.text) for to, post in played.tick(seconds) if isinstance(post, Say)]
+    return said
+
+
+@pytest.mark.parametrize("limits", [HALF_AN_HOUR, TimeLimits(0.0, 0.0)])
+def test_it_is_said_now_and_then_who_waits_where_for_whom(limits):
+    """One line for hundreds of workers, and nothing ends."""
+    waiting = {worker: replace(AGREEING, label="sum", waits_for=(7,)) for worker in range(300)}
+    played = Played({**waiting, 7: replace(RUNNING, where="load.py:7")}, limits=limits)
+    said = lines_of(played, [59.0, *range(60, 1800, 30)])
+    assert [seconds for seconds, _, _ in said] == [60, 300, 900] and {to for _, to, _ in said} == {0}
+    for seconds, _, text in said:
+        assert text.startswith(f"distdl_jax: Worker 0 has waited for {seconds} s: it is about to run sum")
+        assert (
+            "Worker 7 is at load.py:7, outside any operation. Workers 1, 2, 3" in text and "290 more wait, too" in text
+        )
+        assert ("the limit is 1800 s (DISTDL_JAX_TIMEOUT)" in text) == bool(limits.waiting) and len(text) < 400
+
+
+def test_of_steps_that_take_long_it_is_said_once():
+    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING}, limits=HALF_AN_HOUR)
+    said = []
+    for step in range(5):
+        played.states[0] = replace(played.states[0], episode=step)
+        said += lines_of(played, [70.0 + 1000 * step], lambda seconds, step=step: Wait("agreeing", step, 70.0))
+    assert len(said) == 1
+    played.states[0] = replace(played.states[0], label="another place")
+    assert len(lines_of(played, [9000.0], lambda seconds: Wait("agreeing", 4, 70.0))) == 1
+
+
+def test_of_a_program_that_all_are_in_it_is_said_that_they_may_compute():
+    played = Played({0: IN_CALL, 1: IN_CALL}, all_reduce(0, 1, loop=True), limits=HALF_AN_HOUR)
+    ((_, _, text),) = lines_of(played, [61.0], lambda seconds: Wait("executing", 0, seconds))
+    assert "Worker 0 has waited, or computed, for 61 s: it is in call 3, of f. Worker 1 is in call 3, of f." in text
+
+
+def test_of_who_waits_for_nobody_nothing_is_said():
+    played = Played({0: IN_CALL, 1: LEFT}, all_reduce(0, 1), limits=HALF_AN_HOUR)
+    assert lines_of(played, [61.0], lambda seconds: Wait("executing", 0, seconds)) == []
+
+
 def test_who_has_ended_says_now_and_then_who_is_waited_for():
     played = Played({0: LEFT, 1: LEFT, 2: replace(RUNNING, where="a.py:7 in main")})
     for seconds, again in ((60.0, 60.0), (120.0, 120.0), (240.0, 240.0), (9000.0, 3600.0)):
@@ -167,7 +217,7 @@ def test_compile_time_is_not_lost_between_questions():
         early = 0.5 * (turn % 2)
         played.details = {1: Detail(compiled=seconds - early, awake=seconds - early), 0: Detail(awake=seconds)}
         played.answer(turn, now=now)
-        assert played.tick(now) == [] and played.counted() <= early
+        assert all(is_about_a_wait(post) for _, post in played.tick(now)) and played.counted() <= early
         now += 0.3 * LIMITS.waiting  # whatever the workers' clocks say
         assert played.asks(now) == turn + 1
 

@@ -3,7 +3,8 @@ real coordinator.
 
 1. No healthy job is ever ended, whatever takes how long, as long as the timeout that the user sets has not run out.
 2. Every job with a fault that others wait for is ended, within the timeout.
-3. Who is named is at fault: see `misnamed` for what that can mean. (Not where no communicator has all workers: the
+3. Before the clock ends a job a line says who waits.
+4. Who is named is at fault: see `misnamed` for what that can mean. (Not where no communicator has all workers: the
    coordinator of one knows nothing of waits in another.)
 
 A failure says its seed, and the job without the steps that it does not need.
@@ -41,6 +42,8 @@ def failure(draw: Draw, job: Job, ended: Ended | None) -> str | None:
     """Return what is wrong with how the job ended; None where it did as it should."""
     # Who is not through.
     stands = {worker.rank for worker in job.workers if worker.left is None}
+    if (wrong := untold(job, ended)) is not None:
+        return wrong
     if draw.fault is None:
         return f"ended: {ended}, not through: {stands}" if ended or stands else None
     if ended is None:
@@ -50,6 +53,15 @@ def failure(draw: Draw, job: Job, ended: Ended | None) -> str | None:
         return f"{wrong}: {ended}"
     latest = job.progress + 1.3 * draw.longer * draw.limit + draw.compile_seconds + 20 * draw.slowest + SLACK
     return f"ended later than {latest}: {ended}" if ended.at > latest else None
+
+
+def untold(job: Job, ended: Ended | None) -> str | None:
+    """Return what is wrong with the lines about waits: the clock ended the job without one, or there are many."""
+    lines = [text for _, text in job.said if "The job goes on" in text or "not heard from" in text]
+    by_the_clock = ended is not None and "has waited for" in ended.text and "was not heard from" not in ended.text
+    if by_the_clock and not lines:
+        return "ended by the clock without a line before"
+    return f"{len(lines)} lines: {lines[:20]}" if len(lines) > 20 * len(job.worlds) else None
 
 
 def misnamed(draw: Draw, job: Job, ended: Ended) -> str | None:

@@ -46,6 +46,7 @@ class Job:
         self.size, self.limits, self.network, self.random = size, limits, network, random
         self.now = self.progress = 0.0
         self.ended: Ended | None = None
+        self.said: list[tuple[float, str]] = []
         self.workers = [Worker(self, rank) for rank in range(size)]
         self.worlds = [World(self, members) for members in worlds]
         for world in self.worlds:

@@ -150,7 +150,9 @@ class Watch:
         if isinstance(message, Answer | CannotAgree):
             self.world.coordinator, posts = self.world.coordinator.hear(message, now)
             self._post_all(posts)
-        elif not isinstance(message, Say):
+        elif isinstance(message, Say):
+            self.world.job.said.append((self.world.job.now, message.text))
+        else:
             self.reporter = self.reporter.hear(message, now)
             self.world.job.poke(self.worker, watch=True)  # it may be told to go on
 

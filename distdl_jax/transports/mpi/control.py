@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import jax
 from mpi4py import MPI
 
-from distdl_jax.errors import one_program
+from distdl_jax.errors import one_program, shown_label
 from distdl_jax.plans.trees import gathered
 from distdl_jax.source_lines import user_line
 from distdl_jax.watchdog.call_log import CallLog, Calls
@@ -101,8 +101,8 @@ class Envelope(NamedTuple):
     data: Any
     calls: Calls
 
-    def describe(self) -> str:
-        return f"{self.label} ({self.where})"
+    def describe(self, other: Envelope) -> str:
+        return f"{shown_label(self.label, other.label)} ({self.where})"
 
 
 def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributions:
@@ -181,8 +181,8 @@ class ControlChannel:
         source, received = self._next(sources)
         if (received.label, received.team) != (mine.label, mine.team):
             self.monitor.fail(
-                f"The workers' programs differ: worker {self._rank} is about to run {mine.describe()}, but worker "
-                f"{source} {received.describe()}. {one_program((mine.label, received.label))}",
+                f"The workers' programs differ: worker {self._rank} is about to run {mine.describe(received)}, but "
+                f"worker {source} {received.describe(mine)}. {one_program((mine.label, received.label))}",
                 (self._rank, source),
             )
         return source, received.data

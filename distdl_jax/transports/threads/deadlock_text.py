@@ -8,14 +8,16 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from distdl_jax.errors import ONE_PROGRAM, one_program
+from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.diagnosis import describe, tags_text
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import Stop
 from distdl_jax.source_lines import line_of
 from distdl_jax.transports.threads.participant import AGREEMENT, Participant
 from distdl_jax.watchdog.call_log import Calls
-from distdl_jax.watchdog.deadlock import State, View, different_functions, find_deadlock
+from distdl_jax.watchdog.clock import seconds_text
+from distdl_jax.watchdog.deadlock import State, View, different_functions, find_deadlock, workers_text
 
 _COMPARE = (
     " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
@@ -56,12 +58,28 @@ def amounts_text(first: Participant, second: Participant) -> str:
     if _agrees(first) or _agrees(second):
         advice = one_program(map(_label, (first, second)))
         return (
-            f"The workers' programs differ: {_at(first)}, but {_at(second)}. {advice}{_about_adjoints(first, second)}"
+            f"The workers' programs differ: {_at(first, second)}, but {_at(second, first)}. {advice}"
+            f"{_about_adjoints(first, second)}"
         )
     return (
         f"The workers' programs differ: {_at(first)}, but {_at(second)}: the two belong together, and must mean the "
         "same data. Look for a shape, dtype or argument that differs between these workers."
     )
+
+
+def place_of(worker: Participant) -> str:
+    """Return where a worker waits: the same in each step of a loop."""
+    return _operation(worker)
+
+
+def wait_text(first: Participant, seconds: float, awaited: list[Participant], others: Workers) -> str:
+    """Say that a worker has waited so long for `awaited`, which run, as a fact; `others` wait, too."""
+    doing = _at(first).removeprefix(f"worker {first.rank} ")
+    lines = [f"Worker {first.rank} has waited for {seconds_text(seconds)}: it {doing}"]
+    lines += [f"Worker {worker.rank} is at {_line(worker) or 'its end'}" for worker in awaited[:8]]
+    if others:
+        lines.append(f"{workers_text(others).capitalize()} {'wait' if others[1:] else 'waits'}, too")
+    return f"distdl_jax: {'. '.join(lines)}. The job goes on.\n"
 
 
 def _as_the_watchdog_says(workers: list[Participant]) -> str | None:
@@ -86,11 +104,12 @@ def _label(worker: Participant) -> str:
     return worker.operation.op if worker.operation is not None and _agrees(worker) else ""
 
 
-def _at(worker: Participant) -> str:
-    """Describe what a waiting worker is doing."""
+def _at(worker: Participant, other: Participant | None = None) -> str:
+    """Describe what a waiting worker is doing, beside another one."""
     if _agrees(worker):
         assert worker.operation is not None
-        return f"worker {worker.rank} is about to run {worker.operation.op} ({worker.operation.place.line})"
+        label = shown_label(worker.operation.op, "" if other is None else _label(other))
+        return f"worker {worker.rank} is about to run {label} ({worker.operation.place.line})"
     return f"worker {worker.rank} is in its operation {worker.done + 1}, {_operation(worker)}"
 
 

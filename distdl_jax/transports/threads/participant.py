@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 from typing import Any
 
 from distdl_jax.programs.ir import Operation
@@ -19,7 +20,7 @@ class Participant:
     - `sends`, `receives`, `meets`: the halves of a message, or the meeting of a team, that wait for partners.
     - `listens`: whether it waits for what the first worker of its team decides.
     - `given`, `result`: what it brings, and what it takes away.
-    - `done`: how many operations it has completed.
+    - `since`: when it came to the operation. `done`: how many operations it has completed.
     - `ended`: whether its program has ended.
     - `gave_up`: whether its operation was ended before it was complete.
     - `raised`: what it was last made to raise here.
@@ -35,6 +36,7 @@ class Participant:
         self.sends = self.receives = self.meets = self.listens = False
         self.done = self.failures_seen = 0
         self.ended = self.gave_up = False
+        self.since = 0.0
         self.thread = 0
         self.raised: BaseException | None = None
         self.status = WorkerStatus(rank, size)
@@ -47,6 +49,7 @@ class Participant:
     def begin(self, operation: Operation, given: Any) -> None:
         """Come to an operation."""
         self.operation, self.given, self.result, self.gave_up = operation, given, None, False
+        self.since = monotonic()
         self.sends, self.receives = operation.dest is not None, operation.source is not None
         self.meets = not operation.is_message
 

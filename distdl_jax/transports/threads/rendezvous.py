@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ import numpy as np
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.matching import collective, expected, fit, sent
-from distdl_jax.transports.threads.deadlock_text import amounts_text, deadlock_text
+from distdl_jax.transports.threads.deadlock_text import amounts_text, deadlock_text, place_of, wait_text
 from distdl_jax.transports.threads.participant import AGREEMENT, Participant
+from distdl_jax.watchdog.clock import LINES, last_line
 from distdl_jax.world import Workers
 
 
@@ -34,6 +36,7 @@ class Rendezvous:
         self._failures = 0
         self._failure = ""
         self._stopped = ""
+        self._told = frozenset[tuple[float, str]]()
 
     def begin(self) -> None:
         """Begin the next program; the workers know of no failure of the one before."""
@@ -93,6 +96,29 @@ class Rendezvous:
             self._stopped = self._stopped or reason
             for worker in self.workers:
                 worker.give_up()
+
+    def line_about_a_wait(self) -> str:
+        """Return who waits where, for whom, where that is due: one line for all who wait, once for each place."""
+        with self._lock:
+            waiting = [worker for worker in self.workers if worker.waits]
+            first = min(waiting, key=lambda worker: worker.since, default=None)
+            if first is None or (seconds := monotonic() - first.since) < LINES[0]:
+                return ""
+            if (last_line(LINES, seconds), place_of(first)) in self._told:
+                return ""
+            places = [place_of(worker) for worker in waiting]
+            self._told = self._told.union((line, place) for line in LINES if line <= seconds for place in places)
+            others = tuple(worker.rank for worker in waiting if worker is not first)
+            return wait_text(first, seconds, self._run_ahead_of(first), others)
+
+    def _run_ahead_of(self, start: Participant) -> list[Participant]:
+        """Return the workers that do not wait, of those that `start` waits for, or that these wait for."""
+        chain, seen = [start], {start.rank}
+        for worker in chain:
+            more = [rank for rank in self._awaited(worker) if rank not in seen] if worker.waits else []
+            seen.update(more)
+            chain.extend(self.workers[rank] for rank in more)
+        return [worker for worker in chain if not worker.waits]
 
     def _fail(self, text: str) -> None:
         self._failures += 1

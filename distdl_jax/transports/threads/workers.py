@@ -16,10 +16,10 @@ from typing import Any
 
 import jax
 
-from distdl_jax.compat import new_cpu_device
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.transports.threads.world import ThreadWorld
+from distdl_jax.watchdog.abort import say
 from distdl_jax.watchdog.status import acting_as
 from distdl_jax.world import World
 
@@ -71,6 +71,8 @@ class Workers:
             # In turns: a signal that another thread takes, or none but Python has heard of, does not end a wait.
             while not self._has_come(lambda: not self._running or self._error is not None, TURN):
                 self._each_turn()
+                if line := self._rendezvous.line_about_a_wait():
+                    say(line)
         except BaseException:
             self._stop("the run was interrupted", TURN)
             self._join()
@@ -211,6 +213,27 @@ def take_devices(count: int, threads: int) -> list[Any]:
     with _lock:
         free = _free[threads]
         return [free.pop() if free else new_cpu_device(max(threads, FEWEST)) for _ in range(count)]
+
+
+def new_cpu_device(threads: int) -> jax.Device:
+    """Return a CPU device on a client of its own, which runs programs in the thread that calls them.
+
+    Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
+    to have a device dispatch synchronously, would replace it.
+    """
+    from jaxlib import xla_client
+
+    before = os.environ.get("NPROC")
+    os.environ["NPROC"] = str(threads)
+    try:
+        client: Any = xla_client.make_cpu_client(asynchronous=False)
+        device: jax.Device = client.devices()[0]
+        return device
+    finally:
+        if before is None:
+            del os.environ["NPROC"]
+        else:
+            os.environ["NPROC"] = before
 
 
 def give_back(devices: list[Any], threads: int) -> None:

@@ -4,6 +4,7 @@ when: long
 workers: 2
 timeout: 4
 says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
+says: has waited, or computed, for
 says: taken different branches of a cond
 says: cond_branches_differ.py
 """

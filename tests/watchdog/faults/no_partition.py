@@ -5,6 +5,7 @@ workers: 2
 timeout: 3
 says: A worker has waited for {timeout} s
 says: no_partition.py
+says: to come to the first partition of a communicator. The job goes on.
 says: for others to come to the first partition of a communicator
 """
 

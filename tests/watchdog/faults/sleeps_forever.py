@@ -2,7 +2,8 @@
 
 workers: 3
 timeout: 2
-says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT
+says: The job goes on; the limit is {timeout} s (DISTDL_JAX_TIMEOUT
+says: the limit is {timeout} s (DISTDL_JAX_TIMEOUT, in seconds
 says: Worker 2 did not come to call 2, of total
 says: of its plan
 says: Worker 2 is at sleeps_forever.py:
