@@ -40,6 +40,7 @@ from distdl_jax.primitives.block_checks import by_class
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.tracing.layer_call import passed_to
 from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
 
@@ -328,7 +329,7 @@ class PartitionedLayer(BaseLayer):
         if self.P_x.world.rank not in self._team:
             return x
         with jax.named_scope(type(self).__name__):
-            params = unboxed(params)
+            params = passed_to(describe(self), unboxed(params))
             return self._run(self._agree_on_plan(params, x), params, x)
 
     apply = __call__
