@@ -52,10 +52,11 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile as `jax.jit` does, and compare the workers' programs on every trace, before anything runs.
 
     On every new trace each worker reads off what it is about to communicate: which operation, with whom, how many
-    elements of which dtype, also inside scans, conditionals, while loops, `jax.checkpoint` and nested jits. Worker 0
-    plays the programs against each other; if one of them would wait for ever, or two partners do not mean the same,
-    all workers raise the same `PlanError`, which names the workers, the operations and the source lines. After that
-    a call costs a few microseconds, less than one of `jax.jit`, which JAX makes in Python where a program communicates.
+    elements of which dtype, from which arguments, also inside scans, conditionals, while loops, `jax.checkpoint` and
+    nested jits. Worker 0 plays the programs against each other; if one of them would wait for ever, two partners don't
+    mean the same, or two workers pass the arguments of calls alike in another order, all workers raise the same
+    `PlanError`, which names the workers, the operations and the source lines. After that a call costs a few
+    microseconds, less than one of `jax.jit`, which JAX makes in Python where a program communicates.
 
     All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
     argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
