@@ -20,14 +20,14 @@ from distdl_jax.agreement.replay import Agreed
 from distdl_jax.compat import hiding_frames, is_staged, is_transformed, set_last_program, wait_for_program
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.programs.diagnosis import problem_text
-from distdl_jax.programs.ir import Program
+from distdl_jax.programs.ir import Flow, Program
 from distdl_jax.programs.report import Report
 from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.constant_inputs import constants_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
-from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.tracing.program_reader import read_flow
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.call_log import CallLog, Earlier
@@ -53,10 +53,11 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile as `jax.jit` does, and compare the workers' programs on every trace, before anything runs.
 
     On every new trace each worker reads off what it is about to communicate: which operation, with whom, how many
-    elements of which dtype, also inside scans, conditionals, while loops, `jax.checkpoint` and nested jits. Worker 0
-    plays the programs against each other; if one of them would wait for ever, or two partners do not mean the same,
-    all workers raise the same `PlanError`, which names the workers, the operations and the source lines. After that
-    a call costs a few microseconds, less than one of `jax.jit`, which JAX makes in Python where a program communicates.
+    elements of which dtype, from which arguments, also inside scans, conditionals, while loops, `jax.checkpoint` and
+    nested jits. Worker 0 plays the programs against each other; if one of them would wait for ever, two partners don't
+    mean the same, or two workers pass the arguments of calls alike in another order, all workers raise the same
+    `PlanError`, which names the workers, the operations and the source lines. After that a call costs a few
+    microseconds, less than one of `jax.jit`, which JAX makes in Python where a program communicates.
 
     All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
     argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
@@ -108,14 +109,16 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
         traceable = fun if hasattr(fun, "trace") else jax.jit(_unequal(fun))
         with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
-        world, program = _read(traced.jaxpr.jaxpr, worlds)
+        world, program, flow = _read(traced.jaxpr.jaxpr, worlds)
         if world is None:
             raise SetupError(f"{name} {_SEVERAL_WORLDS}")
 
-        def report(programs: dict[int, Program]) -> Report:
-            return Report(name, programs, problem_text(name, programs))
+        def report(contributions: dict[int, tuple[Program, Flow]]) -> Report:
+            programs = {worker: program for worker, (program, _) in contributions.items()}
+            flows = {worker: flow for worker, (_, flow) in contributions.items()}
+            return Report(name, programs, problem_text(name, programs, flows))
 
-        return world.agree(tuple(range(world.size)), f"the check of {name}", program, report)
+        return world.agree(tuple(range(world.size)), f"the check of {name}", (program, flow), report)
 
 
 class CheckedFunction(Generic[P, R]):
@@ -292,10 +295,12 @@ def _listen_for_compilations() -> None:
 
 @dataclass(frozen=True)
 class _Contribution:
-    """A worker's program for the comparison: whether it has 64-bit numbers, its operations, the calls before it."""
+    """A worker's program for the comparison: whether it has 64-bit numbers, its operations, where values come from,
+    and the calls before it."""
 
     x64: bool
     program: Program
+    flow: Flow
     earlier: Earlier = field(compare=False)
 
 
@@ -310,7 +315,7 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
 
     Returns the world that it belongs to, if any; where all must call it, the log that its calls count in.
     """
-    world, program = _read(jaxpr, worlds)
+    world, program, flow = _read(jaxpr, worlds)
     if world is None:
         log.warning("%s %s", name, _SEVERAL_WORLDS)
         return None, None
@@ -321,7 +326,7 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
         return world, None
     start, call_log = perf_counter(), world.calls
     earlier = Earlier(0, None) if call_log is None else call_log.earlier()
-    mine = _Contribution(bool(jax.config.jax_enable_x64), program, earlier)  # type: ignore[attr-defined, unused-ignore]
+    mine = _Contribution(bool(jax.config.jax_enable_x64), program, flow, earlier)  # type: ignore[attr-defined, unused-ignore]
 
     def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None]:
         programs = {worker: one.program for worker, one in contributions.items()}
@@ -332,7 +337,7 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
             return problem, 0
         if (different := different_earlier_calls(name, earlier)) is not None:
             return different[0], 0
-        return problem_text(name, programs), number
+        return problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()}), number
 
     # Whoever runs its operations one by one does not run what is compared.
     label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
@@ -357,10 +362,10 @@ def _different_widths(contributions: dict[int, _Contribution]) -> str | None:
     return f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}."
 
 
-def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program]:
+def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program, Flow]:
     """Return the world that a program which uses `worlds` belongs to, if any, and what the program communicates."""
     for world in (world_of(worlds), world_of(())):
         with suppress(OutsideWorldError):
             if world is not None:
-                return world, read_program(world.transport, jaxpr)
-    return None, ()
+                return world, *read_flow(world.transport, jaxpr)
+    return None, (), Flow()

@@ -24,7 +24,6 @@ from distdl_jax.costs.links import MachineLinks
 from distdl_jax.costs.memory import WorkerMemory, worker_memory
 from distdl_jax.costs.picture import draw
 from distdl_jax.costs.seconds import Update, step_timing
-from distdl_jax.costs.step_program import step_actions
 from distdl_jax.costs.table import table
 from distdl_jax.costs.times import Interval, Times
 from distdl_jax.costs.traced import completed
@@ -222,7 +221,7 @@ def cost(
     x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
     params = _param_blocks(network, number, size) if takes_indices else None
     plan = completed(network, network.plan(x, params), x, world, number)
-    actions = step_actions(plan)
+    actions = plan.actions
     placed, copies = list(placed_layers(network)), OPTIMISERS[optimiser]
     layers = _layer_amounts(placed, actions, size, backward)
     for layer, amounts in layers:

@@ -13,8 +13,9 @@ from distdl_jax.tracing.jaxprs import Branches, Scan, While, bodies, structure
 
 _PASSED = {
     *("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "concatenate", "pad", "convert_element_type"),
-    *("copy", "optimization_barrier", "dynamic_slice", "gather", "iota", "rev", "tie", "stop_gradient", "select_n"),
+    *("copy", "optimization_barrier", "dynamic_slice", "gather", "iota", "rev", "stop_gradient", "select_n"),
     *("dynamic_update_slice", "bitcast_convert_type", "split", "real", "imag", "complex", "copy_p"),
+    *("tie", "passed_to_layer", "tangent_of_a_parameter"),
 }
 """Operations that arrange numbers, and compute none."""
 

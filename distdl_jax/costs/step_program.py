@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from distdl_jax.plans.work import Work
-from distdl_jax.plans.worker_ranks import Workers, positions, union
 from distdl_jax.primitives.plan import (
-    BOTH,
     PARAMS,
     Action,
     Computes,
     CustomDerivative,
     Moves,
-    Plan,
     Traced,
 )
 from distdl_jax.programs.ir import Operation
@@ -34,50 +31,6 @@ class Event:
     place: str
     direction: Direction
     does: Operation | Work
-
-
-def step_actions(plan: Plan) -> tuple[Action, ...]:
-    """Return the actions of a training step, in which all workers differentiate alike.
-
-    A layer leaves x as it is outside of its workers, where it doesn't depend on the parameters then. Where such workers
-    and others meet in a later movement, all workers differentiate all movements (see `autodiff.adjoint_check`).
-    """
-    actions, place = plan.actions, ""
-    dependent: Workers = ()
-    of_layer: Workers = ()
-    for action in actions:
-        if action.place != place:
-            dependent, of_layer, place = union(dependent, of_layer), (), action.place
-        if isinstance(action, Computes) and action.uses_params:
-            of_layer = union(of_layer, action.workers)
-        elif isinstance(action, Moves) and action.of >= BOTH and _meet_others(action, dependent):
-            return _all_differentiated(actions)
-    return actions
-
-
-def _meet_others(action: Moves, dependent: Workers) -> bool:
-    """Say whether, in the adjoint of a movement, workers whose block depends on parameters meet others."""
-    some, movement = union(dependent, action.workers), action.movement
-    if union(some, movement.workers) == some:
-        return False
-    own = positions(some)
-    partners = (_partners(each) for worker in some for each in movement.operations(worker, adjoint=True))
-    return any(worker not in own for each in partners for worker in each)
-
-
-def _partners(operation: Operation) -> Iterable[int]:
-    if not operation.is_message:
-        return operation.team
-    return [worker for worker in (operation.dest, operation.source) if worker is not None]
-
-
-def _all_differentiated(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """Return the actions with all that moves, and what follows from it, depending on the parameters."""
-    found, moved = [], False
-    for action in actions:
-        moved = moved or (isinstance(action, Moves) and "x" in action.of)
-        found.append(replace(action, of=action.of | PARAMS) if moved and "x" in action.of else action)
-    return tuple(found)
 
 
 def step_events(

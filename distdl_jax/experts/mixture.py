@@ -20,7 +20,7 @@ from distdl_jax.experts.routing import capacity_of
 from distdl_jax.initialization import UniformFanIn, init_block
 from distdl_jax.layer.input_checks import real_grid
 from distdl_jax.layer.layer import PartitionedLayer
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes, unboxed
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.plan import ShapeDtypes
@@ -271,7 +271,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         if world.rank not in self._team:
             return x if state is None else (x, state)
         with jax.named_scope("DistributedMixtureOfExperts"):
-            params = unboxed(params)
+            params = self._opened(params)
             plan = self._agree_on_plan(params, x)
             y, choices = plan.run(world, params, x)
             if state is None:

@@ -12,6 +12,7 @@ from distdl_jax.compat import hiding_frames
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.layer.parameters import is_array, structure_text
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
+from distdl_jax.tracing.layer_call import tied_to_params
 
 
 def call_of_a_layer(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,9 +37,10 @@ def call_of_a_layer(call: Callable[..., Any]) -> Callable[..., Any]:
                 f"{type(self).__name__} with the parameters first, `layer(params, x)`."
             )
         try:
-            return call(self, *args, **options)
+            y = call(self, *args, **options)
         except TypeError as error:
             refuse_forward_mode(error)
             raise
+        return tied_to_params(y, args[0] if args else options.get("params"))
 
     return hiding_frames(completed)

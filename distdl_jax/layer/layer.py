@@ -5,12 +5,9 @@
     plan = layer.plan(x)  # from the shapes and dtypes of all workers' x to those of all workers' y
     y = layer(params, x)  # this worker's block of the output
 
-A layer is an immutable, hashable value. It holds partitions and numbers, no arrays. A layer of the library says, beyond
-the contract, its `input_partition` and `output_partition`.
-
-To write a layer here: derive from `PartitionedLayer` (from `ParameterFreeLayer` where there is nothing to train), say
-`param_specs` and `init`, and plan in `_plan` how x moves, what each worker computes, and how y moves. The base class
-exchanges shapes while a program is traced, checks parameters, and runs the plan.
+A layer is an immutable, hashable value of partitions and numbers. To write one here: derive from `PartitionedLayer`
+(`ParameterFreeLayer` where there is nothing to train), say `param_specs` and `init`, and plan in `_plan` how x moves,
+what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan.
 """
 
 from __future__ import annotations
@@ -48,6 +45,7 @@ from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.source_lines import user_line
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.tracing.layer_call import passed_to
 from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.validation import check_key
 from distdl_jax.world import Workers
@@ -324,10 +322,14 @@ class PartitionedLayer(BaseLayer):
         if self.P_x.world.rank not in self._team:
             return x
         with jax.named_scope(type(self).__name__):
-            params = unboxed(params)
+            params = self._opened(params)
             return self._run(self._agree_on_plan(params, x), params, x)
 
     apply = __call__
+
+    def _opened(self, params: Any) -> Any:
+        """Return the parameters of a call without flax's variables, marked as this layer's in the traced program."""
+        return passed_to(describe(self), unboxed(params))
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
         """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
@@ -338,10 +340,9 @@ class PartitionedLayer(BaseLayer):
         """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""
         return agree_on_shapes(self.P_x.world, self._team, describe(self), self.param_specs(), params, x, *choose)
 
-    def _run(self, plan: Any, params: Any, x: Array) -> Array:
+    def _run(self, plan: Any, params: Any, x: Array) -> Any:
         """Return this worker's block of the output, by `plan`."""
-        y: Array = plan.run(self.P_x.world, params, x)
-        return y
+        return plan.run(self.P_x.world, params, x)
 
 
 class ParameterFreeLayer(PartitionedLayer):
@@ -383,9 +384,8 @@ class ParameterFreeLayer(PartitionedLayer):
         """Return this worker's block of the output."""
         return super().__call__({}, x)
 
-    def _run(self, plan: Any, params: Any, x: Array) -> Array:
-        y: Array = plan.run(self.P_x.world, x)
-        return y
+    def _run(self, plan: Any, params: Any, x: Array) -> Any:
+        return plan.run(self.P_x.world, x)
 
 
 def describe(layer: Any) -> str:

@@ -117,9 +117,9 @@ def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Oper
 
 def move(world: World, part: Movement, x: Array) -> Array:
     """Return this worker's block after the movement, given its block before."""
-    if not part.differentiable:
-        return _run(world, part, x)
     with movement_scope():
+        if not part.differentiable:
+            return _run(world, part, reverse_only(x))
         parts, anchor, _ = _move(world, part, reverse_only(order_after_previous(x)))
     note_anchor(anchor)
     return never_transposed(_joined(parts))

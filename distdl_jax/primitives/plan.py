@@ -41,14 +41,12 @@ class Moves:
     - `of`: the plan's inputs that what moves depends on. Where one of them is differentiated, the adjoint runs.
     - `place`: of the layer, within the network that the plan is of: "3.body.0"; "" in its own plan.
     - `beside`: whether the next action reads what arrives beside x, not in place of it: a halo, or statistics.
-    - `workers`: of the layer within a network, on all of which what moves depends on the layer's parameters.
     """
 
     movement: MovementPlan
     of: frozenset[str] = X
     place: str = ""
     beside: bool = False
-    workers: Workers = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Computes:
     - `work`: from a worker's world rank to its arithmetic; None where it has none.
     - `of`: the plan's inputs that the data depends on.
     - `uses_params`: whether parameters take part in it, too.
-    - `place`, `workers`: as of `Moves`.
+    - `place`: as of `Moves`.
     - `alike`: values of the workers that have work; those of one class do the same. None where that is not known.
     """
 
@@ -66,7 +64,6 @@ class Computes:
     of: frozenset[str] = X
     uses_params: bool = False
     place: str = ""
-    workers: Workers = ()
     alike: Mapping[int, Any] | None = field(default=None, compare=False)
 
 
@@ -116,14 +113,8 @@ def actions_within(
     found: list[Action] = []
     for action in plan.actions:
         within = f"{place}.{action.place}" if place and action.place else place or action.place
-        if not action.place and isinstance(action, Moves | Computes) and _takes_params(action):
-            action = replace(action, workers=plan.workers)
         found.append(replace(action, of=frozenset().union(*(depends[name] for name in action.of)), place=within))
     return tuple(found)
-
-
-def _takes_params(action: Moves | Computes) -> bool:
-    return action.of >= PARAMS or (isinstance(action, Computes) and action.uses_params)
 
 
 def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.programs.ir import Operation, Program
+from distdl_jax.programs.ir import Flow, Operation, Program
 from distdl_jax.programs.matching import Mismatch, Stop, find_mismatch
+from distdl_jax.programs.origins import Mixed
 
 _BACKWARD = (
     "It belongs to the backward pass, which JAX runs on a worker only where that worker's input is differentiated and "
@@ -17,13 +18,36 @@ _BACKWARD = (
 )
 
 
-def problem_text(name: str, programs: Mapping[int, Program]) -> str | None:
-    """Return the message that all workers raise where programs don't complete together; `name` is the function's."""
-    mismatch = find_mismatch(programs)
+_MIXED = (
+    "Each passes in another call what the other passes there, so values would be mixed. Nothing was run. All workers "
+    "must make the same calls in the same order: look for a loop over a set, or over what os.listdir returns, whose "
+    "order differs between workers, and sort it. If a worker is to choose by its rank, let it choose by jnp.where."
+)
+
+
+def problem_text(name: str, programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> str | None:
+    """Return the message that all workers raise where programs don't complete together; `name` is the function's.
+
+    With `flows`, also where they mix values.
+    """
+    mismatch = find_mismatch(programs, flows)
     return None if mismatch is None else _mismatch_text(name, mismatch)
 
 
+def _mixed_text(name: str, stops: tuple[Stop, ...], mixed: Mixed) -> str:
+    one, other, layer, result = mixed
+    if layer:
+        what = f"worker {one.worker} passes {one.what} to {layer}, but worker {other.worker} passes {other.what}"
+    elif result:
+        what = f"worker {one.worker} returns as {result} {one.what}, but worker {other.worker} {other.what}"
+    else:
+        what = f"{_at(stops[0])}, and passes {one.what}, but {_at(stops[1])}, and passes {other.what}"
+    return f"The workers' programs differ. In the plan of {name}, {what}. {_MIXED}"
+
+
 def _mismatch_text(name: str, mismatch: Mismatch) -> str:
+    if mismatch.mixed is not None:
+        return _mixed_text(name, mismatch.stops, mismatch.mixed)
     first, *others = mismatch.stops
     match mismatch.reason:
         case "amount":

@@ -26,6 +26,40 @@ class Place:
     backward: bool = False
 
 
+Origin = int
+"""Where a value comes from, as a set of bits: bit i for leaf i of a program's arguments, and bit n + k, after these n,
+for what comes out of its movement k. What went into that is not in the set."""
+
+
+class Result(NamedTuple):
+    """A leaf of a program's result: its path, its shape and dtype, and where it comes from."""
+
+    path: str
+    kind: str
+    origin: Origin
+
+
+class LayerCall(NamedTuple):
+    """A call of a layer: its description, the same on all workers, its line, and where its first parameter is from."""
+
+    layer: str
+    line: str
+    origin: Origin
+
+
+class Flow(NamedTuple):
+    """Where what a program moves, and its results, come from.
+
+    - `arguments`: the paths of the leaves of its arguments.
+    - `movements`: of each call of a movement, in order, where the array comes from that it is given.
+    """
+
+    arguments: tuple[str, ...] = ()
+    movements: tuple[Origin, ...] = ()
+    layers: tuple[LayerCall, ...] = ()
+    results: tuple[Result, ...] = ()
+
+
 class PartOf(NamedTuple):
     """The movement that an operation is part of, by its number in this worker's program, or its adjoint."""
 
@@ -47,7 +81,8 @@ class Operation:
     - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
     - `op`: what a reduction computes.
     - `movements`: the movement that it is part of, in each of the ways to tell that a reader of programs knows; none
-      where it is no part of one. Ignored in comparisons.
+      where it is no part of one. `call`: that movement's number in the program's `Flow`. Both
+      ignored in comparisons.
     """
 
     kind: str
@@ -65,6 +100,7 @@ class Operation:
     op: str = ""
     from_any: bool = False
     movements: tuple[PartOf, ...] = field(default=(), compare=False, repr=False)
+    call: int | None = field(default=None, compare=False, repr=False)
     place: Place = field(default=Place(), compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
 from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program, operations, simplified
+from distdl_jax.programs.ir import Cond, Flow, Loop, Operation, Program, operations, simplified
+from distdl_jax.programs.origins import Mixed, Origins
 from distdl_jax.programs.pairing import Pairing
 
 MOST_PLAYED = 500_000
@@ -45,20 +46,23 @@ class Mismatch:
 
     - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
       program ends without it), "adjoints" (partners run the adjoints of different movements), "partner" (the partner
-      is at an operation that doesn't match), "cycle" (each waits for the next) or "undecided" (loops so long, and so
-      different, that the play was given up).
+      is at an operation that doesn't match), "cycle" (each waits for the next), "mixed" (calls of some workers are in
+      another order) or "undecided" (loops so long, and so different, that the play was given up).
     - `stops`: where the workers concerned are, the waiting one first.
+    - `mixed`: what they mix.
     - `branch`: which branch of its conditionals was played; None where there are none.
     """
 
     reason: str
     stops: tuple[Stop, ...]
     branch: int | None = None
+    mixed: Mixed | None = None
 
 
-def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
+def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> Mismatch | None:
     """Return what keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
 
+    With `flows`, where values come from, also what they mix.
     Workers with one and the same program cost little more than one of them.
     """
     distinct = {id(program): program for program in programs.values()}
@@ -70,8 +74,8 @@ def find_mismatch(programs: Mapping[int, Program]) -> Mismatch | None:
     programs = {worker: distinct[id(program)] for worker, program in programs.items()}
     branches = max((_most_branches(program) for program in distinct.values()), default=0)
     for branch in range(max(branches, 1)):
-        if mismatch := _Play(programs, branch).run():
-            return mismatch if branches else Mismatch(mismatch.reason, mismatch.stops)
+        if mismatch := _Play(programs, branch, flows=flows or {}).run():
+            return mismatch if branches else replace(mismatch, branch=None)
     return None
 
 
@@ -192,8 +196,15 @@ def _listed(item: Operation | Loop | Cond) -> int:
 
 
 class _Play:
-    def __init__(self, programs: Mapping[int, Program], branch: int, absent: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        branch: int,
+        absent: frozenset[int] = frozenset(),
+        flows: Mapping[int, Flow] | None = None,
+    ) -> None:
         self._branch = branch
+        self._origins = Origins(programs, flows) if flows else None
         totals = {id(program): sum(map(_listed, program)) for program in programs.values()}
         self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
         self._arrived: Counter[Workers] = Counter()
@@ -219,7 +230,7 @@ class _Play:
                 ready.extend(partner for partner in partners if partner is not worker)
         if self._absent:
             return None
-        return self._stuck()
+        return self._stuck() or self._mixed()
 
     def _match(self, worker: _Worker) -> list[_Worker] | Mismatch:
         """Match what can be matched of a worker's new operation; return the workers that were waiting for it."""
@@ -258,6 +269,8 @@ class _Play:
 
     def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
         """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
+        if self._origins is not None:
+            self._origins.meet([(w.rank, w.operation) for w in workers if w.operation is not None])
         known = [(w.rank, w.operation.movements) for w in workers if w.operation is not None and w.operation.movements]
         for way in range(min((len(movements) for _, movements in known), default=0)):
             pairing, parts = self._pairings[way], [(rank, movements[way]) for rank, movements in known]
@@ -304,6 +317,12 @@ class _Play:
 
     def _mismatch(self, reason: str, *workers: _Worker) -> Mismatch:
         return Mismatch(reason, tuple(self.stop(worker.rank) for worker in workers), self._branch)
+
+    def _mixed(self) -> Mismatch | None:
+        if self._origins is None or (mixed := self._origins.find_mixed()) is None:
+            return None
+        stops = tuple(Stop(at.worker, at.operation, at.place, at.total) for at in mixed[:2])
+        return Mismatch("mixed", stops, self._branch, mixed)
 
     def _partners(self, worker: _Worker) -> list[int]:
         op = worker.operation

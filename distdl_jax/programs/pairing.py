@@ -36,5 +36,13 @@ class Pairing:
         of_one, of_other = self._met.get(one, {}), self._met.get(other, {})
         return of_one is not of_other and (other[0] in of_one or one[0] in of_other)
 
+    def one_of_each(self) -> list[dict[int, int]]:
+        """Return the movements, each by its number on its workers, which have one of them each."""
+        found = {id(met): met for met in self._met.values()}.values()
+        numbers = [{worker: [n for _, n in of_worker] for worker, of_worker in met.items()} for met in found]
+        return [
+            {worker: n[0] for worker, n in each.items()} for each in numbers if all(len(n) == 1 for n in each.values())
+        ]
+
     def _of(self, movement: Movement) -> dict[int, set[Movement]]:
         return self._met.get(movement) or {movement[0]: {movement}}

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import PartitionedLayer
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes, unboxed
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
@@ -81,7 +81,7 @@ class Recurrent(PartitionedLayer):
         if self.P_x.rank is None:
             return x if carry is None else (x, carry)
         with jax.named_scope(type(self).__name__):
-            params = unboxed(params)
+            params = self._opened(params)
             entries = dict(zip(self._entries, given, strict=False))
             plan = self._agree_on_plan({**params, **entries} if isinstance(params, Mapping) else params, x)
             parts = given or tuple(tie(jnp.zeros(self._carry_shape(plan), x.dtype), x) for _ in self.carried)

@@ -16,7 +16,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.initialization import UniformFanIn, initialize_params
 from distdl_jax.layer.input_checks import check_probability, checked_key, real_grid
 from distdl_jax.layer.layer import PartitionedLayer
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicated_params, unboxed
+from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
@@ -322,7 +322,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
             return x if cache is None else (x, cache)
         world = self.P_x.world
         with jax.named_scope("DistributedMultiHeadAttention"):
-            params = unboxed(params)
+            params = self._opened(params)
             if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
                 attn_mask = attn_mask[None, None]
             others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}

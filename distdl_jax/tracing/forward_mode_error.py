@@ -22,6 +22,11 @@ def reverse_only(x: Array) -> Array:
     return _reverse_only.bind(x)
 
 
+def is_start_of_movement(eqn: Any) -> bool:
+    """Return whether an equation of a traced program is where an array goes into a movement, before its messages."""
+    return eqn.primitive is _reverse_only
+
+
 def never_transposed(y: Array) -> Array:
     """Return `y`, the result of a movement; whoever transposes that itself, not its derivative, gets a `TypeError`."""
     return _never_transposed.bind(y)
@@ -52,32 +57,35 @@ def refuse_forward_mode(error: Exception) -> None:
         raise InvalidTypeError(_NO_TANGENTS.format("layer of distdl_jax")) from None
 
 
-def _identity(name: str, tangent: Primitive | None = None) -> Primitive:
-    """Return a primitive that gives its argument; its derivative is `tangent`, or, by default, itself."""
+def identity(name: str, tangent: Primitive | None = None) -> Primitive:
+    """Return a primitive that gives its argument; its derivative is `tangent`, or, by default, itself.
+
+    Its parameters change nothing.
+    """
     primitive = Primitive(name)
 
-    def differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    def differentiated(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
         (x,), (dx,) = primals, tangents
         assert tangent is not None
-        return primitive.bind(x), dx if type(dx) is ad.Zero else tangent.bind(dx)
+        return primitive.bind(x, **params), dx if type(dx) is ad.Zero else tangent.bind(dx, **params)
 
-    primitive.def_abstract_eval(lambda x: x)
-    primitive.def_impl(lambda x: x)
-    mlir.register_lowering(primitive, lambda context, x: [x])
-    batching.primitive_batchers[primitive] = lambda args, dims: (primitive.bind(*args), dims[0])
+    primitive.def_abstract_eval(lambda x, **_: x)
+    primitive.def_impl(lambda x, **_: x)
+    mlir.register_lowering(primitive, lambda context, x, **_: [x])
+    batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims[0])
     if tangent is None:
-        ad.deflinear2(primitive, lambda cotangent, x: [cotangent])
+        ad.deflinear2(primitive, lambda cotangent, x, **_: [cotangent])
     else:
         ad.primitive_jvps[primitive] = differentiated
         linearize_at_once(primitive, tangent.bind)
     return primitive
 
 
-_tangent = _identity("tangent_of_a_movement")
+_tangent = identity("tangent_of_a_movement")
 _tangent.def_impl(_refuse_tangents)
 mlir.register_lowering(_tangent, _refuse_tangents)
 batching.primitive_batchers[_tangent] = _refuse_tangents  # as in jax.jacfwd
-_reverse_only = _identity("reverse_only", _tangent)
+_reverse_only = identity("reverse_only", _tangent)
 
-_never_transposed = _identity("moved", _identity("moved_tangent"))
+_never_transposed = identity("moved", identity("moved_tangent"))
 ad.primitive_transposes[_never_transposed] = _refuse_transposition

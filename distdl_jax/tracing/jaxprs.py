@@ -163,21 +163,29 @@ class DataFlow(ABC, Generic[T]):
         """Return the facts about an equation's results by its bodies; None where these don't tell."""
         match structure(eqn):
             case Scan(body, _, constants, carried):
-                now, part = list(args), slice(constants, constants + carried)
-                while True:
-                    results = self.run(body.jaxpr, now)
-                    after = list(map(self.join, now[part], results))
-                    if after == now[part]:
-                        return results
-                    now[part] = after
+                return self.through_loop(eqn, body, args, slice(constants, constants + carried))
             case Branches(branches):
-                of_branches = [self.run(branch.jaxpr, args[1:]) for branch in branches]
+                of_branches = [self.body(eqn, branch.jaxpr, args[1:]) for branch in branches]
                 return [reduce(self.join, facts) for facts in zip(*of_branches, strict=True)]
             case Call(_, body) if len(body.jaxpr.invars) == len(args):
-                return self.run(body.jaxpr, args)
+                return self.body(eqn, body.jaxpr, args)
         for inner in bodies(eqn):
-            self.run(inner, [self.unknown] * len(inner.invars))
+            self.body(eqn, inner, [self.unknown] * len(inner.invars))
         return None
+
+    def through_loop(self, eqn: Any, body: ClosedJaxpr, args: Sequence[T], carried: slice) -> list[T]:
+        """Return the facts about a loop's results, from those about its body's arguments, some of which it carries."""
+        now = list(args)
+        while True:
+            results = self.body(eqn, body.jaxpr, now)
+            after = list(map(self.join, now[carried], results))
+            if after == now[carried]:
+                return results
+            now[carried] = after
+
+    def body(self, eqn: Any, jaxpr: Any, args: Sequence[T]) -> list[T]:
+        """Return the facts about the results of a body of `eqn`; of a loop's it may be asked more than once."""
+        return self.run(jaxpr, args)
 
 
 def defined_at(jaxpr: Any) -> str:

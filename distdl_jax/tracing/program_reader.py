@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any
 
 from distdl_jax.compat import source_frames
-from distdl_jax.programs.ir import Cond, Loop, Operation, PartOf, Place, Program
+from distdl_jax.programs.ir import Cond, Flow, LayerCall, Loop, Operation, Origin, PartOf, Place, Program, Result
 from distdl_jax.source_lines import is_library
-from distdl_jax.tracing.jaxprs import Branches, Scan, While, bodies, is_opaque_call, structure
+from distdl_jax.tracing.forward_mode_error import is_start_of_movement
+from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
+from distdl_jax.tracing.layer_call import layer_called
 from distdl_jax.tracing.scopes import movement_numbers, read_scopes
 from distdl_jax.world import Transport
 
@@ -21,35 +24,114 @@ _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
     """Return what a traced program communicates, in the order in which it does."""
-    return tuple(_Reader(transport).read(jaxpr, ()))
+    return read_flow(transport, jaxpr)[0]
 
 
-class _Reader:
-    def __init__(self, transport: Transport) -> None:
+def read_flow(transport: Transport, jaxpr: Any) -> tuple[Program, Flow]:
+    """Return what a traced program communicates, and where its results come from."""
+    reader = _Reader(transport, len(jaxpr.invars))
+    origins = reader.run(jaxpr, [1 << leaf for leaf in range(len(jaxpr.invars))])
+    names, paths = (list(found or ()) for found in (jaxpr.debug_info.arg_names, jaxpr.debug_info.result_paths))
+    names += [""] * (len(jaxpr.invars) - len(names))
+    results = (
+        Result(path or "", atom.aval.str_short(), origin)
+        for path, atom, origin in zip(paths, jaxpr.outvars, origins, strict=False)
+    )
+    flow = Flow(
+        tuple(name or "" for name in names), tuple(reader.movements), tuple(reader.layers.values()), tuple(results)
+    )
+    return tuple(reader.items), flow
+
+
+class _Reader(DataFlow[Origin]):
+    """Collects the operations of a program, while it follows where each value comes from.
+
+    - `items`: the operations, loops and conditionals of the body that is read.
+    - `movements`: where what each call of a movement is given comes from. `layers`: the calls of layers.
+    """
+
+    of_literals = of_constants = unknown = 0
+
+    def __init__(self, transport: Transport, leaves: int) -> None:
         self._transport = transport
+        self._leaves = leaves
+        self.items: list[Operation | Loop | Cond] = []
+        self.movements: list[Origin] = []
+        self.layers: dict[tuple[int, ...], LayerCall] = {}
+        self._around: tuple[Any, ...] = ()
+        self._read: dict[int, Program] = {}  # the bodies read last, by their identity
+        self._began: tuple[list[str], int] = [], 0  # the movement that began last: its scopes' numbers, and its own
         # Numbered anew, as they come: a program traced again is the same.
         self._numbers: dict[str | tuple[str, ...], int] = {}
+        self._calls: dict[tuple[int, ...], int] = {}
 
-    def read(self, jaxpr: Any, around: tuple[Any, ...]) -> Iterator[Operation | Loop | Cond]:
-        for eqn in jaxpr.eqns:
-            eqns = (*around, eqn)
-            if (operation := self._transport.operation(eqn)) is not None:
-                stacks = _stacks(eqns)
-                place = place_of(_line(eqns), stacks)
-                yield replace(operation, movements=self._movements_of("/".join(stacks)), place=place)
-                continue
-            match structure(eqn):
-                case Scan(body, length):
-                    yield Loop(length, self._body(body, eqns), _place(eqns))
-                case While(condition, body):
-                    test = self._body(condition, eqns)
-                    yield from test
-                    yield Loop(None, self._body(body, eqns) + test, _place(eqns))
-                case Branches(branches):
-                    yield Cond(tuple(self._body(branch, eqns) for branch in branches), _place(eqns))
-                case _:
-                    for inner in bodies(eqn):
-                        yield from self.read(inner, eqns)
+    def equation(self, eqn: Any, args: list[Origin]) -> list[Origin]:
+        if (operation := self._transport.operation(eqn)) is not None:
+            return [self._add(operation, eqn, args)] * len(eqn.outvars)
+        if eqn.primitive.name == "tie":
+            # The order of movements is nothing that is passed; what comes out of a layer without data there is.
+            return [args[0] or reduce(or_, args)]
+        if is_start_of_movement(eqn):
+            return [self._begin(eqn, args[0])]
+        if (layer := layer_called(eqn)) is not None:
+            eqns = (*self._around, eqn)
+            self.layers[tuple(map(id, eqns))] = LayerCall(layer, _line(eqns), args[0])
+            return args
+        if isinstance(parts := structure(eqn), While):
+            origins = self._while(eqn, parts, args)
+        else:
+            found = self.through_bodies(eqn, args)
+            origins = [reduce(or_, args, 0)] * len(eqn.outvars) if found is None else found
+        match parts:
+            case Scan(body, length) if items := self._read.get(id(body.jaxpr)):
+                self.items.append(Loop(length, items, _place((*self._around, eqn))))
+            case Branches(branches):
+                programs = tuple(self._read[id(branch.jaxpr)] for branch in branches)
+                if any(programs):
+                    self.items.append(Cond(programs, _place((*self._around, eqn))))
+        return origins
+
+    def join(self, one: Origin, other: Origin) -> Origin:
+        return one | other
+
+    def body(self, eqn: Any, jaxpr: Any, args: Sequence[Origin]) -> list[Origin]:
+        items, around = self.items, self._around
+        is_called = not isinstance(structure(eqn), Scan | While | Branches)
+        self.items, self._around = items if is_called else [], (*around, eqn)
+        origins = self.run(jaxpr, args)
+        if not is_called:
+            self._read[id(jaxpr)] = tuple(self.items)
+        self.items, self._around = items, around
+        return origins
+
+    def _while(self, eqn: Any, loop: While, args: list[Origin]) -> list[Origin]:
+        constants, of_body = args[: loop.condition_constants], args[loop.condition_constants :]
+        first = slice(loop.body_constants, None)
+        self.body(eqn, loop.condition.jaxpr, [*constants, *of_body[first]])
+        test = self._read[id(loop.condition.jaxpr)]
+        origins = self.through_loop(eqn, loop.body, of_body, first)
+        body = self._read[id(loop.body.jaxpr)]
+        self.items += test
+        if body or test:
+            self.items.append(Loop(None, body + test, _place((*self._around, eqn))))
+        return list(map(self.join, of_body[first], origins))
+
+    def _begin(self, eqn: Any, origin: Origin) -> Origin:
+        """Note that a movement begins here; return the origin of all that comes out of it."""
+        eqns = (*self._around, eqn)
+        number = self._calls.setdefault(tuple(map(id, eqns)), len(self._calls))
+        self.movements[number:] = [origin, *self.movements[number + 1 :]]  # once more, where a loop is read again
+        self._began = movement_numbers("/".join(_stacks(eqns)))[-1:], number
+        return 1 << self._leaves + number
+
+    def _add(self, operation: Operation, eqn: Any, args: list[Origin]) -> Origin:
+        eqns = (*self._around, eqn)
+        stacks = _stacks(eqns)
+        scopes, place = "/".join(stacks), place_of(_line(eqns), stacks)
+        scope, number = self._began
+        call = number if scope and scope == movement_numbers(scopes)[-1:] else None
+        self.items.append(replace(operation, movements=self._movements_of(scopes), call=call, place=place))
+        return reduce(or_, args, 0) if call is None else 1 << self._leaves + call
 
     def _movements_of(self, scopes: str) -> tuple[PartOf, ...]:
         """Return the movement that an operation is part of, told in two ways, each of which sees what the other can't.
@@ -58,8 +140,7 @@ class _Reader:
         the innermost scope: in a derivative that is differentiated again, the adjoints of the first one count as
         movements by their outer scopes, and as adjoints by their inner ones.
         """
-        numbers = movement_numbers(scopes)
-        if not numbers:
+        if not (numbers := movement_numbers(scopes)):
             return ()
         path, first = tuple(dict.fromkeys(numbers)), scopes.index(f"#{numbers[0]}")
         number_of = self._numbers.setdefault
@@ -67,9 +148,6 @@ class _Reader:
             PartOf(number_of(path, len(self._numbers) + 1), "transpose(" in scopes[:first]),
             PartOf(number_of(numbers[-1], len(self._numbers) + 1), "transpose(" in scopes),
         )
-
-    def _body(self, closed: Any, around: tuple[Any, ...]) -> Program:
-        return tuple(self.read(closed.jaxpr, around))
 
 
 def line_of_equation(eqn: Any) -> str:

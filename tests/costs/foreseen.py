@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from distdl_jax.costs.step_program import step_actions, step_events
+from distdl_jax.costs.step_program import step_events
 from distdl_jax.programs.ir import Operation, operations
 from distdl_jax.spec_trees import is_spec
 
@@ -38,7 +38,7 @@ def check_foreseen(build: Build, size: int = 4) -> None:
 
     programs = dj.simulate(size, program)[0]
     network, spec = build(dj.planning_world(size))
-    actions = step_actions(network.plan(blocks(spec, dtype_of_input(network))))
+    actions = network.plan(blocks(spec, dtype_of_input(network))).actions
     cost = dj.cost(network, spec)
     for worker, found in programs.items():
         real = [without_team(operation) for operation, times in operations(found) for _ in range(times or 0)]

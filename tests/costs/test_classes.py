@@ -15,7 +15,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.costs.layers import placed_layers
-from distdl_jax.costs.step_program import step_actions, step_events
+from distdl_jax.costs.step_program import step_events
 from distdl_jax.costs.traffic import halo_counts, repartition_counts
 from distdl_jax.plans import alike
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
@@ -56,7 +56,7 @@ def test_amounts_by_class_are_those_of_every_worker(seed: int, monkeypatch: pyte
     monkeypatch.setattr(alike, "_numbered", lambda labels: tuple(range(len(labels))))  # no two workers are alike
     plan = network.plan(blocks(spec))
     assert all(plan.output(worker) == by_class.output(worker) for worker in plan.workers)
-    for action, other in zip(step_actions(plan), step_actions(by_class), strict=True):
+    for action, other in zip(plan.actions, by_class.actions, strict=True):
         for worker in range(size):
             if isinstance(action, Moves) and isinstance(other, Moves):
                 assert action.movement.part(worker) == other.movement.part(worker)
@@ -68,7 +68,7 @@ def test_amounts_by_class_are_those_of_every_worker(seed: int, monkeypatch: pyte
             own = [spec.shape_on(worker) for spec in placed.param_specs if worker in spec.partition.ranks]
             counted["parameters"][worker] = counted["gradients"][worker] = 4 * sum(map(prod, own))
             counted["optimiser"][worker] = 2 * counted["parameters"][worker]
-            count([action for action in step_actions(plan) if action.place == placed.place], worker, counted)
+            count([action for action in plan.actions if action.place == placed.place], worker, counted)
         for name, numbers in counted.items():
             assert getattr(layer.amounts, name).tolist() == numbers.tolist(), (placed.place, name)
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.layer.parameters import Params, check_params, unboxed
+from distdl_jax.layer.parameters import Params, check_params
 from distdl_jax.nn.norms.normalization import ChannelNorm, NormPlan, check_norm, filled
 from distdl_jax.partition import Partition
 from distdl_jax.tensors import TensorSpec
@@ -149,7 +149,7 @@ class DistributedBatchNorm(ChannelNorm):
 
     def _agreed(self, params: Params, x: Array, state: State | None) -> tuple[NormPlan, Params]:
         """Plan this call with the workers of P_x, which check the state, too; return unboxed parameters beside it."""
-        params, entries = unboxed(params), {f"{_STATE}{name}": value for name, value in (state or {}).items()}
+        params, entries = self._opened(params), {f"{_STATE}{name}": value for name, value in (state or {}).items()}
         params_and_state = {**params, **entries} if isinstance(params, Mapping) else params
         of_x, shapes, _ = self._agree_on_shapes(params_and_state, x)
         if state is not None:

@@ -1,0 +1,173 @@
+"""Workers that make calls alike in another order are refused; those that choose what they pass, or hold, are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import distdl_jax as dj
+from distdl_jax import functional as F
+from distdl_jax import nn
+
+pytestmark = pytest.mark.simulated(2, 4)
+
+
+class Case:
+    """This worker's partition, fields alike, and the order in which it comes upon them."""
+
+    def __init__(self) -> None:
+        workers = dj.Partition()
+        self.P = workers.grid([workers.size, 1])
+        self.flat = workers.grid([1, workers.size])
+        self.root = workers.grid([1, 1])
+        self.fields = {name: jnp.full((2, 4), float(n)) for n, name in enumerate(["eps", "rho", "vp", "vs"])}
+        self.names = sorted(self.fields, reverse=self.P.rank == 1)
+        self.key = jax.random.key(0)
+
+    def moved(self, move: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda f: {name: move(f[name]) for name in self.names}
+
+    def on_root(self, x: Any) -> Any:
+        return x if self.P.rank == 0 else x[:0]
+
+
+def _layers(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    layers = {name: nn.DistributedLinear(case.flat, in_features=8, out_features=8) for name in ("a", "b")}
+    params = {name: layer.init(case.key) for name, layer in layers.items()}
+
+    def network(params: Any, x: Any) -> Any:
+        for name in sorted(layers, reverse=case.P.rank == 1):
+            x = layers[name](params[name], x)
+        return jnp.sum(x**2)
+
+    return dj.value_and_grad(network), (params, jnp.ones((2, 8 // case.P.size)))
+
+
+def _returned(case: Case) -> Callable[[Any], Any]:
+    def fun(f: Any) -> Any:
+        y = F.roll(f["vp"], case.P, 1, 0)
+        z = F.roll(jnp.sin(f["vp"]), case.P, 1, 0)
+        return (y, z) if case.P.rank == 1 else (z, y)
+
+    return fun
+
+
+def _in_scan(case: Case) -> Callable[[Any], Any]:
+    def step(carry: Any, _: None) -> Any:
+        moved = {name: F.roll(carry[name], case.P, 1, 0) for name in case.names}
+        return moved, None
+
+    return lambda f: lax.scan(step, f, None, length=3)[0]
+
+
+MIXED: dict[str, Callable[[Case], Callable[[Any], Any]]] = {
+    "roll": lambda c: c.moved(lambda x: F.roll(x, c.P, 1, 0)),
+    "arithmetic": lambda c: c.moved(lambda x: F.roll(2 * x + 1, c.P, 1, 0)),
+    "beside a common field": lambda c: lambda f: {n: F.roll(f[n] * f["common"], c.P, 1, 0) for n in c.names},
+    "all_sum_reduce": lambda c: c.moved(lambda x: F.all_sum_reduce(x, c.P, axes_reduce=0)),
+    "all_gather": lambda c: c.moved(lambda x: F.all_gather(x, c.P, axes=(0,))),
+    "repartition": lambda c: c.moved(lambda x: F.repartition(x, c.flat, c.P)),
+    "broadcast": lambda c: c.moved(lambda x: F.broadcast(c.on_root(x), c.root, c.flat)),
+    "integers": lambda c: c.moved(lambda x: F.roll(x.astype(int), c.P, 1, 0)),
+    "a list": lambda c: lambda f: [F.roll(x, c.P, 1, 0) for x in [f[name] for name in c.names]],
+    "in a jitted function": lambda c: c.moved(jax.jit(lambda x: F.roll(x, c.P, 1, 0))),
+    "in jax.checkpoint": lambda c: c.moved(jax.checkpoint(lambda x: F.roll(x, c.P, 1, 0))),
+    "in a scan": _in_scan,
+    "gradient": lambda c: dj.grad(
+        lambda f: sum(jnp.sum(y**3) for y in c.moved(lambda x: F.roll(x, c.P, 1, 0))(f).values())
+    ),
+    "of what moved": lambda c: (
+        lambda f: c.moved(lambda x: F.roll(x, c.P, 1, 0))(
+            {name: F.roll(f["vp"] + n, c.P, 1, 0) for n, name in enumerate(sorted(c.fields))}
+        )
+    ),
+    "results": _returned,
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_calls_in_another_order_are_refused(name: str) -> None:
+    case = Case()
+    fields = case.fields | ({"common": jnp.ones((2, 4))} if "common" in name else {})
+    report = dj.check(MIXED[name](case), fields)
+    assert not report.ok and "The workers' programs differ" in str(report.problem)
+    assert "worker 0" in report.problem and "worker 1" in report.problem and "test_mixed_calls.py" in report.problem
+    if name not in ("of what moved", "results", "gradient"):
+        assert ("f['eps']" in report.problem and "f['vs']" in report.problem) or "f[" in report.problem
+    with pytest.raises(dj.PlanError, match="The workers' programs differ"):
+        dj.jit(MIXED[name](case))(fields)
+
+
+def test_layers_in_another_order_are_refused() -> None:
+    case = Case()
+    fun, args = _layers(case)
+    assert "params['a']" in str(dj.check(fun, *args).problem)
+
+
+def _chosen(case: Case) -> Callable[[Any], Any]:
+    """What a worker passes is its own choice, once."""
+    return lambda f: F.roll(f["vp" if case.P.rank else "vs"], case.P, 1, 0)
+
+
+def _teams(case: Case) -> Callable[[Any], Any]:
+    """Each worker computes its own model, and both are moved together."""
+
+    def fun(f: Any) -> Any:
+        y = f["vp"] * f["eps"] if case.P.rank == 0 else jnp.sin(f["rho"])
+        y = F.roll(y, case.P, 1, 0)
+        return F.all_sum_reduce(y * (f["vs"] if case.P.rank else 1.0), case.P, axes_reduce=0)
+
+    return fun
+
+
+def _constants(case: Case) -> Callable[[Any], Any]:
+    return lambda f: {
+        name: F.broadcast(x if case.P.rank == 0 else dj.zero_volume_tensor(), case.root, case.flat)
+        for name, x in f.items()
+    }
+
+
+def _all_to_all_by_hand(case: Case) -> Callable[[Any], Any]:
+    def fun(f: Any) -> Any:
+        blocks, n = list(f.values()), case.P.size
+        return [F.roll(blocks[(case.P.rank + s) % n], case.P, s, 0) for s in range(n)]
+
+    return fun
+
+
+def _reduce_scatter_by_hand(case: Case) -> Callable[[Any], Any]:
+    def fun(f: Any) -> Any:
+        blocks, n, r = list(f.values()), case.P.size, case.P.rank
+        total = blocks[(r - 1) % n]
+        for s in range(n - 1):
+            total = F.roll(total, case.P, 2, 0) + blocks[(r - s - 2) % n]
+        return total
+
+    return fun
+
+
+HEALTHY: dict[str, Callable[[Case], Callable[[Any], Any]]] = {
+    "chosen by rank": _chosen,
+    "teams": _teams,
+    "constants": _constants,
+    "all-to-all by hand": _all_to_all_by_hand,
+    "reduce-scatter by hand": _reduce_scatter_by_hand,
+    "jnp.where": lambda c: (
+        lambda f: [F.roll(jnp.where(c.P.rank == 0, f[a], f[b]), c.P, 1, 0) for a, b in (("vp", "vs"), ("vs", "vp"))]
+    ),
+    "own results": lambda c: lambda f: F.roll(f["vp"], c.P, 1, 0) * f["vs" if c.P.rank else "rho"],
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_a_worker_chooses_is_accepted(name: str) -> None:
+    case = Case()
+    fun = HEALTHY[name](case)
+    assert dj.check(fun, case.fields).problem is None
+    jax.tree.map(np.testing.assert_allclose, dj.jit(fun)(case.fields), jax.jit(fun)(case.fields))
