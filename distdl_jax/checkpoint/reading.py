@@ -19,7 +19,8 @@ from distdl_jax.checkpoint.disk import Folder, folders_in
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.formats.hyperslabs import Pause, fill, open_to_read, read_exactly
+from distdl_jax.formats.hyperslabs import Pause, fill
+from distdl_jax.formats.plain_files import open_to_read, read_exactly, read_text
 from distdl_jax.formats.safetensors import dtype_named
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
 from distdl_jax.progress_line import Progress, bytes_shown
@@ -68,8 +69,8 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[str, bytes]:
         check_same(given)
         folder = os.path.join(given[0]["path"], _chosen(**given[0]).name)
-        with _read_from(folder), open(open_to_read(os.path.join(folder, MANIFEST), in_folder=True), "rb") as manifest:
-            return folder, manifest.read()
+        with _read_from(folder):
+            return folder, read_text(os.path.join(folder, MANIFEST))
 
     folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []

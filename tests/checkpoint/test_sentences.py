@@ -17,7 +17,7 @@ import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint import reading
 from distdl_jax.checkpoint.disk import Disk, remove_folder
-from distdl_jax.formats.hyperslabs import open_to_read
+from distdl_jax.formats.plain_files import open_to_read
 
 
 def spec() -> TensorSpec:
