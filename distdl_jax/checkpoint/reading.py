@@ -61,18 +61,24 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     ...     restore(path, specs)["w"].tolist()
     [0.0, 1.0, 2.0]
     """
+    return restore_with_step(path, specs, step)[1]
+
+
+def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any]:
+    """Return the step that `restore` takes, and what it returns."""
     world = world_of_specs(specs)
 
     def arguments(_: Pause) -> dict[str, Any]:
         return {"path": checked_path(path), "step": None if step is None else checked_integer("step", step, 0)}
 
-    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[str, bytes]:
+    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, bytes]:
         check_same(given)
-        folder = os.path.join(given[0]["path"], _chosen(**given[0]).name)
+        chosen = _chosen(**given[0])
+        folder = os.path.join(given[0]["path"], chosen.name)
         with _read_from(folder):
-            return folder, read_text(os.path.join(folder, MANIFEST))
+            return chosen.step, folder, read_text(os.path.join(folder, MANIFEST))
 
-    folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    found, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
 
     def prepare(_: Pause) -> None:
@@ -89,7 +95,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return like_specs(specs, leaves)
+    return found, like_specs(specs, leaves)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from distdl_jax.checkpoint.agreement import checked_path, together
 from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import (
     Disk,
+    abandon_later,
     begin_folder,
     complete_folder,
     disk,
@@ -68,6 +69,16 @@ class Plan(NamedTuple):
     path: str
     step: int
     unfinished: str
+
+
+class Run(NamedTuple):
+    """The run of a Manager: the last step that it has restored or saved, if any, and whether it saves its first one.
+
+    What killed jobs have left half written goes with the first.
+    """
+
+    step: int | None
+    begins: bool
 
 
 class UnfinishedFile:
@@ -280,22 +291,21 @@ class Writing:
             self.disk.remove_folder(self._folder)
 
 
-def begin(
-    path: Any, step: Any, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
-) -> Writing:
+def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | None = None) -> Writing:
     """Begin a checkpoint: agree on its contents, and make its folder. Collective in the world.
 
-    With `copied`, blocks are copied to the host, so that the arrays may change or go. With `tidy`, leftovers of killed
-    jobs in `path` are removed.
+    With a `run`, blocks are copied to the host, so that the arrays may change or go.
     """
 
     def arguments() -> dict[str, Any]:
         return {"path": checked_path(path), "step": checked_integer("step", step, 0)}
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
-        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=tidy))
+        if run is not None:
+            abandon_later(disk.get(), **given, gone_on_from=run.step)
+        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
 
     plan, own, placeholders = agree_on_contents(
-        world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=copied
+        world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=run is not None
     )
     return Writing(world, plan, own, placeholders)
