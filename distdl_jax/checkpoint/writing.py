@@ -47,6 +47,7 @@ from distdl_jax.checkpoint.manifest import (
 )
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
 from distdl_jax.formats.hyperslabs import Pause
+from distdl_jax.formats.plain_files import LARGEST_TEXT
 from distdl_jax.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.decomposition import box_shape
@@ -241,10 +242,12 @@ class Writing:
     def complete(self) -> None:
         """Make a complete checkpoint of what all workers have written, on the first worker."""
         with written_in(self._folder):
-            manifest = self._manifest()
+            manifest = self._manifest().to_json().encode()
+            if len(manifest) > LARGEST_TEXT:
+                raise CheckpointError(f"Its manifest would have {len(manifest)} bytes, more than {LARGEST_TEXT}.")
             for worker in range(self._world.size):
                 self.disk.remove(os.path.join(self._folder, worker_note(worker)))
-            write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest.to_json().encode())
+            write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest)
             self.disk.sync_folder(self._folder)
             complete_folder(self.disk, self._plan.path, self._plan.unfinished, self.step)
 

@@ -210,7 +210,8 @@ class ArrayInFile:
 
         with damage_in_words(self.file.path, self.name):
             if first is None:
-                with zipfile.ZipFile(self.file.stream()) as archive, archive.open(f"{self.name}.npy") as stream:
+                member = f"{self.name}.npy"
+                with self.file.stream() as file, zipfile.ZipFile(file) as archive, archive.open(member) as stream:
                     _npy_header(stream)
                     fill(_reader_of(stream, pause), shape, part, dest, place)
             else:
@@ -225,23 +226,22 @@ def arrays_in(path: str) -> dict[str, ArrayInFile]:
     **Raises:** `CheckpointError` where it is none of these, `OSError` where it can't be read.
     """
     file = PlainFile(path)
-    with damage_in_words(path):
-        stream = file.stream()
-        begin = stream.peek(6)
-        if begin[:6] == _NPY:
+    with damage_in_words(path), file.stream() as stream:
+        begin = stream.read(6)
+        stream.seek(0)
+        if begin == _NPY:
             return {"": _npy(file, "", stream, 0, file.size)}
         if begin[:4] == _ZIP:
-            return _npz(file)
+            return _npz(file, stream)
         return {
             name: _array(file, name, tensor.shape, dtype_named(tensor.dtype), tensor.offset, False)
             for name, tensor in read_header(file).items()
         }
 
 
-def _npz(file: PlainFile) -> dict[str, ArrayInFile]:
+def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
     found = {}
-    plain = file.stream()
-    with zipfile.ZipFile(file.stream()) as archive:
+    with zipfile.ZipFile(plain) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             with archive.open(member) as stream:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
 
-_LARGEST_PIECE = 2**30
-"""Bytes of a header, an index or a manifest, at most: what claims more is not read."""
+LARGEST_TEXT = 2**30
+"""Bytes of a manifest, or of the metadata of a Zarr store, at most."""
 
 
 def open_to_read(path: str, *, in_folder: bool = False) -> int:
@@ -54,33 +53,22 @@ def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> No
             view, offset = view[count:], offset + count
 
 
-def read_text(path: str) -> bytes:
-    """Return the content of a file of text in the folder of a checkpoint, which no symbolic link stands for."""
-    with open(open_to_read(path, in_folder=True), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > _LARGEST_PIECE:
-            raise CheckpointError(f"{path} is damaged: it has {size} bytes, and none has more than {_LARGEST_PIECE}.")
-        return file.read()
-
-
 class PlainFile:
     """A regular file that has to stay as it is while arrays of it are read.
 
     It is kept open, and read at given places: a file that gets its name does not matter, nor do threads and forks.
-    Where it is unpickled it is opened by its name. With `by_name` it is one of metadata, not kept open, that another
-    package reads.
+    Where it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
     """
 
-    def __init__(self, path: str, *, by_name: bool = False) -> None:
+    def __init__(self, path: str, *, in_folder: bool = False, by_name: bool = False) -> None:
         self.path = path
-        self.descriptor = open_to_read(path)
+        self.descriptor = open_to_read(path, in_folder=in_folder)
         self._of: int | str = path if by_name else self.descriptor
         self._stamp = _stamp(self.descriptor)
         close = weakref.finalize(self, os.close, self.descriptor)
         if by_name:
             close()
-            if self.size > _LARGEST_PIECE:
-                raise CheckpointError(f"{path} is damaged: it has {self.size} bytes, more than {_LARGEST_PIECE}.")
+            self.check_text(self.size)
 
     @property
     def size(self) -> int:
@@ -104,9 +92,22 @@ class PlainFile:
         if not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
             raise CheckpointError(f"{self.path} has been replaced by another file while the workers read it.")
 
-    def stream(self) -> io.BufferedReader:
-        """Return a stream of its bytes with a place of its own."""
-        return io.BufferedReader(_Stream(self))
+    def check_text(self, nbytes: int) -> None:
+        """Refuse a text (a manifest, a header) that is too long to be one, before it is read."""
+        if nbytes > LARGEST_TEXT:
+            raise CheckpointError(f"{self.path} is damaged: {nbytes} bytes of text are more than {LARGEST_TEXT}.")
+
+    def text(self, nbytes: int, start: int = 0) -> bytes:
+        """Return bytes of text; `EOFError` where the file ends before."""
+        self.check_text(nbytes)
+        found = bytearray(nbytes)
+        read_exactly(self.descriptor, [memoryview(found)], start)
+        return bytes(found)
+
+    def stream(self) -> IO[bytes]:
+        """Open the file once more, for a reader with a place of its own; refuse another file of its name."""
+        self.check_name()
+        return open(open_to_read(self.path), "rb")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.path, self._stamp)
@@ -123,31 +124,6 @@ def _stamp(of: int | str) -> tuple[int, int]:
     """Return the size of a file, and when it was last written."""
     found = os.stat(of)
     return found.st_size, found.st_mtime_ns
-
-
-class _Stream(io.RawIOBase):
-    def __init__(self, file: PlainFile) -> None:
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        place = (0, self._at, self._file.size)[whence] + offset
-        if place < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._at = place
-        return place
-
-    def readinto(self, into: Any) -> int:
-        if len(into) > _LARGEST_PIECE:
-            raise ValueError(f"an index of {len(into)} bytes is not read")
-        count = os.preadv(self._file.descriptor, [into], self._at)
-        self._at += count
-        return count
 
 
 @contextmanager

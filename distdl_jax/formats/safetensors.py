@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import CheckpointError
-from distdl_jax.formats.plain_files import PlainFile, read_exactly
+from distdl_jax.formats.plain_files import PlainFile
 from distdl_jax.formats.strict_json import fields, integers, parsed, typed
 
 METADATA = "__metadata__"
@@ -118,14 +118,10 @@ def read_header(file: PlainFile) -> dict[str, Tensor]:
     **Raises:** `CheckpointError` where it is no safetensors file; `OSError` where it can't be read.
     """
     try:
-        head = bytearray(8)
-        read_exactly(file.descriptor, [memoryview(head)], 0)
-        length = int.from_bytes(head, "little")
+        length = int.from_bytes(file.text(8), "little")
         if length > min(file.size - 8, _LARGEST_HEADER):
             raise EOFError
-        text = bytearray(length)
-        read_exactly(file.descriptor, [memoryview(text)], 8)
-        found = _tensors(typed(parsed(bytes(text)), dict), 8 + length)
+        found = _tensors(typed(parsed(file.text(length, 8)), dict), 8 + length)
     except (EOFError, ValueError) as error:
         reason = str(error) or "it has no header of one"
         raise CheckpointError(f"{file.path} is no safetensors file, or it is damaged: {reason}.") from None
