@@ -84,34 +84,28 @@ def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:
     """Refuse numbers of files outside of its folder, or of missing ones (fill values stand for them)."""
     path = os.path.abspath(array.file.filename)
     folder = os.path.join(os.path.dirname(path), "")
-    sources = array.virtual_sources() if array.is_virtual else ()
-    for source in sources:
-        other = path if source.file_name == "." else os.path.normpath(os.path.join(folder, source.file_name))
-        if not other.startswith(folder):
-            raise _foreign(path, array.name, source.file_name)
-        if (other, source.dset_name) not in seen:
-            seen.add((other, source.dset_name))
+    sources = [(source.file_name, source.dset_name) for source in array.virtual_sources()] if array.is_virtual else []
+    for file_name, name in [*sources, *((file_name, None) for file_name, *_ in array.external or ())]:
+        other = path if file_name == "." else os.path.normpath(os.path.join(folder, file_name))
+        if name is None or not other.startswith(folder):
+            raise CheckpointError(
+                f"{path} has numbers of {array.name!r} in {file_name}, which may be any file of this machine. If you "
+                "trust it, open it with h5py, and pass the data set."
+            )
+        if (other, name) not in seen:
+            seen.add((other, name))
             PlainFile(other)
             with h5py.File(other, "r", locking="best-effort") as file:
-                _check_sources(h5py, file[source.dset_name], seen)
-    if array.external:
-        raise _foreign(path, array.name, array.external[0][0])
-
-
-def _foreign(path: str, name: str, other: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} has numbers of {name!r} in {other}, which may be any file of this machine. If you trust it, open it "
-        "with h5py, and pass the data set."
-    )
+                _check_sources(h5py, file[name], seen)
 
 
 def open_zarr(path: str, name: str | None) -> WatchedArray:
     """Open a Zarr array, in a folder or a zip file, of numbers and without what runs code when a chunk is read."""
     zarr = _package("zarr", "zarr")
     is_folder = os.path.isdir(path)
-    files = [*_metadata(path)] if is_folder else [PlainFile(path)]
+    files = [*_metadata(path)] if is_folder else [PlainFile(path)] if "://" not in path else []
     with damage_in_words(path, name):
-        array = zarr.open(path if is_folder else zarr.storage.ZipStore(path, mode="r"), mode="r")
+        array = zarr.open(zarr.storage.ZipStore(path, mode="r") if files and not is_folder else path, mode="r")
         if not hasattr(array, "dtype"):
             for entry in os.scandir(path) if is_folder else ():
                 if entry.is_dir():
@@ -129,10 +123,11 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
         with suppress(NotImplementedError):  # chunks of several shapes
             lengths = array.shards or array.chunks
             ranges = (range(start // n, -(-stop // n)) for (start, stop), n in zip(box, lengths, strict=True))
-            for place in product(*ranges):
+            for place in product(*ranges) if is_folder else ():
                 yield os.path.join(path, array.path, array.metadata.encode_chunk_key(place))
 
-    return WatchedArray(path, array.path, array, tuple(files), chunk_files if is_folder else lambda box: ())
+    watched = tuple(file for file in files if not file.path.endswith((".zattrs", ".zgroup", ".zmetadata")))
+    return WatchedArray(path, array.path, array, watched, chunk_files)
 
 
 def _metadata(folder: str) -> Iterator[PlainFile]:

@@ -60,15 +60,19 @@ class PlainFile:
     Where it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
     """
 
-    def __init__(self, path: str, *, in_folder: bool = False, by_name: bool = False) -> None:
+    def __init__(
+        self, path: str, stamp: tuple[int, int] | None = None, *, in_folder: bool = False, by_name: bool = False
+    ) -> None:
         self.path = path
         self.descriptor = open_to_read(path, in_folder=in_folder)
         self._of: int | str = path if by_name else self.descriptor
-        self._stamp = _stamp(self.descriptor)
+        self._stamp = stamp or _stamp(self.descriptor)
         close = weakref.finalize(self, os.close, self.descriptor)
         if by_name:
             close()
             self.check_text(self.size)
+        if stamp:
+            self.check()
 
     @property
     def size(self) -> int:
@@ -110,14 +114,7 @@ class PlainFile:
         return open(open_to_read(self.path), "rb")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.path, self._stamp)
-
-
-def _reopened(path: str, stamp: tuple[int, int]) -> PlainFile:
-    file = PlainFile(path)
-    file._stamp = stamp
-    file.check()
-    return file
+        return PlainFile, (self.path, self._stamp)
 
 
 def _stamp(of: int | str) -> tuple[int, int]:
