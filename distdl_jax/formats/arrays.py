@@ -79,7 +79,8 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 
     **Returns:** a numpy array in the source's dtype (in this machine's byte order). Not collective.
 
-    **Raises:** `InvalidArgumentError` where the box or the halo don't fit the array; `OSError`.
+    **Raises:** `InvalidArgumentError` where the box or the halo don't fit the array; `CheckpointError` where the file
+    is damaged or has changed; `OSError`.
 
     >>> x = np.arange(12).reshape(3, 4)
     >>> read(x, ((1, 3), (0, 2))).tolist(), read(x, ((1, 3), (0, 2)), halo=((1, 1), (1, 1))).shape
