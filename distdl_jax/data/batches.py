@@ -81,18 +81,17 @@ def batches(
     reader = _reader(source, spec, batch_size, halo)
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
     place, order_before = _place(state)
-    left, number = None, 0
+    shown = f"`state` (epoch {place.epoch}, batch {place.batch})"
+    left = None
     if isinstance(reader, RowReader):
         order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, drop_last)
         if not order.batches:
             raise InvalidArgumentError(
                 f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."
             )
-        number = order.number
+        place = place._replace(order=order.number)
         if place.batch >= order.batches:
-            raise InvalidArgumentError(
-                f"`state` (={place._asdict()}) lies beyond the {order.batches} batches of an epoch."
-            )
+            raise InvalidArgumentError(f"{shown} lies beyond the {order.batches} batches of an epoch.")
         read = _of_rows(reader, order, place, epochs)
         if epochs is not None:
             left = max(0, (epochs - place.epoch) * order.batches - place.batch)
@@ -100,14 +99,14 @@ def batches(
         raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
     else:
         read = _as_they_come(reader, place, epochs)
-    if place.batch and order_before not in (None, number):
+    if place.batch and order_before not in (None, place.order):
         raise InvalidArgumentError(
-            f"`state` (={place._asdict()}) is that of an iterator with another `batch_size`, `key` or number of "
+            f"{shown} is that of an iterator with another `batch_size`, `key` or number of "
             f"samples: here it would go on at other ones. {{'epoch': {place.epoch}, 'batch': 0}} begins with an epoch."
         )
-    if epochs is not None and place > (epochs, 0):
-        raise InvalidArgumentError(f"`state` (={place._asdict()}) lies beyond the last of the `epochs` (={epochs}).")
-    return Batches(read, place, number, checked_integer("prefetch", prefetch, 0), left)
+    if epochs is not None and place[:2] > (epochs, 0):
+        raise InvalidArgumentError(f"{shown} lies beyond the last of the `epochs` (={epochs}).")
+    return Batches(read, place, checked_integer("prefetch", prefetch, 0), left)
 
 
 class Batches:
@@ -126,8 +125,8 @@ class Batches:
     ([[0, 1], [2, 3]], {'epoch': 0, 'batch': 1, 'order': 1571550454})
     """
 
-    def __init__(self, read: _Read, place: Place, order: int, prefetch: int, left: int | None = None) -> None:
-        self._place, self._order = place, order
+    def __init__(self, read: _Read, place: Place, prefetch: int, left: int | None = None) -> None:
+        self._place = place
         self._left = left
         self._read = read
         self._ahead = _Ahead(self._read, prefetch) if prefetch else None
@@ -135,12 +134,12 @@ class Batches:
     @property
     def state(self) -> dict[str, int]:
         """The place of the next batch, whatever has been read ahead."""
-        return {**self._place._asdict(), "order": self._order}
+        return self._place._asdict()
 
     @staticmethod
     def state_spec(P: Partition) -> dict[str, TensorSpec]:
         """Return the specs of `state`, for checkpoints of the workers of `P`."""
-        return {name: TensorSpec((), P, replicated=True) for name in (*Place._fields, "order")}
+        return {name: TensorSpec((), P, replicated=True) for name in Place._fields}
 
     def __iter__(self) -> Batches:
         return self
@@ -200,7 +199,7 @@ def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Rea
             return  # an iterator that was gone through
         if number + 1 < place.batch:
             raise InvalidArgumentError(
-                f"`state` (={place._asdict()}) lies beyond the last of the {number + 1} batches that `source` makes."
+                f"`state` (batch {place.batch}) lies beyond the last of the {number + 1} batches that `source` makes."
             )
         place = Place(place.epoch + 1, 0)
 
@@ -272,7 +271,7 @@ def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
     if state is None:
         return Place(0, 0), None
     try:
-        names = (*Place._fields, "order") if "order" in state else Place._fields
+        names = Place._fields if "order" in state else Place._fields[:2]
         epoch, batch, *order = (checked_integer(f"state[{name!r}]", state[name], 0) for name in names)
         return Place(epoch, batch), order[0] if order else None
     except (KeyError, TypeError, ValueError):

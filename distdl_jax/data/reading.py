@@ -21,10 +21,11 @@ from distdl_jax.validation import is_numeric
 
 
 class Place(NamedTuple):
-    """The place of a run through the data: its epoch, and the next batch of it."""
+    """The place of a run through the data: its epoch, the next batch of it, and the number of its order, 0 for none."""
 
     epoch: int
     batch: int
+    order: int = 0
 
 
 class Order(NamedTuple):
@@ -35,7 +36,7 @@ class Order(NamedTuple):
 
     >>> order = Order(5, 2, None, False)
     >>> order.batches, order.epoch(0).tolist(), order.after(Place(0, 2))
-    (3, [0, 1, 2, 3, 4], Place(epoch=1, batch=0))
+    (3, [0, 1, 2, 3, 4], Place(epoch=1, batch=0, order=1571550454))
     """
 
     n: int
@@ -67,7 +68,8 @@ class Order(NamedTuple):
 
     def after(self, place: Place) -> Place:
         """Return the place after a batch."""
-        return Place(place.epoch, place.batch + 1) if place.batch + 1 < self.batches else Place(place.epoch + 1, 0)
+        is_last = place.batch + 1 >= self.batches
+        return Place(place.epoch + is_last, 0 if is_last else place.batch + 1, self.number)
 
 
 class Reader:
